@@ -6,6 +6,7 @@ from collections.abc import Callable
 import cases_dense  # noqa: F401
 import cases_experts  # noqa: F401
 import cases_images  # noqa: F401
+import cases_scaled  # noqa: F401
 from bases import CASES, Spec
 from old_configs import Config, v4, v4_oldest, v4_type, v4_unused_window
 

@@ -142,8 +142,22 @@ def from_chatglm(state: State, config: Config) -> State:
     return out
 
 
+def transposed_experts(state: State) -> State:
+    """Exchanges the features of inputs and outputs of the experts, which are stacked."""
+    return {name: x.transpose(1, 2) if ".experts." in name else x for name, x in state.items()}
+
+
+def to_experts_by_input(state: State, config: Config, spec: Spec) -> tuple[State, Config]:
+    return transposed_experts(state), config
+
+
+def from_experts_by_input(state: State, config: Config) -> State:
+    return transposed_experts(state)
+
+
 LAYOUTS = {
     "baichuan": (to_baichuan, from_baichuan),
     "chatglm": (to_chatglm, from_chatglm),
+    "experts_by_input": (to_experts_by_input, from_experts_by_input),
     "mxfp4": (to_mxfp4, from_mxfp4),
 }

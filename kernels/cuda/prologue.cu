@@ -21,6 +21,7 @@ template <class T> struct PrologueParams {
   const float *k_norm;
   const int *positions;         // [tokens]
   const int *second_positions;  // null or [tokens]
+  const float *query_scale;     // null or [positions]
   const int *slots;             // [tokens]
   void *keys;    // [blocks, kv_heads, block_size, head_dim]
   void *values;
@@ -106,6 +107,7 @@ template <class T, CacheKind cache> DEVICE void prologue(const PrologueParams<T>
     }
   }
 
+  const float query_scale = p.query_scale ? p.query_scale[p.positions[token]] : 1.0f;
   const int all = p.heads + 2 * p.kv_heads, groups = Threads / group;
   T *row = p.qkv + int64_t(token) * all * p.head_dim;
   for (int start = p.first_head + int(blockIdx.y) * groups; start < all; start += groups * int(gridDim.y)) {
@@ -177,6 +179,13 @@ template <class T, CacheKind cache> DEVICE void prologue(const PrologueParams<T>
     }
     if (!works) continue;
     if (is_query) {
+      if (p.query_scale) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+          x[i] *= query_scale;
+          y[i] *= query_scale;
+        }
+      }
       store_cached<T, N, kSame>(row, head * p.head_dim + a, x, 1.0f);
       store_cached<T, N, kSame>(row, head * p.head_dim + b, y, 1.0f);
     } else if (slot >= 0) {
@@ -225,7 +234,8 @@ template <class T> DEVICE void prologue_plain(const PrologueParams<T> &p) {
   __syncwarp();
   let_next_kernel_start();
   if (is_query) {
-    for (int d = lane; d < p.head_dim; d += kWarp) from[d] = from_float<T>(x[d]);
+    const float query_scale = p.query_scale ? p.query_scale[p.positions[token]] : 1.0f;
+    for (int d = lane; d < p.head_dim; d += kWarp) from[d] = from_float<T>(x[d] * query_scale);
     return;
   }
   if (slot < 0) return;

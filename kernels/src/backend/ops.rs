@@ -77,6 +77,9 @@ pub struct RopeSpec<V> {
     pub cos: V,
     /// Sines by position, in the same shape and scale.
     pub sin: V,
+    /// Factors on all features of query heads by position, `[positions]`, after the rotation
+    /// (Ministral 3). Latent attention has none.
+    pub query_scale: Option<V>,
 }
 
 /// The layout of one row of the fused projection: query heads, then key heads, then value heads.

@@ -35,6 +35,10 @@ impl<W: WriteKv> Kernel for Token<'_, W> {
             }
             if let Some(rope) = self.prologue.rope {
                 rotate(head, rope, self.position);
+                if let Some(scale) = rope.query_scale.as_ref().filter(|_| h < heads) {
+                    let scale = scale[self.position];
+                    head.iter_mut().for_each(|x| *x *= scale);
+                }
             }
         }
         let keys = qk[heads * head_dim..].chunks_exact(head_dim);

@@ -15,6 +15,9 @@ pub(super) fn run(step: &Queue, qkv: &mut Buf, prologue: &Prologue<'_, Vec<f32>>
             }
             if let Some(rope) = prologue.rope {
                 rotate(head, rope, position);
+                if let Some(scale) = rope.query_scale.as_ref().filter(|_| h < heads) {
+                    head.iter_mut().for_each(|x| *x *= scale[position]);
+                }
             }
         }
         for h in 0..kv_heads {

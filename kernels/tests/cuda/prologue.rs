@@ -23,6 +23,8 @@ struct Case {
     norms: bool,
     /// Features rotated together, by how many positions.
     rope: Option<(RopeStyle, usize, usize)>,
+    /// Whether rotated queries are scaled by their position.
+    query_scale: bool,
 }
 
 struct Inputs {
@@ -31,6 +33,7 @@ struct Inputs {
     norms: [Vec<f32>; 2],
     cos: Vec<f32>,
     sin: Vec<f32>,
+    query_scale: Vec<f32>,
     positions: [Vec<i32>; 2],
     slots: Vec<i32>,
 }
@@ -53,6 +56,7 @@ fn inputs(c: &Case, rng: &mut Rng) -> Inputs {
         norms: [rng.values(Elem::F32, c.layout.head_dim), rng.values(Elem::F32, c.layout.head_dim)],
         cos: angle.iter().map(|a| a.cos()).collect(),
         sin: angle.iter().map(|a| a.sin()).collect(),
+        query_scale: (0..POSITIONS).map(|_| 1.5 + rng.unit()).collect(),
         positions: [0, 1].map(|_| (0..c.tokens).map(|_| rng.below(POSITIONS) as i32).collect()),
         slots: (0..c.tokens).map(|t| if rng.below(6) == 0 { -1 } else { places[t] as i32 }).collect(),
     }
@@ -86,6 +90,10 @@ fn reference(c: &Case, x: &Inputs) -> Vec<f64> {
                     (part[a], part[b]) = (part[a] * cos - part[b] * sin, part[b] * cos + part[a] * sin);
                 }
             }
+            if c.query_scale && h < heads {
+                let scale = x.query_scale[x.positions[0][t] as usize];
+                head.iter_mut().for_each(|v| *v *= f64::from(scale));
+            }
         }
     }
     out
@@ -117,6 +125,7 @@ fn check(c: Case, rng: &mut Rng) {
     let of_head = |t: usize, h: usize| &want[(t * (heads + 2 * kv_heads) + h) * head_dim..][..head_dim];
     let (bias, cos, sin) = (put(Elem::F32, &x.bias), put(Elem::F32, &x.cos), put(Elem::F32, &x.sin));
     let norms = x.norms.clone().map(|w| put(Elem::F32, &w));
+    let query_scale = put(Elem::F32, &x.query_scale);
     let positions = x.positions.clone().map(|p| put_i32(&p));
     let slots = put_i32(&x.slots);
     let rows = c.blocks * kv_heads * c.block_size;
@@ -151,6 +160,7 @@ fn check(c: Case, rng: &mut Rng) {
                 table_positions: POSITIONS,
                 positions: positions[0].view(Elem::I32),
                 second_positions: (sections == 2).then(|| positions[1].view(Elem::I32)),
+                query_scale: c.query_scale.then(|| query_scale.view(Elem::F32)),
             }),
             slots: slots.view(Elem::I32),
             kv,
@@ -234,6 +244,7 @@ fn random(rng: &mut Rng) -> Case {
         bias: rng.below(2) == 1,
         norms: rng.below(2) == 1,
         rope,
+        query_scale: rng.below(2) == 1,
     }
 }
 
@@ -265,11 +276,13 @@ fn other_tokens_make_no_difference() {
     let rope = Some((RopeStyle::Half, 128, 1));
     let (elem, cache) = (Elem::BF16, Elem::E4M3);
     let tokens = 26;
-    let c = Case { elem, cache, tokens, layout, block_size: 16, blocks: 2, bias: true, norms: true, rope };
+    let (bias, norms, query_scale) = (true, true, true);
+    let c = Case { elem, cache, tokens, layout, block_size: 16, blocks: 2, bias, norms, rope, query_scale };
     let x = inputs(&c, &mut Rng(1));
     let (bias, cos, sin) = (put(Elem::F32, &x.bias), put(Elem::F32, &x.cos), put(Elem::F32, &x.sin));
     let norms = x.norms.clone().map(|w| put(Elem::F32, &w));
     let (positions, slots) = (put_i32(&x.positions[0]), put_i32(&x.slots));
+    let query_scale = put(Elem::F32, &x.query_scale);
     // Each launch has this number of tokens.
     let bits = |chunk: usize| -> Vec<Vec<u8>> {
         let qkv = put(elem, &x.qkv);
@@ -295,6 +308,7 @@ fn other_tokens_make_no_difference() {
                     table_positions: POSITIONS,
                     positions: positions.view(Elem::I32).slice(of_chunk.clone()),
                     second_positions: None,
+                    query_scale: Some(query_scale.view(Elem::F32)),
                 }),
                 slots: slots.view(Elem::I32).slice(of_chunk),
                 kv: PagedKv {
@@ -340,6 +354,7 @@ fn shapes_that_do_not_fit_are_refused() {
         table_positions: 4,
         positions: words.view(Elem::I32),
         second_positions: second,
+        query_scale: None,
     };
     let base = Prologue {
         tokens: 2,
@@ -355,6 +370,8 @@ fn shapes_that_do_not_fit_are_refused() {
     let of_rope = |rope| refused(Prologue { rope: Some(rope), ..base });
     assert!(of_rope(rope(7, None)).contains("1 times 7 features of a head of 8"));
     assert!(of_rope(rope(8, Some(words.view(Elem::I32)))).contains("2 times 8 features"));
+    let short = Some(view.slice(0..3));
+    assert!(of_rope(Rope { query_scale: short, ..rope(8, None) }).contains("query scale has 3 elements"));
     assert!(
         refused(Prologue { kv: PagedKv { head_dim: 4, ..kv }, ..base }).contains("do not go into a cache")
     );

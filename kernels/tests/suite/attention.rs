@@ -19,6 +19,8 @@ pub(crate) struct Case {
     window: Option<usize>,
     head_norm: bool,
     rope: Option<(RopeStyle, usize)>,
+    /// Whether rotated queries are scaled by their position.
+    query_scale: bool,
     soft_cap: Option<f32>,
     /// Whether heads have linear biases, and attention sinks.
     alibi: bool,
@@ -68,7 +70,9 @@ impl Case {
             let angles: Vec<f32> = (0..longest * rotary_dim / 2).map(angle).collect();
             let cos: Vec<f32> = angles.iter().map(|a| a.cos()).collect();
             let sin: Vec<f32> = angles.iter().map(|a| a.sin()).collect();
-            RopeSpec { style, rotary_dim, cos: vector(device, &cos), sin: vector(device, &sin) }
+            let scales: Vec<f32> = (0..longest).map(|position| 1.0 + (position / 7) as f32 / 9.0).collect();
+            let query_scale = self.query_scale.then(|| vector(device, &scales));
+            RopeSpec { style, rotary_dim, cos: vector(device, &cos), sin: vector(device, &sin), query_scale }
         });
         let spec = AttentionSpec {
             layout: self.layout,
@@ -170,6 +174,7 @@ impl Case {
             window: None,
             head_norm: false,
             rope: None,
+            query_scale: false,
             soft_cap: None,
             alibi: false,
             sinks: false,
@@ -203,6 +208,7 @@ impl Case {
             window: [None, Some(40)][rng.below(2)],
             head_norm: false,
             rope: None,
+            query_scale: false,
             soft_cap: None,
             alibi: false,
             sinks: false,
@@ -278,22 +284,22 @@ prop_compose! {
     ) -> Case {
         Case {
             layout: QkvLayout { heads: kv_heads * group, kv_heads, head_dim },
-            format, block_size, window, head_norm: false, rope: None, soft_cap: None, alibi: false, sinks: false,
-            lengths, garbage: 0.0, infinite: None, decodes: false, seed,
+            format, block_size, window, head_norm: false, rope: None, query_scale: false,
+            soft_cap: None, alibi: false, sinks: false, lengths, garbage: 0.0, infinite: None, decodes: false, seed,
         }
     }
 }
 
 prop_compose! {
     pub(crate) fn case_with_prologue()(
-        mut case in case(), head_norm: bool, interleaved: bool, share in 0usize..3,
+        mut case in case(), head_norm: bool, interleaved: bool, share in 0usize..3, query_scale: bool,
         soft_cap in prop::option::of(0.5f32..50.0), alibi: bool, sinks: bool,
     ) -> Case {
         (case.soft_cap, case.alibi, case.sinks) = (soft_cap, alibi, sinks);
         let style = if interleaved { RopeStyle::Interleaved } else { RopeStyle::Half };
         let dim = case.layout.head_dim / 2 * 2;
         case.rope = (share > 0).then_some((style, if share == 1 { dim } else { dim / 4 * 2 }));
-        case.head_norm = head_norm;
+        (case.head_norm, case.query_scale) = (head_norm, query_scale);
         case
     }
 }

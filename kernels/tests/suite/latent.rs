@@ -111,7 +111,13 @@ impl Case {
             .flat_map(|p| (0..rotary_dim / 2).map(move |i| p as f32 * 0.7 / (i + 1) as f32))
             .collect();
         let (cos, sin): (Vec<f32>, Vec<f32>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
-        let rope = RopeSpec { style, rotary_dim, cos: vector(device, &cos), sin: vector(device, &sin) };
+        let rope = RopeSpec {
+            style,
+            rotary_dim,
+            cos: vector(device, &cos),
+            sin: vector(device, &sin),
+            query_scale: None,
+        };
         let spec = LatentSpec { heads, key_dim, value_dim, scale: 3.0 / (key_dim as f32).sqrt() };
         let mut kv = device
             .kv(KvSpec { blocks, block_size, heads: 1, key_dim, value_dim: 0, format: self.format })

@@ -510,5 +510,6 @@ fn rope<B: Backend>(
         rotary_dim: table.rotary_dim,
         cos: vector(&values.cos)?,
         sin: vector(&values.sin)?,
+        query_scale: table.query_scales(positions).map(|scales| floats(backend, &scales)).transpose()?,
     })
 }

@@ -15,7 +15,7 @@ pub(super) const FAMILY: Family = Family {
     model_type: "gpt_oss",
     architectures: &["GptOssForCausalLM"],
     spec,
-    names: Names { tensors, experts: StackedExperts::ByInput, ..LLAMA },
+    names: Names { tensors, experts: StackedExperts::InTurns, ..LLAMA },
 };
 
 fn tensors(slot: WeightSlot) -> StoredTensors {

@@ -39,9 +39,10 @@ macro_rules! families {
 }
 
 families! {
-    llama, mistral, qwen2, qwen3, baichuan, chatglm, glm, gemma, gemma2, gemma3_text, phi3, glm4, glm4v_text,
+    llama, mistral, ministral3, qwen2, qwen3, baichuan, chatglm, glm, gemma, gemma2, gemma3_text, phi3, glm4, glm4v_text,
     smollm3, granite, olmo2, olmo3, cohere, cohere2, exaone4, seed_oss, starcoder2, stablelm, phi,
     opt, gpt_neox, gpt2, gpt_bigcode,
-    gptj, bloom, falcon, mpt, qwen, internlm2, internlm3, mixtral, qwen2_moe, qwen3_moe, glm4_moe, granitemoe,
+    gptj, bloom, falcon, mpt, qwen, internlm2, internlm3, mixtral, qwen2_moe, qwen3_moe, qwen3_vl_moe_text,
+    glm4_moe, granitemoe,
     gpt_oss, minimax_m2, deepseek_v2, deepseek_v3, kimi_k2,
 }

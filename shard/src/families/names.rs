@@ -31,9 +31,20 @@ pub(super) struct Names {
 pub(super) enum StackedExperts {
     /// `[experts, outputs, inputs]`, with the features of gate before those of up.
     ByOutput,
+    /// `[experts, inputs, outputs]`, with the features of gate before those of up, unless the shape
+    /// is that of [`StackedExperts::ByOutput`]: transformers writes either. The names have no
+    /// suffix (Qwen3-VL).
+    ByInput,
     /// `[experts, inputs, outputs]`, with the features of gate and up in turns. The names have no
     /// suffix (gpt-oss).
-    ByInput,
+    InTurns,
+}
+
+impl StackedExperts {
+    /// Returns whether the features of the input come before those of the output.
+    fn is_by_input(self) -> bool {
+        matches!(self, StackedExperts::ByInput | StackedExperts::InTurns)
+    }
 }
 
 /// The names of Llama, which most families use.
@@ -82,7 +93,7 @@ pub(super) enum StoredOrder {
     RowMajor,
     /// A matrix is stored as `[cols, rows]`.
     Transposed,
-    /// The weights of all experts, as [`StackedExperts::ByInput`] has them.
+    /// The weights of all experts, by input feature.
     Experts(ExpertRows),
 }
 
@@ -134,8 +145,9 @@ impl Names {
                     Some(_) => shape.insert(0, spec.stacked_experts(slot)),
                     None => shape[0] *= spec.stacked_experts(slot),
                 }
-                if self.experts == StackedExperts::ByInput {
-                    order = StoredOrder::Experts(ExpertRows { rows: len(stored), paired: stored.len() == 2 });
+                if self.experts.is_by_input() {
+                    let paired = self.experts == StackedExperts::InTurns && stored.len() == 2;
+                    order = StoredOrder::Experts(ExpertRows { rows: len(stored), paired });
                 }
             }
             let ranges = match self.grouped_qkv && stored.len() > 1 && block.is_of_heads() {
@@ -162,7 +174,7 @@ impl Names {
     /// experts in one tensor, as newer versions of transformers do.
     pub(super) fn stacked_piece(&self, spec: &DecoderSpec, slot: WeightSlot) -> Option<Piece> {
         let (index, name) = match slot {
-            _ if self.experts == StackedExperts::ByInput => return None,
+            _ if self.experts.is_by_input() => return None,
             WeightSlot::Layer(index, LayerSlot::ExpertGateUp) => (index, "gate_up_proj"),
             WeightSlot::Layer(index, LayerSlot::ExpertDown) => (index, "down_proj"),
             _ => return None,
@@ -192,7 +204,7 @@ impl Names {
     fn full_name(&self, slot: WeightSlot, name: &str) -> String {
         let info = slot.info();
         let suffix = match info.kind {
-            _ if info.per_expert && self.experts == StackedExperts::ByInput => "",
+            _ if info.per_expert && self.experts.is_by_input() => "",
             WeightKind::Matrix { .. } | WeightKind::NormScale => ".weight",
             WeightKind::Bias => ".bias",
             WeightKind::Parameter => "",

@@ -5,7 +5,7 @@ use millrace_kernels::RopeStyle;
 
 use super::config::Config;
 use super::error::ConfigError;
-use crate::model::{RopeScaling, RopeTable};
+use crate::model::{QueryScale, RopeScaling, RopeTable};
 
 /// The largest number of positions that is accepted.
 pub(super) const MAX_POSITIONS: usize = 1 << 24;
@@ -56,16 +56,30 @@ pub(super) fn read_kinds(
 /// `rope_scaling`, whose kind was first called `type`. If both are present, `rope_scaling` was
 /// added by hand and takes precedence.
 pub(super) fn read(config: &Config, rotated: &Rotated) -> Result<(RopeTable, usize), ConfigError> {
-    let nested = match config.object("rope_scaling")? {
-        None => config.object("rope_parameters")?,
-        scaling => scaling,
-    };
+    let nested = nested(config)?;
     if let Some(rope) = &nested {
         for kind in ["full_attention", "sliding_attention"] {
             rope.refuse(kind, "all layers must have the same rotation")?;
         }
     }
     table(config, nested.as_ref(), rotated)
+}
+
+/// Returns the object with the parameters of the rotation.
+fn nested(config: &Config) -> Result<Option<Config>, ConfigError> {
+    match config.object("rope_scaling")? {
+        None => config.object("rope_parameters"),
+        scaling => Ok(scaling),
+    }
+}
+
+/// Reads the factors on queries, which grow with the positions beyond the length of the
+/// pre-training (Ministral 3).
+pub(super) fn query_scale(config: &Config) -> Result<Option<QueryScale>, ConfigError> {
+    let Some(rope) = nested(config)? else { return Ok(None) };
+    let Some(beta) = rope.optional_number("llama_4_scaling_beta", 0.0)? else { return Ok(None) };
+    let interval = rope.number("original_max_position_embeddings", 1.0)?;
+    Ok(Some(QueryScale { beta, interval }))
 }
 
 /// Reads a rotary table, whose keys are in `nested` or beside it.
@@ -111,7 +125,7 @@ fn table(
     if matches!(scaling, RopeScaling::Dynamic { .. }) && rotary_dim == 2 {
         return Err(rope.invalid("rope_type", "dynamic needs more than 2 rotated features".to_owned()));
     }
-    Ok((RopeTable { style: rotated.style, rotary_dim, theta, scaling }, positions))
+    Ok((RopeTable { style: rotated.style, rotary_dim, theta, scaling, query_scale: None }, positions))
 }
 
 /// Reads the scaling, and computes the number of positions with it.

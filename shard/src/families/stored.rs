@@ -6,7 +6,7 @@ use millrace_formats::{BlockType as StoredBlocks, Checkpoint, DType as StoredDTy
 use millrace_kernels::stored::{ExpertRows, expert_columns};
 use millrace_kernels::{BlockType, DType, Encoding, HostTensor, Part};
 
-use super::names::{Names, Piece, StoredOrder};
+use super::names::{Names, Piece, StackedExperts, StoredOrder};
 use super::quantization::{self, ModuleTensors, SUFFIXES, Scheme};
 use crate::model::{DecoderSpec, TensorPlace, WeightError, WeightSlot, WeightSource};
 
@@ -57,14 +57,28 @@ impl StoredWeights {
     /// Returns the pieces that, stacked, are the weight for `slot`.
     fn pieces(&self, slot: WeightSlot) -> Vec<Piece> {
         let stacked = self.names.stacked_piece(&self.spec, slot);
+        let stacked = stacked.map(|piece| Piece { tensor: self.resolve(&piece.tensor), ..piece });
         match stacked.filter(|piece| self.checkpoint.contains(&piece.tensor)) {
             Some(piece) => vec![piece],
             None => {
                 let mut pieces = self.names.pieces(&self.spec, slot);
-                pieces.iter_mut().for_each(|piece| piece.tensor = self.resolve(&piece.tensor));
+                for piece in &mut pieces {
+                    piece.tensor = self.resolve(&piece.tensor);
+                    if self.is_by_output(piece) {
+                        piece.order = StoredOrder::RowMajor;
+                    }
+                }
                 pieces
             }
         }
+    }
+
+    /// Returns whether this checkpoint stores the experts of a piece by output although the family's
+    /// are by input.
+    fn is_by_output(&self, piece: &Piece) -> bool {
+        self.names.experts == StackedExperts::ByInput
+            && matches!(piece.order, StoredOrder::Experts(_))
+            && self.checkpoint.find(&piece.tensor).is_some_and(|tensor| *tensor.shape == *piece.shape)
     }
 
     /// Returns the name under which this checkpoint has the tensor `name`.

@@ -32,6 +32,7 @@ const IMAGE_MODELS: &[ImageModel] = &[
     ImageModel { model_type: "qwen2_vl", text_type: "qwen2", absent: &[] },
     ImageModel { model_type: "qwen2_5_vl", text_type: "qwen2", absent: &[] },
     ImageModel { model_type: "qwen3_vl", text_type: "qwen3", absent: &[] },
+    ImageModel { model_type: "qwen3_vl_moe", text_type: "qwen3_vl_moe_text", absent: &[] },
     ImageModel { model_type: "glm4v", text_type: "glm4v_text", absent: &[] },
 ];
 

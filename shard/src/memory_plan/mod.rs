@@ -146,7 +146,8 @@ pub fn footprint(
     // rows.
     let own_columns = if spec.vocab_rows == (0..spec.vocab) { 0 } else { spec.vocab_rows.len() };
     // There are a cosine and a sine for each pair of rotated features.
-    let rope_elements: usize = spec.ropes.iter().map(|rope| rope.rotary_dim).sum();
+    let scales = spec.ropes.iter().filter(|rope| rope.query_scale.is_some()).count();
+    let rope_elements = scales + spec.ropes.iter().map(|rope| rope.rotary_dim).sum::<usize>();
     Footprint {
         weights: weight_bytes(spec, &storage, device),
         activations: device
@@ -167,7 +168,7 @@ pub fn footprint(
 pub fn allocations(spec: &DecoderSpec) -> usize {
     const BUFFERS: usize = 64;
     // A quantized matrix has scales beside it.
-    2 * spec.slots().len() + 2 * spec.layers.len() + 2 * spec.ropes.len() + BUFFERS
+    2 * spec.slots().len() + 2 * spec.layers.len() + 3 * spec.ropes.len() + BUFFERS
 }
 
 /// Decides the length of sequences and the number of blocks in the KV pool.

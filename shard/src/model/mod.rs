@@ -20,7 +20,7 @@ pub use source::{TensorPlace, WeightError, WeightSource};
 pub use spec::{
     AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, ExpertsSpec, HeadNormPlan,
     HeadPlan, LatentPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions,
-    Residual, RopeScaling, RopeTable, SharedExpert, SlopeRule,
+    QueryScale, Residual, RopeScaling, RopeTable, SharedExpert, SlopeRule,
 };
 pub use storage::{CheckpointFormat, Quantize, QuantizeError, StorageError, WeightStorage};
 

@@ -4,7 +4,7 @@
 use std::f64::consts::TAU;
 use std::fmt::{self, Display, Formatter};
 
-use super::spec::{RopeScaling, RopeTable};
+use super::spec::{QueryScale, RopeScaling, RopeTable};
 
 /// Cosines and sines of the rotation of each pair at each position, scaled by the attention factor.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,6 +36,13 @@ impl RopeTable {
             }
         }
         values
+    }
+
+    /// Computes the factors on queries at positions `0..positions`, if there are any.
+    pub fn query_scales(&self, positions: usize) -> Option<Vec<f32>> {
+        let QueryScale { beta, interval } = self.query_scale?;
+        let factor = |position: usize| 1.0 + beta * (position as f64 / interval).floor().ln_1p();
+        Some((0..positions).map(|position| factor(position) as f32).collect())
     }
 
     /// Returns the frequency of each pair in radians per position, `[rotary_dim / 2]`, for the
@@ -134,6 +141,10 @@ impl Display for RopeTable {
                     .fold((f64::INFINITY, 0f64), |(least, most), &x| (least.min(x), most.max(x)));
                 write!(f, "each divided by a number of the file, {least} to {most}")
             }
+        }?;
+        match self.query_scale {
+            Some(scale) => write!(f, ", queries scaled from {} tokens", scale.interval),
+            None => Ok(()),
         }
     }
 }
@@ -145,7 +156,7 @@ mod tests {
     use super::*;
 
     fn table(rotary_dim: usize, theta: f64, scaling: RopeScaling) -> RopeTable {
-        RopeTable { style: RopeStyle::Half, rotary_dim, theta, scaling }
+        RopeTable { style: RopeStyle::Half, rotary_dim, theta, scaling, query_scale: None }
     }
 
     #[test]
@@ -177,6 +188,17 @@ mod tests {
         let angles = [0.0, 0.0, 1.0, 0.1, 2.0, 0.2f64];
         assert_eq!(values.cos, angles.map(|a| a.cos() as f32));
         assert_eq!(values.sin, angles.map(|a| a.sin() as f32));
+    }
+
+    #[test]
+    fn queries_are_scaled_in_steps() {
+        let mut table = table(4, 100.0, RopeScaling::Default);
+        assert_eq!(table.query_scales(9), None);
+        table.query_scale = Some(QueryScale { beta: 0.5, interval: 4.0 });
+        let later = [2f64, 3.0].map(|step| (1.0 + 0.5 * step.ln()) as f32);
+        let expected = [[1.0; 4], [later[0]; 4]].concat();
+        assert_eq!(table.query_scales(9), Some([expected, vec![later[1]]].concat()));
+        assert!(table.to_string().ends_with("not scaled, queries scaled from 4 tokens"));
     }
 
     #[test]

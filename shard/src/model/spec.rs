@@ -506,6 +506,19 @@ pub struct RopeTable {
     pub theta: f64,
     /// The change of the frequencies for long contexts.
     pub scaling: RopeScaling,
+    /// The factors on queries, beside the rotation. Latent attention has none.
+    pub query_scale: Option<QueryScale>,
+}
+
+/// Factors on queries that grow with their position, so that attention stays sharp in long contexts
+/// (Nakanishi, "Scalable-Softmax Is Superior for Attention"). The factor at position p is
+/// `1 + beta * ln(1 + floor(p / interval))`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QueryScale {
+    /// Growth with the logarithm of the position.
+    pub beta: f64,
+    /// Number of positions with the same factor.
+    pub interval: f64,
 }
 
 /// A change of the rotary frequencies for contexts longer than those of the pre-training.

@@ -22,7 +22,13 @@ pub(crate) fn spec() -> DecoderSpec {
     };
     let mlp = DenseMlp { width: 32, act: Activation::Silu, up_bias: false, down_bias: false };
     let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };
-    let rope = RopeTable { style: RopeStyle::Half, rotary_dim: 4, theta: 1e4, scaling: RopeScaling::Default };
+    let rope = RopeTable {
+        style: RopeStyle::Half,
+        rotary_dim: 4,
+        theta: 1e4,
+        scaling: RopeScaling::Default,
+        query_scale: None,
+    };
     DecoderSpec {
         model_type: "llama".into(),
         vocab: 100,

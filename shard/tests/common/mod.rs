@@ -17,8 +17,8 @@ use millrace_shard::decoder::{Collective, Decoder, SubmittedStep, Weights};
 use millrace_shard::model::{
     AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, ExpertsSpec, HeadNormPlan,
     HeadPlan, LatentPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions,
-    Residual, RopeScaling, RopeTable, SharedExpert, SlopeRule, WeightError, WeightKind, WeightSlot,
-    WeightSource, WeightStorage,
+    QueryScale, Residual, RopeScaling, RopeTable, SharedExpert, SlopeRule, WeightError, WeightKind,
+    WeightSlot, WeightSource, WeightStorage,
 };
 use proptest::prelude::*;
 
@@ -267,7 +267,8 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
         kv_heads,
         head_dim: 2 * half,
     });
-    let rope = || (any::<bool>(), 1usize..9, scalings());
+    let query_scale = || prop::option::of((0.1f64..1.0, 1u8..20));
+    let rope = move || (any::<bool>(), 1usize..9, scalings(), query_scale());
     let layer = (
         any::<(bool, bool, bool, bool)>(),
         head_norms(),
@@ -302,11 +303,16 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                 head,
                 ropes: ropes
                     .into_iter()
-                    .map(|(half, pairs, scaling)| RopeTable {
+                    .enumerate()
+                    .map(|(index, (half, pairs, scaling, query_scale))| RopeTable {
                         style: if half { RopeStyle::Half } else { RopeStyle::Interleaved },
                         rotary_dim: (2 * pairs).min(layout.head_dim),
                         theta: 100.0,
                         scaling,
+                        // Latent attention, which has no such factors, is rotated by the first table.
+                        query_scale: query_scale
+                            .filter(|_| index == 1)
+                            .map(|(beta, interval)| QueryScale { beta, interval: interval.into() }),
                     })
                     .collect(),
                 layers: layers
@@ -377,7 +383,13 @@ pub fn fixed_spec() -> DecoderSpec {
     };
     let mlp = DenseMlp { width: 12, act: Activation::Silu, up_bias: false, down_bias: false };
     let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };
-    let rope = RopeTable { style: RopeStyle::Half, rotary_dim: 4, theta: 1e4, scaling: RopeScaling::Default };
+    let rope = RopeTable {
+        style: RopeStyle::Half,
+        rotary_dim: 4,
+        theta: 1e4,
+        scaling: RopeScaling::Default,
+        query_scale: None,
+    };
     DecoderSpec {
         model_type: "fixed".into(),
         vocab: 32,

@@ -6,7 +6,7 @@ use std::f64::consts::PI;
 use millrace_kernels::{Activation, Gating, GroupScore, RopeStyle, RouterScores, RouterSpec};
 use millrace_shard::model::{
     AlibiHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LatentPlan, LayerSlot, Mlp, NormKind, NormPlace,
-    Positions, Residual, RopeScaling, RopeTable, SlopeRule, WeightSlot,
+    Positions, QueryScale, Residual, RopeScaling, RopeTable, SlopeRule, WeightSlot,
 };
 
 use super::MemoryWeights;
@@ -161,6 +161,12 @@ fn attention(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &[Ve
             }
             if let Positions::Rotary { table } = layer.positions {
                 rotate(&spec.ropes[table], position, head);
+                if let Some(QueryScale { beta, interval }) = spec.ropes[table].query_scale
+                    && h < heads
+                {
+                    let scale = 1.0 + beta * (1.0 + (position as f64 / interval).trunc()).ln();
+                    head.iter_mut().for_each(|x| *x *= scale);
+                }
             }
         }
         values.push(split.split_off(heads + kv_heads));

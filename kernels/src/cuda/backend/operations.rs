@@ -132,6 +132,7 @@ impl ForwardOps for Cuda {
                     table_positions: rope.cos.len / (rope.rotary_dim / 2).max(1),
                     positions: step.positions(),
                     second_positions: None,
+                    query_scale: rope.query_scale.as_ref().map(Vector::view),
                 }),
                 slots: step.places(),
                 kv: kv.paged(),

@@ -40,6 +40,9 @@ pub struct Rope<'a> {
     /// i32 `[tokens]`: if given, features `rotary_dim..2 * rotary_dim` are rotated by the angles of
     /// these positions (ChatGLM-6B's 2D positions).
     pub second_positions: Option<View<'a>>,
+    /// f32 `[positions]`: if given, query heads are multiplied by the number of their position
+    /// after the rotation.
+    pub query_scale: Option<View<'a>>,
 }
 
 /// The operands of one layer's prologue.
@@ -130,6 +133,9 @@ fn check(p: &Prologue<'_>) -> Result<()> {
     rope.cos.expect("cos", Elem::F32, rope.table_positions * rope.rotary_dim / 2)?;
     rope.sin.expect("sin", Elem::F32, rope.table_positions * rope.rotary_dim / 2)?;
     rope.positions.expect("positions", Elem::I32, p.tokens)?;
+    if let Some(scale) = rope.query_scale {
+        scale.expect("query scale", Elem::F32, rope.table_positions)?;
+    }
     rope.second_positions.map_or(Ok(()), |second| second.expect("second positions", Elem::I32, p.tokens))
 }
 
@@ -216,6 +222,7 @@ fn params(p: &Prologue<'_>) -> PrologueParams {
         k_norm: norms.map(|n| n.key.0).into(),
         positions: rope.map(|r| r.positions).into(),
         second_positions: rope.and_then(|r| r.second_positions).into(),
+        query_scale: rope.and_then(|r| r.query_scale).into(),
         slots: p.slots.into(),
         keys: p.kv.keys.into(),
         values: p.kv.values.into(),

@@ -51,6 +51,7 @@ fn plain(model_type: &str, sizes: Sizes) -> DecoderSpec {
             rotary_dim: head_dim,
             theta: 10_000.0,
             scaling: RopeScaling::Default,
+            query_scale: None,
         }],
         layers: vec![layer; sizes.layers],
         tied_head: false,

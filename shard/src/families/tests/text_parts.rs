@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{changed, llama, spec};
+use crate::model::QueryScale;
 
 /// The configuration of a model with images whose text part has these keys.
 fn with_text(model_type: &str, text: &Value) -> Value {
@@ -29,6 +30,45 @@ fn older_files_have_the_keys_of_the_text_part_beside_the_others() {
     let flat = spec(&changed(llama(), &changes)).unwrap();
     let qwen2 = json!({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]});
     assert_eq!(flat, spec(&changed(llama(), &qwen2)).unwrap());
+}
+
+#[test]
+fn queries_of_ministral_3_are_scaled() {
+    let rope = json!({
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+    });
+    let changes = json!({"model_type": "ministral3", "architectures": "absent", "rope_parameters": rope});
+    let text = changed(llama(), &changes);
+    let found = spec(&with_text("mistral3", &text)).unwrap();
+    let scale = QueryScale { beta: 0.1, interval: 16384.0 };
+    assert_eq!((found.ropes.len(), found.ropes[0].query_scale), (1, Some(scale)));
+    assert_eq!(found.max_positions, 262_144);
+    assert!(found.layers.iter().all(|layer| layer.attention.window().is_none()));
+    let unscaled = changed(text.clone(), &json!({"rope_parameters": {"rope_theta": 1e6}}));
+    assert_eq!(spec(&unscaled).unwrap().ropes[0].query_scale, None);
+
+    let refused = |rope: Value| {
+        spec(&changed(text.clone(), &json!({"rope_parameters": rope}))).unwrap_err().to_string()
+    };
+    assert!(refused(json!("absent")).contains("rope_parameters"));
+    let error = refused(json!({"llama_4_scaling_beta": 0.1}));
+    assert!(error.contains("rope_parameters.original_max_position_embeddings"), "{error}");
+    let error = refused(json!({"llama_4_scaling_beta": -1, "original_max_position_embeddings": 8}));
+    assert!(error.contains("rope_parameters.llama_4_scaling_beta is -1"), "{error}");
+}
+
+#[test]
+fn weights_of_experts_of_qwen3_vl_are_always_normalized() {
+    let changes = json!({"model_type": "qwen3_vl_moe_text", "architectures": "absent", "num_experts": 6});
+    let text = changed(llama(), &changes);
+    let found = spec(&with_text("qwen3_vl_moe", &text)).unwrap();
+    let experts = found.layers[0].mlp.experts().unwrap();
+    assert_eq!((experts.count(), experts.width, experts.router.top_k), (6, 1408, 4));
+    assert!(experts.router.normalize);
+    let changes = json!({"norm_topk_prob": false});
+    let error = spec(&with_text("qwen3_vl_moe", &changed(text, &changes))).unwrap_err().to_string();
+    assert!(error.contains("text_config.norm_topk_prob"), "{error}");
 }
 
 /// The file of Gemma 3 4B has no more keys than these.
