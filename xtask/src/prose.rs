@@ -48,6 +48,7 @@ const NAMES: [&str; 7] = [
     "logits processor",
     "post_processor",
     "post-processor",
+    "/processors",
     "model card",
     "alias = \"cards\"",
 ];

@@ -31,9 +31,9 @@ pub(crate) struct ConvertArgs {
     /// Limit of the size of a file of weights, such as 500M or 5G, for safetensors
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     max_shard_size: Option<usize>,
-    /// File with the ids of the tokens to keep, one id or range A..B in a line; embedding, head and
-    /// tokenizer lose all others, but for special tokens, single characters and what the kept tokens
-    /// are made of. For safetensors
+    /// File with the ids of the tokens to keep, one id or range A..B in a line, for safetensors.
+    /// Embedding, head and tokenizer lose all others, but for special tokens, single characters and
+    /// what the kept tokens are made of
     #[arg(long, value_name = "FILE", conflicts_with = "drop_ids")]
     keep_vocab: Option<PathBuf>,
     /// Ids of tokens to remove from embedding, head and tokenizer, for safetensors; B is not one of

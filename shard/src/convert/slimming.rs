@@ -13,7 +13,7 @@ const TOKENIZER: &str = "tokenizer.json";
 /// The names of the number of tokens.
 const COUNTS: [&str; 2] = ["vocab_size", "padded_vocab_size"];
 
-/// What stays of a vocabulary, and where it is stored.
+/// The part of a vocabulary that stays, and the places where it is stored.
 pub(super) struct Slimmed {
     pub(super) kept: KeptIds,
     /// Sorted names of the tensors with a row for each token.
@@ -25,7 +25,8 @@ pub(super) struct Slimmed {
 /// Cuts the vocabulary of a model. Nothing is written.
 ///
 /// # Errors
-/// If the model is in one file, has no `tokenizer.json`, or stores the rows of tokens in another way.
+/// If the model is in one file, has no `tokenizer.json`, or stores the rows of tokens in another
+/// way.
 pub(super) fn cut(model: &Model<'_>, wanted: &VocabularyCut) -> Result<Slimmed, ConvertError> {
     let refused = |reason: String| ConvertError::Vocabulary { place: model.source.place(), reason };
     let Some(text) = (match model.source {

@@ -214,7 +214,7 @@ fn rewrite_model(model: &mut Map<String, Value>, tokens: &Tokens, kept: &KeptIds
     Ok(())
 }
 
-/// Gives added tokens and those of the post-processor their new ids.
+/// Gives added tokens, and those that are put around texts, their new ids.
 fn rewrite_others(tokenizer: &mut Value, kept: &KeptIds) -> Result<(), String> {
     for token in tokenizer.get_mut("added_tokens").and_then(Value::as_array_mut).into_iter().flatten() {
         if let Some(id) = token.get_mut("id") {
@@ -225,18 +225,18 @@ fn rewrite_others(tokenizer: &mut Value, kept: &KeptIds) -> Result<(), String> {
         replace(id, kept)?;
     }
     match tokenizer.get_mut("post_processor") {
-        Some(processor) => rewrite_processor(processor, kept),
+        Some(template) => rewrite_template(template, kept),
         None => Ok(()),
     }
 }
 
-fn rewrite_processor(processor: &mut Value, kept: &KeptIds) -> Result<(), String> {
-    let steps = processor.get_mut("processors").and_then(Value::as_array_mut);
+fn rewrite_template(template: &mut Value, kept: &KeptIds) -> Result<(), String> {
+    let steps = template.pointer_mut("/processors").and_then(Value::as_array_mut);
     // A step is never a sequence of steps itself.
     for step in steps.into_iter().flatten() {
         rewrite_step(step, kept)?;
     }
-    rewrite_step(processor, kept)
+    rewrite_step(template, kept)
 }
 
 fn rewrite_step(step: &mut Value, kept: &KeptIds) -> Result<(), String> {

@@ -101,8 +101,8 @@ pub fn matrix_names(source: &Source) -> Result<MatrixNames, LoadError> {
     Ok(MatrixNames { layers, embedding: tensors(WeightSlot::Embedding) })
 }
 
-/// Returns the names of the tensors with a row for each token, among those that exist: the embedding,
-/// and the head and its bias if they are stored.
+/// Returns the names of the tensors with a row for each token, among those that exist: the
+/// embedding, and the head and its bias if they are stored.
 ///
 /// # Errors
 /// If the model is not supported.

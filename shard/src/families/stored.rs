@@ -73,8 +73,8 @@ impl StoredWeights {
         }
     }
 
-    /// Returns whether this checkpoint stores the experts of a piece by output although the family's
-    /// are by input.
+    /// Returns whether this checkpoint stores the experts of a piece by output although the
+    /// family's are by input.
     fn is_by_output(&self, piece: &Piece) -> bool {
         self.names.experts == StackedExperts::ByInput
             && matches!(piece.order, StoredOrder::Experts(_))

@@ -309,7 +309,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                         rotary_dim: (2 * pairs).min(layout.head_dim),
                         theta: 100.0,
                         scaling,
-                        // Latent attention, which has no such factors, is rotated by the first table.
+                        // Latent attention has no such factors. It is rotated by the first table.
                         query_scale: query_scale
                             .filter(|_| index == 1)
                             .map(|(beta, interval)| QueryScale { beta, interval: interval.into() }),
