@@ -77,10 +77,10 @@ pub(crate) fn unary(name: &str, modifiers: &[&str], ty: Type) -> Option<Fn1> {
         ("not", [], Pred) => lanes!(|a| a ^ 1),
         ("not", [], _) => integers!(ty, |a| !a),
         ("neg", [], F32) => lanes!(|a| a ^ 0x8000_0000),
-        ("neg", [], F64) => lanes!(|a| a ^ 1 << 63),
+        ("neg", [], F64) => lanes!(|a| a ^ (1 << 63)),
         ("neg", [], _) => integers!(ty, |a| a.wrapping_neg()),
         ("abs", [], F32) => lanes!(|a| a & 0x7fff_ffff),
-        ("abs", [], F64) => lanes!(|a| a & (1 << 63) - 1),
+        ("abs", [], F64) => lanes!(|a| a & ((1 << 63) - 1)),
         ("abs", [], Type::S32) => lanes!(|a| u64::from((a as i32).wrapping_abs() as u32)),
         ("abs", [], Type::S64) => lanes!(|a| (a as i64).wrapping_abs() as u64),
         ("popc", [], B32) => lanes!(|a| u64::from((a as u32).count_ones())),
@@ -121,9 +121,9 @@ pub(crate) fn binary(name: &str, modifiers: &[&str], ty: Type) -> Option<Fn2> {
         ("mul", ["lo"], _) => integers!(ty, |a, b| a.wrapping_mul(b)),
         ("mul", ["hi"], Type::U32) => lanes!(|a, b| (a * b) >> 32),
         ("mul", ["hi"], Type::S32) => {
-            lanes!(|a, b| u64::from((i64::from(a as i32) * i64::from(b as i32) >> 32) as u32))
+            lanes!(|a, b| u64::from(((i64::from(a as i32) * i64::from(b as i32)) >> 32) as u32))
         }
-        ("mul", ["hi"], Type::U64) => lanes!(|a, b| (u128::from(a) * u128::from(b) >> 64) as u64),
+        ("mul", ["hi"], Type::U64) => lanes!(|a, b| ((u128::from(a) * u128::from(b)) >> 64) as u64),
         // The caller refuses divisors of zero.
         ("div", [], _) => integers!(ty, |a, b| a.wrapping_div(b)),
         ("rem", [], _) => integers!(ty, |a, b| a.wrapping_rem(b)),
@@ -156,7 +156,7 @@ fn binary_float(name: &str, modifiers: &[&str], ty: Type) -> Option<Fn2> {
         }),
         ("min", [], F32) => f32s!(|a, b| least(a, b)),
         ("max", [], F32) => f32s!(|a, b| -least(-a, -b)),
-        ("copysign", [], F32) => lanes!(|a, b| a & 0x8000_0000 | b & 0x7fff_ffff),
+        ("copysign", [], F32) => lanes!(|a, b| (a & 0x8000_0000) | (b & 0x7fff_ffff)),
         ("add", [] | ["rn"], F64) => f64s!(|a, b| a + b),
         ("sub", [] | ["rn"], F64) => f64s!(|a, b| a - b),
         ("mul", [] | ["rn"], F64) => f64s!(|a, b| a * b),
@@ -204,6 +204,7 @@ macro_rules! float_relations {
     };
 }
 
+#[expect(clippy::neg_cmp_op_on_partial_ord, reason = "the unordered relations hold for NaN")]
 fn compare(relation: &str, ty: Type) -> Option<Fn2> {
     Some(match ty {
         Type::F32 => float_relations!(relation, f),

@@ -24,7 +24,7 @@ impl Warp {
             let mut matrix = [[0u16; 8]; 8];
             for (row, elements) in matrix.iter_mut().enumerate() {
                 let lane = i * 8 + row;
-                if addresses[lane] % 16 != 0 {
+                if !addresses[lane].is_multiple_of(16) {
                     let message = format!("the row of a matrix at {:#x} is not aligned", addresses[lane]);
                     return Err(Trap::lane(lane as u32, message));
                 }
