@@ -70,7 +70,8 @@ fn threads_exchange_words_through_shared_memory() {
 fn lanes_that_diverge_meet_again() {
     // Each lane runs as often as its number says; then all add up.
     let body = "mov.u32 %r3, 0; mov.u32 %r4, 0;\n\
-        again: setp.ge.u32 %p1, %r3, %r1; @%p1 bra out; add.s32 %r4, %r4, %r3; add.s32 %r3, %r3, 1; bra.uni again;\n\
+        again: setp.ge.u32 %p1, %r3, %r1; @%p1 bra out;\n\
+        add.s32 %r4, %r4, %r3; add.s32 %r3, %r3, 1; bra.uni again;\n\
         out: shfl.sync.bfly.b32 %r5|%p2, %r4, 1, 31, -1; add.s32 %r6, %r5, %r4;\n\
         vote.sync.ballot.b32 %r7, %p1, -1; setp.eq.s32 %p3, %r7, -1; selp.b32 %r6, %r6, 0, %p3;\n\
         st.global.u32 [%rd2], %r6;";
