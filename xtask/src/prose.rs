@@ -42,7 +42,7 @@ const EXCEPTIONS: [&str; 6] =
     ["CHANGELOG.md", "xtask/src/prose.rs", "docs/glossary.md", "/vendor/", "/templates/", "Cargo.lock"];
 
 /// Names and terms that contain one of the words.
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 8] = [
     "logits_processor",
     "mm_processor_kwargs",
     "logits processor",

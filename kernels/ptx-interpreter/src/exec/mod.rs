@@ -1,0 +1,145 @@
+//! Runs grids.
+
+mod access;
+pub(crate) mod alu;
+mod block;
+mod convert;
+mod copies;
+mod matrix;
+mod meeting;
+mod warp;
+
+use crate::error::Trap;
+use crate::kernel::Kernel;
+use crate::memory::SharedMemory;
+use crate::{DeviceMemory, Fault};
+use block::Block;
+
+/// The most bytes of shared memory of a block: what Hopper has.
+const MAX_SHARED: usize = 227 * 1024;
+/// The most threads of a block.
+const MAX_THREADS: u32 = 1024;
+
+/// The order in which the warps of a block take turns. Each runs until it must wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WarpOrder {
+    /// The first warp first.
+    #[default]
+    Forward,
+    /// The last warp first.
+    Reverse,
+}
+
+/// The size, the parameters and the limits of a launch.
+#[derive(Debug, Clone)]
+pub struct Launch {
+    blocks: [u32; 3],
+    threads: [u32; 3],
+    shared_bytes: usize,
+    params: Vec<u8>,
+    order: WarpOrder,
+    max_steps: u64,
+    is_dependent: bool,
+}
+
+impl Launch {
+    /// A launch of this many blocks, with this many threads each, along x, y and z.
+    pub fn new(blocks: [u32; 3], threads: [u32; 3]) -> Launch {
+        Launch {
+            blocks,
+            threads,
+            shared_bytes: 0,
+            params: Vec::new(),
+            order: WarpOrder::default(),
+            max_steps: 1 << 40,
+            is_dependent: false,
+        }
+    }
+
+    /// Sets the bytes of dynamic shared memory per block.
+    pub fn with_shared(self, bytes: usize) -> Launch {
+        Launch { shared_bytes: bytes, ..self }
+    }
+
+    /// Sets the kernel's parameters, laid out as in its parameter space.
+    pub fn with_params(self, params: &[u8]) -> Launch {
+        Launch { params: params.to_vec(), ..self }
+    }
+
+    /// Sets the order of the warps.
+    pub fn with_order(self, order: WarpOrder) -> Launch {
+        Launch { order, ..self }
+    }
+
+    /// Sets the most instructions that all warps together may execute.
+    pub fn with_max_steps(self, steps: u64) -> Launch {
+        Launch { max_steps: steps, ..self }
+    }
+
+    /// Treats the launch as one that may begin before the previous grid has ended: until a thread
+    /// has executed `griddepcontrol.wait` it may only read global memory by `ld.global.nc` and
+    /// `cp.async`, and it must not end before.
+    pub fn as_dependent(self) -> Launch {
+        Launch { is_dependent: true, ..self }
+    }
+}
+
+/// What a launch has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stats {
+    /// Instructions that warps have executed.
+    pub steps: u64,
+}
+
+/// Runs a grid.
+pub(crate) fn run(kernel: &Kernel, launch: &Launch, memory: &mut DeviceMemory) -> Result<Stats, Fault> {
+    let refuse = |message: String| Fault {
+        kernel: kernel.name.clone(),
+        block: None,
+        thread: None,
+        line: None,
+        message,
+    };
+    check(kernel, launch).map_err(|trap| refuse(trap.message))?;
+    let mut stats = Stats::default();
+    let [x, y, z] = launch.blocks;
+    for at_z in 0..z {
+        for at_y in 0..y {
+            for at_x in 0..x {
+                let shared = SharedMemory::new(kernel.shared_bytes + launch.shared_bytes);
+                let at = [at_x, at_y, at_z];
+                Block::new(kernel, launch, at, shared).run(memory, &mut stats)?;
+            }
+        }
+    }
+    Ok(stats)
+}
+
+fn check(kernel: &Kernel, launch: &Launch) -> Result<(), Trap> {
+    if launch.blocks.contains(&0) || launch.threads.contains(&0) {
+        return Err(Trap::new("a launch needs blocks and threads"));
+    }
+    let threads = launch.threads.iter().try_fold(1u32, |all, n| all.checked_mul(*n));
+    if threads.is_none_or(|threads| threads > MAX_THREADS) {
+        return Err(Trap::new(format!("more than {MAX_THREADS} threads in a block: {:?}", launch.threads)));
+    }
+    if let Some(most) = kernel.max_threads {
+        let most = most.iter().map(|n| u64::from(*n)).product::<u64>();
+        if threads.is_some_and(|threads| u64::from(threads) > most) {
+            return Err(Trap::new(format!("more threads than the {most} of .maxntid: {:?}", launch.threads)));
+        }
+    }
+    let shared = kernel.shared_bytes.checked_add(launch.shared_bytes);
+    if shared.is_none_or(|bytes| bytes > MAX_SHARED) {
+        let (fixed, dynamic) = (kernel.shared_bytes, launch.shared_bytes);
+        return Err(Trap::new(format!("{fixed} + {dynamic} bytes of shared memory exceed {MAX_SHARED}")));
+    }
+    if launch.params.len() != kernel.param_bytes {
+        let (given, needed) = (launch.params.len(), kernel.param_bytes);
+        return Err(Trap::new(format!("{given} bytes of parameters were given, the kernel takes {needed}")));
+    }
+    if launch.is_dependent && !kernel.waits_for_grid {
+        return Err(Trap::new("the kernel does not wait for the previous grid"));
+    }
+    Ok(())
+}

@@ -1,0 +1,59 @@
+//! Modules and kernels.
+
+use std::collections::HashMap;
+
+use crate::exec::{Launch, Stats, run};
+use crate::instruction::Instruction;
+use crate::{DeviceMemory, Fault, ParseError};
+
+/// The kernels of one PTX text.
+#[derive(Debug)]
+pub struct Module {
+    kernels: HashMap<String, Kernel>,
+}
+
+impl Module {
+    /// Parses a PTX text.
+    ///
+    /// # Errors
+    /// The first instruction or directive that the interpreter does not know, with its line.
+    pub fn parse(text: &str) -> Result<Module, ParseError> {
+        let kernels = crate::parse::parse(text)?;
+        Ok(Module { kernels: kernels.into_iter().map(|kernel| (kernel.name.clone(), kernel)).collect() })
+    }
+
+    /// The names of all kernels, sorted.
+    pub fn kernels(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.kernels.keys().map(String::as_str).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// Runs a grid to its end.
+    ///
+    /// # Errors
+    /// The first operation that PTX leaves undefined. Blocks that ran before have had their effect.
+    pub fn launch(&self, kernel: &str, launch: &Launch, memory: &mut DeviceMemory) -> Result<Stats, Fault> {
+        let Some(found) = self.kernels.get(kernel) else {
+            let message = "the module has no such kernel".to_owned();
+            return Err(Fault { kernel: kernel.to_owned(), block: None, thread: None, line: None, message });
+        };
+        run(found, launch, memory)
+    }
+}
+
+/// A kernel.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    pub(crate) name: String,
+    pub(crate) instructions: Vec<Instruction>,
+    /// Registers of a lane.
+    pub(crate) registers: usize,
+    pub(crate) param_bytes: usize,
+    /// Bytes of the shared variables of fixed size. Dynamic shared memory begins there.
+    pub(crate) shared_bytes: usize,
+    /// The most threads of a block along x, y and z, if there is a limit.
+    pub(crate) max_threads: Option<[u32; 3]>,
+    /// Whether instructions wait for the previous grid.
+    pub(crate) waits_for_grid: bool,
+}

@@ -1,0 +1,364 @@
+//! Parses PTX texts.
+
+mod decode;
+mod lexer;
+mod operand;
+
+use std::collections::HashMap;
+
+use crate::ParseError;
+use crate::instruction::{Instruction, Op, Register};
+use crate::kernel::Kernel;
+use crate::types::Type;
+use lexer::{Located, Token, error, tokens};
+
+/// The most registers of a kernel.
+const MAX_REGISTERS: usize = 1 << 16;
+/// The most bytes of a variable.
+const MAX_VARIABLE: usize = 1 << 30;
+
+type Result<T> = std::result::Result<T, ParseError>;
+
+/// Parses a text to its kernels.
+pub(crate) fn parse(text: &str) -> Result<Vec<Kernel>> {
+    let tokens = tokens(text)?;
+    let mut parser = Parser { tokens: &tokens, at: 0, dynamic: HashMap::new() };
+    let mut kernels = Vec::new();
+    while parser.at < tokens.len() {
+        let line = parser.line();
+        match parser.word()? {
+            ".version" | ".target" | ".address_size" => {
+                parser.word()?;
+                while parser.accept(',') {
+                    parser.word()?;
+                }
+            }
+            ".visible" => {}
+            ".extern" => {
+                let variable = parser.variable()?;
+                parser.sign(';')?;
+                if variable.bytes != 0 {
+                    return Err(error(line, "an external variable must be an array without size"));
+                }
+                parser.dynamic.insert(variable.name, variable.align);
+            }
+            ".entry" => kernels.push(parser.kernel()?),
+            other => return Err(error(line, format!("the directive {other} is not known"))),
+        }
+    }
+    Ok(kernels)
+}
+
+struct Parser<'t, 'a> {
+    tokens: &'t [Located<'a>],
+    at: usize,
+    /// Dynamic shared arrays and their alignment.
+    dynamic: HashMap<&'a str, usize>,
+}
+
+struct Variable<'a> {
+    name: &'a str,
+    align: usize,
+    bytes: usize,
+}
+
+/// What the body of a kernel has declared.
+struct Body<'a> {
+    /// Registers with their types, by scope, the innermost last.
+    scopes: Vec<HashMap<String, (Register, Type)>>,
+    registers: usize,
+    /// Addresses of variables.
+    symbols: HashMap<&'a str, u64>,
+    labels: HashMap<&'a str, usize>,
+    instructions: Vec<Instruction>,
+    /// Branches: instruction, label and line.
+    jumps: Vec<(usize, &'a str, u32)>,
+    /// The mask of the next load.
+    used_bytes: u64,
+}
+
+impl<'a> Parser<'_, 'a> {
+    fn line(&self) -> u32 {
+        self.tokens.get(self.at).or(self.tokens.last()).map_or(1, |(_, line)| *line)
+    }
+
+    fn peek(&self) -> Option<Token<'a>> {
+        self.tokens.get(self.at).map(|(token, _)| *token)
+    }
+
+    fn accept(&mut self, sign: char) -> bool {
+        let found = self.peek() == Some(Token::Sign(sign));
+        self.at += usize::from(found);
+        found
+    }
+
+    fn sign(&mut self, sign: char) -> Result<()> {
+        if self.accept(sign) { Ok(()) } else { Err(error(self.line(), format!("{sign} is missing"))) }
+    }
+
+    fn word(&mut self) -> Result<&'a str> {
+        match self.peek() {
+            Some(Token::Word(word)) => {
+                self.at += 1;
+                Ok(word)
+            }
+            found => Err(error(self.line(), format!("a word is missing before {found:?}"))),
+        }
+    }
+
+    fn number(&mut self) -> Result<usize> {
+        let line = self.line();
+        let word = self.word()?;
+        word.parse().map_err(|_| error(line, format!("{word} is not a number")))
+    }
+
+    /// `.space? .align n? .type name [n]?`
+    fn variable(&mut self) -> Result<Variable<'a>> {
+        let line = self.line();
+        let (mut align, mut ty) = (None, None);
+        loop {
+            let word = self.word()?;
+            match word {
+                ".align" => align = Some(self.number()?),
+                ".shared" | ".param" | ".local" => {}
+                _ => match word.strip_prefix('.') {
+                    Some(name) => {
+                        let found = Type::parse(name);
+                        ty = Some(found.ok_or_else(|| error(line, format!("no type {word}")))?);
+                    }
+                    None => {
+                        let ty = ty.ok_or_else(|| error(line, "a variable has no type"))?;
+                        let mut count = 1;
+                        if self.accept('[') {
+                            count = if self.accept(']') { 0 } else { self.number()? };
+                            if count != 0 {
+                                self.sign(']')?;
+                            }
+                        }
+                        let align = align.unwrap_or(ty.bytes());
+                        let bytes = count.checked_mul(ty.bytes()).filter(|b| *b <= MAX_VARIABLE);
+                        let bytes = bytes.ok_or_else(|| error(line, "a variable is too large"))?;
+                        if !align.is_power_of_two() || align > 4096 {
+                            return Err(error(line, format!("alignment {align} is not possible")));
+                        }
+                        return Ok(Variable { name: word, align, bytes });
+                    }
+                },
+            }
+        }
+    }
+
+    fn kernel(&mut self) -> Result<Kernel> {
+        let name = self.word()?.to_owned();
+        let mut symbols = HashMap::new();
+        let mut param_bytes = 0usize;
+        if self.accept('(') && !self.accept(')') {
+            loop {
+                place(self.variable()?, &mut param_bytes, &mut symbols);
+                if !self.accept(',') {
+                    break;
+                }
+            }
+            self.sign(')')?;
+        }
+        let mut max_threads = None;
+        while !self.accept('{') {
+            let line = self.line();
+            match self.word()? {
+                ".maxntid" => {
+                    let mut size = [self.number()? as u32, 1, 1];
+                    for extent in &mut size[1..] {
+                        if self.accept(',') {
+                            *extent = self.number()? as u32;
+                        }
+                    }
+                    max_threads = Some(size);
+                }
+                ".minnctapersm" => _ = self.number()?,
+                other => return Err(error(line, format!("the directive {other} is not known"))),
+            }
+        }
+        let shared_bytes = self.shared_variables(&mut symbols)?;
+        let mut body = Body {
+            scopes: vec![HashMap::new()],
+            registers: 0,
+            symbols,
+            labels: HashMap::new(),
+            instructions: Vec::new(),
+            jumps: Vec::new(),
+            used_bytes: u64::MAX,
+        };
+        self.body(&mut body)?;
+        for (instruction, label, line) in std::mem::take(&mut body.jumps) {
+            let at = body.labels.get(label).ok_or_else(|| error(line, format!("no label {label}")))?;
+            body.instructions[instruction].op = Op::Branch { target: *at };
+        }
+        let waits_for_grid = body.instructions.iter().any(|i| matches!(i.op, Op::GridWait));
+        Ok(Kernel {
+            name,
+            instructions: body.instructions,
+            registers: body.registers,
+            param_bytes,
+            shared_bytes,
+            max_threads,
+            waits_for_grid,
+        })
+    }
+
+    /// Places the shared variables of the body that begins here, and dynamic shared memory behind
+    /// them.
+    fn shared_variables(&mut self, symbols: &mut HashMap<&'a str, u64>) -> Result<usize> {
+        let start = self.at;
+        let (mut depth, mut bytes) = (1, 0);
+        while depth > 0 {
+            match self.peek() {
+                Some(Token::Sign('{')) => depth += 1,
+                Some(Token::Sign('}')) => depth -= 1,
+                Some(Token::Word(".shared")) => {
+                    place(self.variable()?, &mut bytes, symbols);
+                    continue;
+                }
+                Some(_) => {}
+                None => return Err(error(self.line(), "a kernel has no end")),
+            }
+            self.at += 1;
+        }
+        self.at = start;
+        let align = self.dynamic.values().copied().max().unwrap_or(1);
+        bytes = bytes.next_multiple_of(align);
+        symbols.extend(self.dynamic.keys().map(|name| (*name, bytes as u64)));
+        Ok(bytes)
+    }
+
+    fn body(&mut self, body: &mut Body<'a>) -> Result<()> {
+        loop {
+            let line = self.line();
+            if self.accept('{') {
+                body.scopes.push(HashMap::new());
+                continue;
+            }
+            if self.accept('}') {
+                body.scopes.pop();
+                if body.scopes.is_empty() {
+                    return Ok(());
+                }
+                continue;
+            }
+            if self.accept(';') {
+                continue;
+            }
+            if self.peek() == Some(Token::Sign('@')) {
+                self.instruction(body)?;
+                continue;
+            }
+            match self.word()? {
+                ".reg" => self.registers(body)?,
+                ".shared" => {
+                    self.variable()?;
+                    self.sign(';')?;
+                }
+                ".pragma" => self.pragma(body)?,
+                word if word.starts_with('.') => {
+                    return Err(error(line, format!("the directive {word} is not known")));
+                }
+                label if self.accept(':') => {
+                    if body.labels.insert(label, body.instructions.len()).is_some() {
+                        return Err(error(line, format!("the label {label} occurs twice")));
+                    }
+                }
+                _ => {
+                    self.at -= 1;
+                    self.instruction(body)?;
+                }
+            }
+        }
+    }
+
+    fn pragma(&mut self, body: &mut Body<'a>) -> Result<()> {
+        let line = self.line();
+        if let Some(Token::Text(text)) = self.peek() {
+            self.at += 1;
+            if let Some(mask) = text.strip_prefix("used_bytes_mask ") {
+                let number = operand::integer(mask.trim());
+                body.used_bytes = number.ok_or_else(|| error(line, format!("{mask} is not a mask")))?;
+            }
+        }
+        self.sign(';')
+    }
+
+    fn registers(&mut self, body: &mut Body<'a>) -> Result<()> {
+        let line = self.line();
+        let word = self.word()?;
+        let ty = word.strip_prefix('.').and_then(Type::parse);
+        let ty = ty.ok_or_else(|| error(line, format!("no type {word}")))?;
+        loop {
+            let name = self.word()?;
+            let names: Vec<String> = if self.accept('<') {
+                let count = self.number()?;
+                self.sign('>')?;
+                if count > MAX_REGISTERS {
+                    return Err(error(line, "too many registers"));
+                }
+                (0..count).map(|i| format!("{name}{i}")).collect()
+            } else {
+                vec![name.to_owned()]
+            };
+            if body.registers + names.len() > MAX_REGISTERS {
+                return Err(error(line, "too many registers"));
+            }
+            let scope = body.scopes.last_mut().expect("a body has a scope");
+            for name in names {
+                scope.insert(name, (body.registers as Register, ty));
+                body.registers += 1;
+            }
+            if !self.accept(',') {
+                return self.sign(';');
+            }
+        }
+    }
+
+    fn instruction(&mut self, body: &mut Body<'a>) -> Result<()> {
+        let line = self.line();
+        let mut guard = None;
+        if self.accept('@') {
+            let negated = self.accept('!');
+            let name = self.word()?;
+            let (register, _) = body.register(name).ok_or_else(|| error(line, format!("no {name}")))?;
+            guard = Some((register, negated));
+        }
+        let opcode = self.word()?;
+        let mut operands = Vec::new();
+        while !self.accept(';') {
+            operands.push(self.operand(body)?);
+            if !self.accept(',') && self.peek() != Some(Token::Sign(';')) {
+                return Err(error(self.line(), "; is missing"));
+            }
+        }
+        let words: Vec<&str> = opcode.split('.').collect();
+        if let (["bra"] | ["bra", "uni"], [operand::Operand::Label(label)]) = (&words[..], &operands[..]) {
+            body.jumps.push((body.instructions.len(), label, line));
+            body.instructions.push(Instruction { line, guard, op: Op::Exit });
+            return Ok(());
+        }
+        let used_bytes = body.used_bytes;
+        let op = decode::decode(&words, &operands, used_bytes)
+            .ok_or_else(|| error(line, format!("{opcode} with these operands is not supported")))?;
+        if matches!(op, Op::Load(_)) {
+            body.used_bytes = u64::MAX;
+        }
+        body.instructions.push(Instruction { line, guard, op });
+        Ok(())
+    }
+}
+
+fn place<'a>(variable: Variable<'a>, bytes: &mut usize, symbols: &mut HashMap<&'a str, u64>) {
+    let at = bytes.next_multiple_of(variable.align);
+    symbols.insert(variable.name, at as u64);
+    *bytes = at + variable.bytes;
+}
+
+impl Body<'_> {
+    fn register(&self, name: &str) -> Option<(Register, Type)> {
+        self.scopes.iter().rev().find_map(|scope| scope.get(name)).copied()
+    }
+}

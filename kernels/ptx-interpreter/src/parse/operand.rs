@@ -1,0 +1,156 @@
+//! Operands of instructions.
+
+use super::lexer::{Token, error};
+use super::{Body, Parser, Result};
+use crate::instruction::{Address, Register, Source, Special};
+use crate::types::Type;
+
+/// An operand as it is written.
+#[derive(Debug)]
+pub(super) enum Operand<'a> {
+    Register(Register, Type),
+    /// A number, or the address of a variable.
+    Immediate(u64),
+    Special(Special),
+    List(Vec<Operand<'a>>),
+    Address(Address),
+    /// `d|p`
+    Pair(Register, Register),
+    /// `_`
+    Nothing,
+    Label(&'a str),
+}
+
+impl Operand<'_> {
+    /// The operand as a source of an instruction of this type.
+    pub(super) fn source(&self, ty: Type) -> Option<Source> {
+        match self {
+            Operand::Register(register, _) => Some(Source::Register(*register)),
+            Operand::Immediate(value) => Some(Source::Immediate(ty.cut(*value))),
+            Operand::Special(special) => Some(Source::Special(*special)),
+            _ => None,
+        }
+    }
+
+    pub(super) fn register(&self) -> Option<Register> {
+        match self {
+            Operand::Register(register, _) => Some(*register),
+            _ => None,
+        }
+    }
+
+    pub(super) fn address(&self) -> Option<Address> {
+        match self {
+            Operand::Address(address) => Some(*address),
+            _ => None,
+        }
+    }
+
+    /// The elements of a list, or the operand alone.
+    pub(super) fn elements(&self) -> &[Self] {
+        match self {
+            Operand::List(elements) => elements,
+            _ => std::slice::from_ref(self),
+        }
+    }
+}
+
+/// A number, also a float as its bits.
+pub(super) fn integer(word: &str) -> Option<u64> {
+    if let Some(hex) = word.strip_prefix("0f").or_else(|| word.strip_prefix("0d")) {
+        return u64::from_str_radix(hex, 16).ok();
+    }
+    let word = word.strip_suffix('U').unwrap_or(word);
+    match word.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16).ok(),
+        None => word.parse().ok(),
+    }
+}
+
+fn special(word: &str) -> Option<Special> {
+    let (name, axis) = word.rsplit_once('.').unwrap_or((word, ""));
+    let axis = match axis {
+        "x" => 0,
+        "y" => 1,
+        "z" => 2,
+        _ => 3,
+    };
+    Some(match (name, axis) {
+        ("%tid", 0..3) => Special::Thread(axis),
+        ("%ntid", 0..3) => Special::ThreadCount(axis),
+        ("%ctaid", 0..3) => Special::Block(axis),
+        ("%nctaid", 0..3) => Special::BlockCount(axis),
+        ("%laneid", _) => Special::Lane,
+        ("%warpid", _) => Special::Warp,
+        ("%globaltimer", _) => Special::GlobalTimer,
+        _ => return None,
+    })
+}
+
+impl<'a> Parser<'_, 'a> {
+    pub(super) fn operand(&mut self, body: &Body<'a>) -> Result<Operand<'a>> {
+        if self.accept('{') {
+            let mut elements = Vec::new();
+            while !self.accept('}') {
+                elements.push(self.operand(body)?);
+                self.accept(',');
+            }
+            return Ok(Operand::List(elements));
+        }
+        if self.accept('[') {
+            return self.address(body);
+        }
+        let line = self.line();
+        if self.accept('-') {
+            let word = self.word()?;
+            let value = integer(word).ok_or_else(|| error(line, format!("{word} is not a number")))?;
+            return Ok(Operand::Immediate(value.wrapping_neg()));
+        }
+        let word = self.word()?;
+        if word == "_" {
+            return Ok(Operand::Nothing);
+        }
+        if let Some((register, ty)) = body.register(word) {
+            if self.accept('|') {
+                let second = self.word()?;
+                let found = body.register(second);
+                let (p, _) = found.ok_or_else(|| error(line, format!("no register {second}")))?;
+                return Ok(Operand::Pair(register, p));
+            }
+            return Ok(Operand::Register(register, ty));
+        }
+        if let Some(found) = special(word) {
+            return Ok(Operand::Special(found));
+        }
+        if let Some(at) = body.symbols.get(word) {
+            return Ok(Operand::Immediate(*at));
+        }
+        if word.starts_with(|c: char| c.is_ascii_digit()) {
+            let value = integer(word).ok_or_else(|| error(line, format!("{word} is not a number")))?;
+            return Ok(Operand::Immediate(value));
+        }
+        if word.starts_with('%') {
+            return Err(error(line, format!("the register {word} is not declared or not supported")));
+        }
+        Ok(Operand::Label(word))
+    }
+
+    fn address(&mut self, body: &Body<'a>) -> Result<Operand<'a>> {
+        let line = self.line();
+        let base = self.operand(body)?.source(Type::B64);
+        let base = base.ok_or_else(|| error(line, "an address is not known"))?;
+        let mut offset = 0i64;
+        if self.accept('+') {
+            let negative = self.accept('-');
+            let word = self.word()?;
+            let value = integer(word).and_then(|value| i64::try_from(value).ok());
+            let value = value.ok_or_else(|| error(line, format!("{word} is not an offset")))?;
+            offset = if negative { -value } else { value };
+        }
+        if self.peek() != Some(Token::Sign(']')) {
+            return Err(error(line, "this form of address is not supported"));
+        }
+        self.sign(']')?;
+        Ok(Operand::Address(Address { base, offset }))
+    }
+}
