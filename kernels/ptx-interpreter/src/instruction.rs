@@ -172,7 +172,7 @@ pub(crate) struct Load {
     pub(crate) read_only: bool,
 }
 
-/// What `cvt` does.
+/// A conversion of `cvt`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Conversion {
     pub(crate) to: Type,

@@ -8,7 +8,7 @@ use crate::kernel::Kernel;
 use crate::memory::SharedMemory;
 use crate::{DeviceMemory, Fault};
 
-/// What all warps of a block share.
+/// The things that all warps of a block share.
 pub(super) struct Shared<'a> {
     pub(super) kernel: &'a Kernel,
     pub(super) launch: &'a Launch,

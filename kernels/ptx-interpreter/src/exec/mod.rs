@@ -84,7 +84,7 @@ impl Launch {
     }
 }
 
-/// What a launch has done.
+/// Counts of what a launch has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
     /// Instructions that warps have executed.

@@ -34,7 +34,7 @@ pub(super) struct Warp {
     exhausted: bool,
 }
 
-/// What follows an instruction.
+/// The step that follows an instruction.
 enum Next {
     /// The next instruction.
     Step,

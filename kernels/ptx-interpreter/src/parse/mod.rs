@@ -62,7 +62,7 @@ struct Variable<'a> {
     bytes: usize,
 }
 
-/// What the body of a kernel has declared.
+/// The declarations in the body of a kernel.
 struct Body<'a> {
     /// Registers with their types, by scope, the innermost last.
     scopes: Vec<HashMap<String, (Register, Type)>>,
