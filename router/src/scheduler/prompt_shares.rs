@@ -12,7 +12,7 @@
 /// ones from being admitted.
 const MAX_SHARE_DIVISOR: usize = 16;
 
-/// What a prompt needs of the next step.
+/// The needs of a prompt in the next step.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PromptNeed {
     /// Number of tokens left to run.
@@ -21,8 +21,8 @@ pub(super) struct PromptNeed {
     pub(super) least: usize,
 }
 
-/// Splits `budget` tokens over prompts, first prompt first. The shares exceed the budget only if the
-/// first prompt needs more.
+/// Splits `budget` tokens over prompts, first prompt first. The shares exceed the budget only if
+/// the first prompt needs more.
 pub(super) fn share(prompts: &[PromptNeed], budget: usize) -> Vec<usize> {
     let mut shares = vec![0; prompts.len()];
     let Some(first) = prompts.first() else { return shares };

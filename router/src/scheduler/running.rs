@@ -101,7 +101,7 @@ impl RunningSequence {
         if whole { self.sequence.prompt_len } else { 1 }
     }
 
-    /// What the sequence needs of the steps that compute its prompt.
+    /// The needs of the sequence in the next step.
     pub(super) fn prompt_need(&self, limits: &SchedulerLimits) -> PromptNeed {
         PromptNeed { remaining: self.remaining(), least: self.least(limits) }
     }
