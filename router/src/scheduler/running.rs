@@ -82,6 +82,7 @@ impl RunningSequence {
                 None => proto::Pooling::None,
                 Some(Pooling::Last) => proto::Pooling::Last,
                 Some(Pooling::Mean) => proto::Pooling::Mean,
+                Some(Pooling::First) => proto::Pooling::First,
             }
             .into(),
         }

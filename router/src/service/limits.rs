@@ -129,7 +129,9 @@ impl RequestLimits {
         let max_total = self.max_total_tokens.map_or(holds, |configured| configured.min(holds));
         // A prompt that cannot be divided must fit a step.
         let prompt = SchedulerLimits::new(ready).map_or(holds, |limits| limits.max_prompt_tokens());
-        let most = max_total.saturating_sub(1).min(prompt);
+        // A model without a head generates nothing behind a prompt.
+        let generated = usize::from(!ready.headless);
+        let most = max_total.saturating_sub(generated).min(prompt);
         let max_input = self.max_input_tokens.map_or(most, |configured| configured.min(most));
         TokenLimits { max_input, max_total }
     }
@@ -222,5 +224,7 @@ mod tests {
         let limits = |handling| RequestLimits::default().tokens(&ready(handling));
         assert_eq!(limits(PromptHandling::Whole), TokenLimits { max_input: 57, max_total: 100 });
         assert_eq!(limits(PromptHandling::Unshared), TokenLimits { max_input: 99, max_total: 100 });
+        let headless = Ready { headless: true, ..ready(PromptHandling::Unshared) };
+        assert_eq!(RequestLimits::default().tokens(&headless).max_input, 100);
     }
 }

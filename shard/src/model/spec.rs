@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use millrace_kernels::{Activation, Gating, KvFormat, KvSpec, QkvLayout, RopeStyle, RouterSpec};
+use millrace_proto::PromptHandling;
 
 /// The specification of a decoder.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,6 +40,18 @@ pub struct DecoderSpec {
     pub head: HeadPlan,
 }
 
+impl DecoderSpec {
+    /// Returns how the router may divide and share prompts.
+    pub fn prompt_handling(&self) -> PromptHandling {
+        if self.is_bidirectional() { PromptHandling::Whole } else { PromptHandling::Shared }
+    }
+
+    /// Returns whether tokens of a prompt attend to those after them, in some layer.
+    pub fn is_bidirectional(&self) -> bool {
+        self.layers.iter().filter_map(|layer| layer.attention.heads()).any(|heads| heads.bidirectional)
+    }
+}
+
 /// The change of the embedding before the first layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EmbeddingPlan {
@@ -48,11 +61,14 @@ pub struct EmbeddingPlan {
     pub norm: bool,
     /// The table of learned positions, which is added to the embedding.
     pub positions: Option<LearnedPositions>,
+    /// Number of rows of the table of token types, if the checkpoint has one (BERT). All tokens are
+    /// of type 0, whose row is added to every row of `positions` when that is loaded.
+    pub token_types: Option<usize>,
 }
 
 impl Default for EmbeddingPlan {
     fn default() -> Self {
-        EmbeddingPlan { factor: 1.0, norm: false, positions: None }
+        EmbeddingPlan { factor: 1.0, norm: false, positions: None, token_types: None }
     }
 }
 
@@ -134,6 +150,9 @@ pub struct AttentionHeads {
     /// attention). `layout` then has one key head, whose features are the shared rotated ones, then
     /// those of the latent.
     pub latent: Option<LatentPlan>,
+    /// Whether the tokens of a prompt also attend to those after them (BERT). The prompt is then
+    /// computed as a whole, and no token is generated.
+    pub bidirectional: bool,
 }
 
 /// The projections of multi-head latent attention (DeepSeek-AI, "DeepSeek-V2"). The decoder
@@ -468,9 +487,17 @@ pub enum NormPlace {
     AfterBranches,
     /// Both (Gemma 2, GLM-4-0414).
     AroundBranches,
+    /// Attention and MLP read the residual stream as it is, and the residual stream is normalized
+    /// after each of them has been added (BERT). There is no norm before the head.
+    AfterSums,
 }
 
 impl NormPlace {
+    /// Returns whether the residual stream itself is normalized.
+    pub const fn is_of_sums(self) -> bool {
+        matches!(self, NormPlace::AfterSums)
+    }
+
     /// Returns whether attention and MLP read the normalized residual stream.
     pub const fn is_before(self) -> bool {
         matches!(self, NormPlace::BeforeBranches | NormPlace::AroundBranches)
