@@ -42,8 +42,8 @@ pub(crate) fn configured(config: &Map<String, Value>) -> Result<Option<Pooling>,
     }
 }
 
-/// The pooling of a model that asks for none. A token of a decoder attends only to the tokens before
-/// it, so only the last state depends on the whole text. All states of an encoder do, and
+/// The pooling of a model that asks for none. A token of a decoder attends only to the tokens
+/// before it, so only the last state depends on the whole text. All states of an encoder do, and
 /// sentence-transformers takes their mean.
 pub(crate) fn usual(handling: PromptHandling) -> Pooling {
     if handling == PromptHandling::Whole { Pooling::Mean } else { Pooling::Last }

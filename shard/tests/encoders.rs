@@ -1,5 +1,5 @@
-//! Tests of encoders: tokens attend to the whole prompt, and the residual stream is normalized after
-//! each sum.
+//! Tests of encoders: tokens attend to the whole prompt, and the residual stream is normalized
+//! after each sum.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
 

@@ -184,8 +184,9 @@ fn apply(steps: &[DecoderStep], token: String) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// Returns the text of a token of BERT's vocabulary: the prefix marks a token that continues a word,
-/// and all others begin with a space. With `cleanup`, there is none before some marks and endings.
+/// Returns the text of a token of BERT's vocabulary: the prefix marks a token that continues a
+/// word, and all others begin with a space. With `cleanup`, there is none before some marks and
+/// endings.
 fn word_piece(token: &str, prefix: &str, cleanup: bool) -> String {
     const WITHOUT_SPACE: [&str; 9] = [".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re"];
     if let Some(rest) = token.strip_prefix(prefix) {

@@ -57,8 +57,8 @@ pub(super) fn read_after_padding(config: &Config) -> Result<DecoderSpec, ConfigE
     read(config, padding + 1)
 }
 
-/// Returns a function from weights to tensors whose names begin with the name of the model, as those
-/// of checkpoints with a head do.
+/// Returns a function from weights to tensors whose names begin with the name of the model, as
+/// those of checkpoints with a head do.
 macro_rules! bert_tensors {
     ($model:literal) => {
         |slot: crate::model::WeightSlot| -> crate::model::StoredTensors {
