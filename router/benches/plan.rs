@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use millrace_proto::{MAX_FRAME, Sampled, Sampling, Step, StepOutput};
+use millrace_proto::{MAX_FRAME, PromptHandling, Sampled, Sampling, Step, StepOutput};
 use millrace_router::scheduler::{Request, Scheduler, SchedulerLimits, SchedulerOptions, Tenant};
 
 const RUNNING: usize = 1024;
@@ -34,6 +34,7 @@ fn limits(num_blocks: usize) -> SchedulerLimits {
         vocab_size: 150_000,
         hidden_size: 64,
         max_frame_bytes: MAX_FRAME,
+        prompt_handling: PromptHandling::Shared,
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::str::FromStr;
 
+use millrace_proto::PromptHandling;
 use serde_json::{Map, Value};
 
 pub use crate::engine::Pooling;
 
 /// A pooling that is not supported.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("vectors by the pooling `{0}` are not supported; --pooling last and --pooling mean are")]
+#[error("vectors by the pooling `{0}` are not supported; --pooling last, mean and cls are")]
 pub struct UnknownPooling(String);
 
 impl FromStr for Pooling {
@@ -18,25 +19,34 @@ impl FromStr for Pooling {
         match name {
             "last" => Ok(Pooling::Last),
             "mean" => Ok(Pooling::Mean),
+            "first" | "cls" => Ok(Pooling::First),
             other => Err(UnknownPooling(other.to_owned())),
         }
     }
 }
 
-/// The pooling of sentence-transformers' `1_Pooling/config.json`. Without this file, or without a
-/// mode in it, it is the last state: a token of a decoder attends only to the tokens before it, so
-/// only the last state depends on the whole text.
+/// The pooling of sentence-transformers' `1_Pooling/config.json`, if there is such a file with a
+/// mode in it.
 ///
 /// # Errors
 /// [`UnknownPooling`] if the file has another mode, or several modes.
-pub(crate) fn configured(config: &Map<String, Value>) -> Result<Pooling, UnknownPooling> {
+pub(crate) fn configured(config: &Map<String, Value>) -> Result<Option<Pooling>, UnknownPooling> {
     let switches = config.iter().filter(|(_, on)| **on == Value::Bool(true));
     let modes: Vec<_> = switches.filter_map(|(name, _)| name.strip_prefix("pooling_mode_")).collect();
     match modes.as_slice() {
-        [] | ["lasttoken"] => Ok(Pooling::Last),
-        ["mean_tokens"] => Ok(Pooling::Mean),
+        [] => Ok(None),
+        ["lasttoken"] => Ok(Some(Pooling::Last)),
+        ["mean_tokens"] => Ok(Some(Pooling::Mean)),
+        ["cls_token"] => Ok(Some(Pooling::First)),
         others => Err(UnknownPooling(others.join(", "))),
     }
+}
+
+/// The pooling of a model that asks for none. A token of a decoder attends only to the tokens
+/// before it, so only the last state depends on the whole text. All states of an encoder do, and
+/// sentence-transformers takes their mean.
+pub(crate) fn usual(handling: PromptHandling) -> Pooling {
+    if handling == PromptHandling::Whole { Pooling::Mean } else { Pooling::Last }
 }
 
 #[cfg(test)]
@@ -48,12 +58,12 @@ mod tests {
     #[test]
     fn the_configuration_of_sentence_transformers_is_read() {
         let read = |config: Value| configured(config.as_object().unwrap()).map_err(|error| error.0);
-        assert_eq!(read(json!({})), Ok(Pooling::Last));
+        assert_eq!(read(json!({})), Ok(None));
         let last = json!({"word_embedding_dimension": 8, "pooling_mode_mean_tokens": false, "pooling_mode_lasttoken": true,
                           "include_prompt": true});
-        assert_eq!(read(last), Ok(Pooling::Last));
-        assert_eq!(read(json!({"pooling_mode_mean_tokens": true})), Ok(Pooling::Mean));
-        assert_eq!(read(json!({"pooling_mode_cls_token": true})), Err("cls_token".into()));
+        assert_eq!(read(last), Ok(Some(Pooling::Last)));
+        assert_eq!(read(json!({"pooling_mode_mean_tokens": true})), Ok(Some(Pooling::Mean)));
+        assert_eq!(read(json!({"pooling_mode_cls_token": true})), Ok(Some(Pooling::First)));
         let both = json!({"pooling_mode_mean_tokens": true, "pooling_mode_max_tokens": true});
         assert_eq!(read(both), Err("mean_tokens, max_tokens".into()));
     }

@@ -79,7 +79,8 @@ impl<B: Backend> Worker<B> {
         let depth = backend.steps_ahead();
         Worker {
             backend,
-            slots: SlotTable::new(limits, decoder.spec().vocab),
+            slots: SlotTable::new(limits, decoder.spec().vocab)
+                .with_whole_prompts(decoder.spec().is_bidirectional()),
             sums: Sums::new(decoder.spec().hidden, limits.max_sequences),
             decoder,
             limits,

@@ -8,7 +8,7 @@ mod common;
 use std::thread;
 use std::time::Duration;
 
-use common::{Chunk, Harness, MemoryWeights, Random, limits, row_error, specs};
+use common::{Chunk, Harness, MemoryWeights, Random, encoder, limits, row_error, specs};
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{DType, HostMemory};
@@ -50,10 +50,11 @@ fn divisible(mut spec: DecoderSpec, kv_heads: usize, group: usize) -> DecoderSpe
 }
 
 /// Computes the logits of every position of a prompt: first a chunk, then one token after the
-/// other.
+/// other. An encoder computes all of them at once.
 fn logits<B: HostMemory>(harness: &mut Harness<'_, B>, prompt: &[u32]) -> Vec<Vec<f32>> {
     let blocks: Vec<u32> = (0..8).rev().collect();
-    let (first, rest) = prompt.split_at(prompt.len() / 2 + 1);
+    let is_whole = harness.decoder.spec().is_bidirectional();
+    let (first, rest) = prompt.split_at(if is_whole { prompt.len() } else { prompt.len() / 2 + 1 });
     let mut all = harness.step(&[Chunk { tokens: first, start: 0, blocks: &blocks }]);
     for (index, token) in rest.iter().enumerate() {
         let start = first.len() + index;
@@ -142,6 +143,19 @@ proptest! {
         check(|| Reference, &spec, seed, (world_size, Transport::Shm), 1e-5)?;
         // Its GELU and its hyperbolic tangent have errors of 2e-7, which later norms amplify.
         check(cpu, &spec, seed, (world_size, Transport::Shm), 5e-5)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn shares_of_encoders_compute_what_the_whole_encoder_does(
+        spec in specs().prop_map(encoder), kv in prop::sample::select(vec![1usize, 2, 4]), seed: u64,
+    ) {
+        let spec = divisible(spec, kv, 2);
+        check(|| Reference, &spec, seed, 2, Transport::Shm)?;
+        check(cpu, &spec, seed, 2, Transport::Shm)?;
     }
 }
 

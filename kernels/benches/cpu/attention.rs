@@ -10,7 +10,8 @@ use millrace_kernels::{
 use crate::{activations, opened, queue, time};
 
 const LAYOUT: QkvLayout = QkvLayout { heads: 32, kv_heads: 4, head_dim: 64 };
-const SPEC: AttentionSpec = AttentionSpec { layout: LAYOUT, scale: 0.125, window: None, soft_cap: None };
+const SPEC: AttentionSpec =
+    AttentionSpec { layout: LAYOUT, scale: 0.125, window: None, soft_cap: None, bidirectional: false };
 /// Tokens that are written to a cache at once.
 const WRITTEN: usize = 4096;
 

@@ -126,6 +126,9 @@ pub struct AttentionSpec {
     pub window: Option<usize>,
     /// Bound on the absolute values of scores: `cap(x) = soft_cap * tanh(x / soft_cap)` (Gemma 2).
     pub soft_cap: Option<f32>,
+    /// Whether a query also sees the keys after it that belong to the same row of the step. There
+    /// is no window then.
+    pub bidirectional: bool,
 }
 
 /// The attention of query heads over latents: cached rows that are the keys of all heads, and whose
@@ -148,7 +151,7 @@ impl LatentSpec {
     /// but the scale changes scores.
     pub const fn attention(&self) -> AttentionSpec {
         let layout = QkvLayout { heads: self.heads, kv_heads: 1, head_dim: self.key_dim };
-        AttentionSpec { layout, scale: self.scale, window: None, soft_cap: None }
+        AttentionSpec { layout, scale: self.scale, window: None, soft_cap: None, bidirectional: false }
     }
 }
 

@@ -16,10 +16,16 @@ pub(super) fn run(
     for (t, &(position, table)) in step.places.iter().enumerate() {
         let blocks = &step.tables[table];
         let first = spec.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        // The tokens of a row follow each other, and each row has a table.
+        let of_row = step.places.iter().filter(|(_, other)| *other == table);
+        let last = match spec.bidirectional {
+            true => of_row.map(|(position, _)| *position).max().unwrap_or(position),
+            false => position,
+        };
         for h in 0..heads {
             let kv_head = h / (heads / kv_heads);
             let query = &qkv.row(t)[h * head_dim..(h + 1) * head_dim];
-            let scores: Vec<f64> = (first..=position)
+            let scores: Vec<f64> = (first..=last)
                 .map(|j| {
                     let at = kv.key_at(blocks, j, kv_head);
                     let score = f64::from(spec.scale) * dot(query, &kv.k[at..at + head_dim]);

@@ -33,6 +33,8 @@ pub(crate) struct Case {
     infinite: Option<usize>,
     /// Whether rows of one token count as decoding.
     decodes: bool,
+    /// Whether tokens attend to those after them in a row.
+    bidirectional: bool,
     seed: u64,
 }
 
@@ -79,6 +81,7 @@ impl Case {
             scale: (head_dim as f32).powf(-0.5) * 3.0,
             window: self.window,
             soft_cap: self.soft_cap,
+            bidirectional: self.bidirectional,
         };
         let slopes: Vec<f32> = (1..=heads).map(|i| (-8.0 * i as f32 / heads as f32).exp2()).collect();
         // Some sinks exceed all scores, and some do not matter.
@@ -182,6 +185,7 @@ impl Case {
             garbage: 0.0,
             infinite: None,
             decodes: false,
+            bidirectional: false,
             seed: 11,
         }
     }
@@ -216,6 +220,7 @@ impl Case {
             garbage: 0.0,
             infinite: None,
             decodes: true,
+            bidirectional: false,
             seed,
         }
     }
@@ -285,7 +290,8 @@ prop_compose! {
         Case {
             layout: QkvLayout { heads: kv_heads * group, kv_heads, head_dim },
             format, block_size, window, head_norm: false, rope: None, query_scale: false,
-            soft_cap: None, alibi: false, sinks: false, lengths, garbage: 0.0, infinite: None, decodes: false, seed,
+            soft_cap: None, alibi: false, sinks: false, lengths, garbage: 0.0, infinite: None, decodes: false,
+            bidirectional: false, seed,
         }
     }
 }
@@ -304,8 +310,27 @@ prop_compose! {
     }
 }
 
+prop_compose! {
+    /// Prompts whose tokens attend to each other in both directions.
+    pub(crate) fn bidirectional_case()(case in case_with_prologue()) -> Case {
+        Case { window: None, bidirectional: true, garbage: f32::NAN, ..case }
+    }
+}
+
 proptest! {
     #![proptest_config(cases(24))]
+
+    #[test]
+    fn bidirectional_attention_matches_the_reference(case in bidirectional_case()) {
+        let want = case.run(&Reference, &case.whole());
+        for pair in CPUS.chunks(2) {
+            let whole = case.run(&pair[0], &case.whole());
+            case.assert_close(&pair[0], &whole, &want);
+            assert_same_bits("threads", &case.run(&pair[1], &case.whole()), &whole);
+            let alone: Plan = case.whole()[0].iter().map(|row| vec![*row]).collect();
+            assert_same_bits("alone", &case.run(&pair[1], &alone), &whole);
+        }
+    }
 
     #[test]
     fn attention_matches_the_reference(case in case_with_prologue()) {

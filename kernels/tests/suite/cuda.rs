@@ -97,6 +97,14 @@ proptest! {
     }
 
     #[test]
+    fn bidirectional_attention_matches_the_reference(case in attention::bidirectional_case()) {
+        let Ok(dtype) = case.format.dense() else { return Ok(()) };
+        let got = case.run(&*CUDA, &case.whole());
+        let bound = if dtype == DType::F32 { 1e-5 } else { 2e-2 };
+        assert_close("attention", &got, &case.run(&Reference, &case.whole()), bound);
+    }
+
+    #[test]
     fn attention_matches_the_reference(case in attention::case_with_prologue(), seed: u64) {
         let Ok(dtype) = case.format.dense() else { return Ok(()) };
         let exact = dtype == DType::F32;

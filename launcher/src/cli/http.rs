@@ -122,8 +122,8 @@ pub(crate) struct HttpArgs {
     /// `auto` uses the model's generation_config.json, `none` uses the defaults of the API
     #[arg(long, env = "GENERATION_CONFIG", default_value = "auto")]
     pub(crate) generation_config: GenerationConfig,
-    /// Pooling of /v1/embeddings: the last state, or the mean of all states; if absent, the model's
-    /// 1_Pooling/config.json, else the last state
+    /// Pooling of /v1/embeddings and /embed: last, mean or cls (the first state); if absent, the
+    /// model's 1_Pooling/config.json, else the mean for an encoder and the last state for others
     #[arg(long, env = "POOLING", value_name = "KIND")]
     pub(crate) pooling: Option<Pooling>,
     /// Share of the vocabulary that a watermark makes more likely after each token, above 0 and

@@ -41,7 +41,8 @@ pub(super) async fn compute(
         let message = format!("`dimensions` must be > 0 and <= {features}. Given: {kept}");
         return Err(ServiceError::invalid("dimensions", message));
     }
-    let pooling = app.service.pooling().map_err(|why| ServiceError::invalid("model", why.to_string()))?;
+    let pooling =
+        app.service.pooling(&ready).map_err(|why| ServiceError::invalid("model", why.to_string()))?;
     let params = Params {
         max_new_tokens: Some(0),
         echoes: true,

@@ -67,7 +67,7 @@ impl Scheduler {
             return admitted;
         }
         let mut pass = self.admission_pass();
-        while prompt_shares::has_room(&self.remaining_prefills(), self.prompt_budget(&[])) {
+        while self.has_prompt_room(&self.remaining_prefills(), &[]) {
             let candidates = self.admission_order(MAX_CONSIDERED + MAX_WAITING_FOR_PREFIX);
             if self.free_slots.is_empty() && !self.may_preempt_for(&candidates) {
                 break;

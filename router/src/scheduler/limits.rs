@@ -1,7 +1,7 @@
 //! The limits of the shards, and the requests that can never run within them.
 
 use millrace_proto::rules::OutOfRange;
-use millrace_proto::{MAX_FRAME, Ready};
+use millrace_proto::{MAX_FRAME, PromptHandling, Ready};
 
 use super::message_size;
 
@@ -25,20 +25,33 @@ pub struct SchedulerLimits {
     pub hidden_size: usize,
     /// Size of the largest message in bytes: [`MAX_FRAME`] except in tests.
     pub max_frame_bytes: usize,
+    /// How prompts may be divided and shared.
+    pub prompt_handling: PromptHandling,
 }
 
-/// A shard announced a limit of zero, so no request could ever run.
+/// A shard announced limits with which no request could ever run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the shard announced {0} = 0, so no request could ever run")]
-pub struct ZeroLimit(&'static str);
+pub enum InvalidAnnouncement {
+    /// A limit is zero.
+    #[error("the shard announced {0} = 0, so no request could ever run")]
+    Zero(&'static str),
+    /// The handling of prompts is not one that this version knows.
+    #[error("the shard announced an unknown handling of prompts, {0}")]
+    UnknownPromptHandling(i32),
+}
 
 impl SchedulerLimits {
     /// Reads the limits from the announcement of a shard.
     ///
     /// # Errors
-    /// [`ZeroLimit`] if one of them is zero.
-    pub fn new(ready: &Ready) -> Result<Self, ZeroLimit> {
-        let positive = |name, value: u32| if value == 0 { Err(ZeroLimit(name)) } else { Ok(value as usize) };
+    /// [`InvalidAnnouncement`] if one of them is zero, or the handling of prompts is unknown.
+    pub fn new(ready: &Ready) -> Result<Self, InvalidAnnouncement> {
+        let positive = |name, value: u32| match value {
+            0 => Err(InvalidAnnouncement::Zero(name)),
+            value => Ok(value as usize),
+        };
+        let prompt_handling = PromptHandling::try_from(ready.prompt_handling)
+            .map_err(|_| InvalidAnnouncement::UnknownPromptHandling(ready.prompt_handling))?;
         let max_step_tokens = positive("max_step_tokens", ready.max_step_tokens)?;
         Ok(SchedulerLimits {
             max_sequence_tokens: positive("max_sequence_tokens", ready.max_sequence_tokens)?,
@@ -51,7 +64,27 @@ impl SchedulerLimits {
             vocab_size: positive("vocab_size", ready.vocab_size)?,
             hidden_size: ready.hidden_size as usize,
             max_frame_bytes: MAX_FRAME,
+            prompt_handling,
         })
+    }
+
+    /// Whether sequences with the same beginning may share blocks, and positions may be run again.
+    pub(super) fn shares_blocks(&self) -> bool {
+        self.prompt_handling == PromptHandling::Shared
+    }
+
+    /// Whether a prompt must be computed by one row.
+    pub(super) fn needs_whole_prompts(&self) -> bool {
+        self.prompt_handling == PromptHandling::Whole
+    }
+
+    /// Maximum number of tokens of a prompt. A prompt that cannot be divided must fit a step in
+    /// which all other sequences decode.
+    pub fn max_prompt_tokens(&self) -> usize {
+        match self.needs_whole_prompts() {
+            true => (self.max_step_tokens + 1 - self.max_sequences).min(self.max_sequence_tokens),
+            false => self.max_sequence_tokens,
+        }
     }
 
     /// Number of blocks that hold `positions` positions.
@@ -69,6 +102,9 @@ impl SchedulerLimits {
         }
         if prompt.saturating_add(new) > self.max_sequence_tokens {
             return Err(InfeasibleRequest::TooLong { prompt, new, limit: self.max_sequence_tokens });
+        }
+        if prompt > self.max_prompt_tokens() {
+            return Err(InfeasibleRequest::ExceedsStep { prompt, limit: self.max_prompt_tokens() });
         }
         let needed = self.blocks_for(positions(prompt, new));
         if needed > self.num_blocks {
@@ -98,6 +134,17 @@ pub enum InfeasibleRequest {
          shorten the prompt or ask for fewer new tokens"
     )]
     TooLong { prompt: usize, new: usize, limit: usize },
+    /// The prompt cannot be divided and is longer than a step.
+    #[error(
+        "{prompt} prompt tokens are more than the {limit} that one step holds, and the model computes a prompt \
+         as a whole; shorten the prompt"
+    )]
+    ExceedsStep { prompt: usize, limit: usize },
+    /// Scores of a prompt whose tokens attend to the tokens after them.
+    #[error(
+        "the tokens of a prompt attend to the tokens after them in this model, so they have no log-probabilities"
+    )]
+    NoPromptScores,
     /// The sequence needs more keys and values than the whole KV cache holds.
     #[error(
         "{prompt} prompt tokens and {new} new tokens need {needed} cache blocks of {block_size} tokens, \

@@ -32,6 +32,13 @@
 //! with a lower priority ([`priority`]). The first sequence in order is never preempted for another
 //! one, so there is always progress.
 //!
+//! # Prompts that cannot be shared or divided
+//!
+//! Some models have state outside of the blocks, or attend to the prompt in both directions
+//! ([`SchedulerLimits::prompt_handling`]). For the first kind no blocks are shared and no position
+//! is run twice. For the second kind, in addition, the first row of a sequence covers its prompt.
+//! A prompt that is longer than a step beside all other sequences is refused.
+//!
 //! # Constrained sequences
 //!
 //! After each token of a constrained sequence [`release`](Scheduler::release) gives the mask for
@@ -83,7 +90,7 @@ pub(crate) mod tests;
 pub use self::cache::{BlockHashBytes, BlockHashes, CacheEvent, StoredBlocks};
 pub use self::id::{SeqId, SlotId};
 pub use self::in_flight::MalformedAnswer;
-pub use self::limits::{InfeasibleRequest, SchedulerLimits, ZeroLimit};
+pub use self::limits::{InfeasibleRequest, InvalidAnnouncement, SchedulerLimits};
 pub use self::options::SchedulerOptions;
 pub use self::output::{RowFailure, SequenceEvent, SequenceOutput};
 pub use self::planned::{Admitted, PlannedStep};

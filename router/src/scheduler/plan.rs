@@ -90,7 +90,9 @@ impl Scheduler {
 
     /// Shares the budget for prompts among them.
     fn schedule_prefills(&mut self, bytes: &mut FrameBudget) {
-        let shares = prompt_shares::share(&self.remaining_prefills(), self.prompt_budget(&[]));
+        let prompts = self.running.iter().filter(|running| running.is_prefill());
+        let needs: Vec<_> = prompts.map(|running| running.prompt_need(&self.limits)).collect();
+        let shares = prompt_shares::share(&needs, self.prompt_budget(&[]));
         let prompts = self.running.iter_mut().filter(|running| running.is_prefill());
         for (running, tokens) in prompts.zip(shares) {
             running.plan(tokens, &self.limits, bytes);

@@ -18,7 +18,6 @@ use super::admission::overtaking_allowance;
 use super::frame_budget::FrameBudget;
 use super::id::SeqId;
 use super::prefix_wait::Producer;
-use super::prompt_shares;
 use super::request::Priority;
 use super::running::RunningSequence;
 use super::sequence::Sequence;
@@ -127,7 +126,7 @@ impl Scheduler {
         let prompts: Vec<usize> = prefills.map(RunningSequence::remaining).collect();
         let has_slot = !self.free_slots.is_empty() || !leaving.is_empty();
         has_slot
-            && prompt_shares::has_room(&prompts, self.prompt_budget(leaving))
+            && self.has_prompt_room(&prompts, leaving)
             && self.fits(first, &self.prefix_of(first), &prompts, leaving)
     }
 }

@@ -21,7 +21,7 @@
 //! tokens per step, which does not suit devices that differ in speed by a factor of a thousand.
 
 use super::cost_model::StepLoad;
-use super::prompt_shares;
+use super::prompt_shares::{self, PromptNeed};
 use super::running::RunningSequence;
 use super::state::Scheduler;
 
@@ -41,8 +41,7 @@ const MIN_EFFICIENT_TOKENS: usize = 128;
 struct PartialPrompt {
     /// Number of computed positions.
     start: usize,
-    /// Number of tokens left to run.
-    remaining: usize,
+    need: PromptNeed,
 }
 
 impl Scheduler {
@@ -72,8 +71,7 @@ impl Scheduler {
         let mut load = StepLoad::default();
         self.staying(leaving).for_each(|running| running.add_decode(&mut load));
         let micros = self.costs.predict(&load).max(self.options.target_micros / (1.0 + MIN_WEIGHT));
-        let endless = PartialPrompt { start: 0, remaining: limits.max_sequence_tokens };
-        self.prompt_tokens_within(&[endless], micros, limit)
+        self.prompt_tokens_within(&[self.endless_prompt()], micros, limit)
     }
 
     /// The time in microseconds by which prompts may extend the step being planned; `None` if
@@ -98,22 +96,36 @@ impl Scheduler {
         let prefills = self.staying(leaving).filter(|running| running.is_prefill());
         let partial = |running: &RunningSequence| PartialPrompt {
             start: running.positions_after(0),
-            remaining: running.remaining(),
+            need: running.prompt_need(&self.limits),
         };
         let prompts: Vec<_> = prefills.map(partial).collect();
         // Without running prompts, the budget is that of a prompt to be admitted.
-        let newcomer = || PartialPrompt { start: 0, remaining: self.limits.max_sequence_tokens };
-        if prompts.is_empty() { vec![newcomer()] } else { prompts }
+        if prompts.is_empty() { vec![self.endless_prompt()] } else { prompts }
+    }
+
+    /// The longest prompt, as if it could be divided.
+    fn endless_prompt(&self) -> PartialPrompt {
+        PartialPrompt { start: 0, need: PromptNeed { remaining: self.limits.max_sequence_tokens, least: 1 } }
+    }
+
+    /// Whether prompts with these remaining lengths leave room to another one that joins them when
+    /// the running sequences with the indices `leaving` have left.
+    pub(super) fn has_prompt_room(&self, remaining: &[usize], leaving: &[usize]) -> bool {
+        let budget = self.prompt_budget(leaving);
+        match self.limits.needs_whole_prompts() {
+            true => prompt_shares::has_room_for_whole(remaining, budget),
+            false => prompt_shares::has_room(remaining, budget),
+        }
     }
 
     /// The largest number of tokens, from 1 to `limit`, that these prompts can share in `micros`
     /// microseconds.
     fn prompt_tokens_within(&self, prompts: &[PartialPrompt], micros: f64, limit: usize) -> usize {
-        let remaining: Vec<_> = prompts.iter().map(|prompt| prompt.remaining).collect();
+        let needs: Vec<_> = prompts.iter().map(|prompt| prompt.need).collect();
         let fits = |tokens: usize| {
             let mut load = StepLoad::default();
-            for (prompt, share) in prompts.iter().zip(prompt_shares::share(&remaining, tokens)) {
-                load.add(prompt.start, share, share == prompt.remaining);
+            for (prompt, share) in prompts.iter().zip(prompt_shares::share(&needs, tokens)) {
+                load.add(prompt.start, share, share == prompt.need.remaining);
             }
             self.costs.predict_additional(&load) <= micros
         };

@@ -45,6 +45,9 @@ pub enum Pooling {
     Last,
     /// The mean of all states. The whole prompt is computed for it, whatever is cached.
     Mean,
+    /// The first state, which depends on all tokens if these attend in both directions. The whole
+    /// prompt is computed for it, whatever is cached.
+    First,
 }
 
 /// A set of allowed tokens: bit `t % 32` of word `t / 32` stands for token t, and missing words are

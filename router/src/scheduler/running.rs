@@ -10,6 +10,7 @@ use super::id::SlotId;
 use super::in_flight::{FinalResult, RowInFlight};
 use super::limits::SchedulerLimits;
 use super::message_size;
+use super::prompt_shares::PromptNeed;
 use super::request::Pooling;
 use super::sequence::Sequence;
 
@@ -81,6 +82,7 @@ impl RunningSequence {
                 None => proto::Pooling::None,
                 Some(Pooling::Last) => proto::Pooling::Last,
                 Some(Pooling::Mean) => proto::Pooling::Mean,
+                Some(Pooling::First) => proto::Pooling::First,
             }
             .into(),
         }
@@ -91,6 +93,18 @@ impl RunningSequence {
     pub(super) fn remaining(&self) -> usize {
         let wanted = self.sequence.len().min(self.sequence.max_positions());
         if self.sequence.can_continue() { wanted - self.computed } else { 0 }
+    }
+
+    /// Minimum number of tokens of the next row: the prompt, if it cannot be divided and has not
+    /// been computed.
+    pub(super) fn least(&self, limits: &SchedulerLimits) -> usize {
+        let whole = limits.needs_whole_prompts() && self.computed == 0;
+        if whole { self.sequence.prompt_len } else { 1 }
+    }
+
+    /// The needs of the sequence in the next step.
+    pub(super) fn prompt_need(&self, limits: &SchedulerLimits) -> PromptNeed {
+        PromptNeed { remaining: self.remaining(), least: self.least(limits) }
     }
 
     /// Whether the sequence has something to run and no row yet in the step being planned.
@@ -144,14 +158,15 @@ impl RunningSequence {
 
     /// Plans up to `count` tokens, as many as fit the messages of the step, and takes their bytes
     /// from the budget. If the whole row does not fit, a row without the last token may fit,
-    /// because only the last token can have a mask, alternatives or a vector.
+    /// because only the last token can have a mask, alternatives or a vector. A prompt that cannot
+    /// be divided is never planned in part.
     pub(super) fn plan(&mut self, count: usize, limits: &SchedulerLimits, budget: &mut FrameBudget) {
         self.planned = 0;
         let content = self.content(count, limits);
         let scorable = budget.answer_left() / message_size::scored_token(content.score_top_n);
         let shorter = count.saturating_sub(1).min(if content.scores > 0 { scorable } else { count });
         for count in [count, shorter] {
-            if count > 0 && budget.take(self.content(count, limits).bytes()) {
+            if count >= self.least(limits) && budget.take(self.content(count, limits).bytes()) {
                 self.planned = count;
                 return;
             }

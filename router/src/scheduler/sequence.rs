@@ -42,7 +42,8 @@ pub(super) struct Sequence {
     mask: MaskState,
     /// Number of rows in a row that were deferred, up to [`MAX_DEFERRALS`].
     deferrals: u32,
-    /// Number of accepted tokens from which on the sequence may run ahead of its mask.
+    /// Number of accepted tokens from which on the sequence may run ahead of its mask. It is
+    /// [`usize::MAX`] if a deferred row could not be run again.
     runs_ahead_from: usize,
     /// Number of alternatives to report at each token of the prompt, if the prompt is scored.
     pub(super) prompt_logprobs: Option<u32>,
@@ -113,9 +114,18 @@ impl Sequence {
         }
     }
 
+    /// Makes a constrained sequence run only while its mask is known. A sequence that runs ahead of
+    /// a mask which then comes late would run a position twice.
+    pub(super) fn await_every_mask(&mut self) {
+        self.runs_ahead_from = usize::MAX;
+    }
+
     /// Checks that shards with these limits can run the sequence.
     pub(super) fn check(&self, limits: &SchedulerLimits) -> Result<(), InfeasibleRequest> {
         limits.check(self.prompt_len, self.max_new_tokens)?;
+        if limits.needs_whole_prompts() && self.prompt_logprobs.is_some() {
+            return Err(InfeasibleRequest::NoPromptScores);
+        }
         let vocab_size = limits.vocab_size;
         if let Some(&token) = self.tokens.iter().find(|&&token| token as usize >= vocab_size) {
             return Err(InfeasibleRequest::UnknownToken { token, vocab_size });
@@ -222,7 +232,7 @@ impl Sequence {
     /// Whether all tokens must be run through the model, whatever is cached.
     pub(super) fn ignores_prefix_cache(&self) -> bool {
         let is_scored = self.prompt_logprobs.is_none() || self.scored >= self.prompt_len;
-        !is_scored || self.pooling == Some(Pooling::Mean)
+        !is_scored || matches!(self.pooling, Some(Pooling::Mean | Pooling::First))
     }
 
     /// The tokens of the prompt whose scores come from the states at `positions`, as far as they

@@ -47,7 +47,11 @@ pub struct Scheduler {
 impl Scheduler {
     /// A scheduler without sequences.
     pub fn new(limits: SchedulerLimits, options: SchedulerOptions) -> Self {
-        let mut cache = KvCache::new(limits.num_blocks, limits.block_size, options.prefix_cache);
+        let reuse = options.prefix_cache && limits.shares_blocks();
+        let mut cache = KvCache::new(limits.num_blocks, limits.block_size, reuse);
+        // A position that was run for a token that is not accepted cannot be taken back.
+        let max_lookahead = if limits.shares_blocks() { options.max_lookahead } else { 0 };
+        let options = SchedulerOptions { max_lookahead, ..options };
         if options.cache_events {
             cache.log_events();
         }
@@ -89,6 +93,9 @@ impl Scheduler {
         let delay = u64::from(self.options.ageing_steps) * request.priority as u64;
         let id = SeqId { due: self.next_step + delay, serial: self.arrived };
         let mut sequence = Sequence::new(id, request, self.cache.hashed_block_size());
+        if !self.limits.shares_blocks() {
+            sequence.await_every_mask();
+        }
         sequence.check(&self.limits)?;
         sequence.hash_prompt();
         self.arrived += 1;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_proto::Ready;
+use millrace_proto::{PromptHandling, Ready};
 
 use super::error::ServiceError;
 use super::setup::Service;
@@ -14,14 +14,15 @@ const MAX_INLINE_TOKENS: usize = 16 << 10;
 impl Service {
     /// Hashes a prompt, on a thread that may block if the prompt is long. Returns the prompt and
     /// the hashes, which all answers to the prompt share. There are no hashes without a prefix
-    /// cache.
+    /// cache, and for a model whose blocks cannot be shared.
     pub(super) async fn hash_blocks(
         &self,
         prompt: Vec<u32>,
         salt: Option<Arc<str>>,
         ready: &Ready,
     ) -> Result<(Vec<u32>, Option<BlockHashes>), ServiceError> {
-        if !self.0.engine.has_prefix_cache() {
+        let are_shared = ready.prompt_handling() == PromptHandling::Shared;
+        if !self.0.engine.has_prefix_cache() || !are_shared {
             return Ok((prompt, None));
         }
         let (block_size, is_short) = (ready.block_size as usize, prompt.len() <= MAX_INLINE_TOKENS);

@@ -3,7 +3,7 @@
 use millrace_proto::{Ready, Watermark};
 
 use super::error::{ContextOverflow, ServiceError};
-use crate::engine::Pooling;
+use crate::engine::{Pooling, SchedulerLimits};
 use crate::grammar::GrammarWorkerCommand;
 use crate::reasoning::ReasoningParser;
 use crate::tools::ToolFormat;
@@ -127,7 +127,11 @@ impl RequestLimits {
     pub fn tokens(&self, ready: &Ready) -> TokenLimits {
         let holds = ready.max_sequence_tokens as usize;
         let max_total = self.max_total_tokens.map_or(holds, |configured| configured.min(holds));
-        let most = max_total.saturating_sub(1);
+        // A prompt that cannot be divided must fit a step.
+        let prompt = SchedulerLimits::new(ready).map_or(holds, |limits| limits.max_prompt_tokens());
+        // A model without a head generates nothing behind a prompt.
+        let generated = usize::from(!ready.headless);
+        let most = max_total.saturating_sub(generated).min(prompt);
         let max_input = self.max_input_tokens.map_or(most, |configured| configured.min(most));
         TokenLimits { max_input, max_total }
     }
@@ -188,6 +192,8 @@ impl TokenLimits {
 
 #[cfg(test)]
 mod tests {
+    use millrace_proto::PromptHandling;
+
     use super::*;
 
     #[test]
@@ -201,5 +207,24 @@ mod tests {
         assert_eq!(limits(None, None), (99, 100));
         assert_eq!(limits(Some(10), Some(50)), (10, 50));
         assert_eq!(limits(Some(1000), Some(1000)), (99, 100));
+    }
+
+    #[test]
+    fn a_prompt_that_cannot_be_divided_fits_a_step_beside_all_other_sequences() {
+        let ready = |prompt_handling: PromptHandling| Ready {
+            max_sequence_tokens: 100,
+            max_step_tokens: 64,
+            max_sequences: 8,
+            block_size: 4,
+            num_blocks: 100,
+            vocab_size: 9,
+            prompt_handling: prompt_handling.into(),
+            ..Ready::default()
+        };
+        let limits = |handling| RequestLimits::default().tokens(&ready(handling));
+        assert_eq!(limits(PromptHandling::Whole), TokenLimits { max_input: 57, max_total: 100 });
+        assert_eq!(limits(PromptHandling::Unshared), TokenLimits { max_input: 99, max_total: 100 });
+        let headless = Ready { headless: true, ..ready(PromptHandling::Unshared) };
+        assert_eq!(RequestLimits::default().tokens(&headless).max_input, 100);
     }
 }

@@ -47,7 +47,7 @@ pub(super) struct Inner {
     pub(super) tool_format: ToolFormat,
     /// The format of the model's reasoning; `None` if it is not separated from the answer.
     pub(super) reasoning: Option<ReasoningFormat>,
-    pub(super) pooling: Result<Pooling, UnknownPooling>,
+    pub(super) pooling: Result<Option<Pooling>, UnknownPooling>,
     pub(super) limits: RequestLimits,
     pub(super) engine: Engine,
     pub(super) model: ModelInfo,
@@ -103,7 +103,10 @@ impl Service {
             ReasoningParser::Off => None,
             ReasoningParser::Format(format) => Some(format),
         };
-        let pooling = limits.pooling.map_or_else(|| pooling::configured(&assets.pooling), Ok);
+        let pooling = match limits.pooling {
+            Some(chosen) => Ok(Some(chosen)),
+            None => pooling::configured(&assets.pooling),
+        };
         let eos: Arc<[u32]> = end_tokens(assets, &tokenizer, template.as_ref()).into();
         let sampling = if limits.model_sampling { assets.sampling } else { SamplingDefaults::default() };
         let entrance = Semaphore::new(limits.max_concurrent_requests);
@@ -174,12 +177,12 @@ impl Service {
         self.0.sampling
     }
 
-    /// The pooling of a prompt into a vector.
+    /// The pooling of a prompt into a vector by the loaded model, which has announced `ready`.
     ///
     /// # Errors
     /// [`UnknownPooling`] if the model asks for another pooling than the supported ones.
-    pub fn pooling(&self) -> Result<Pooling, UnknownPooling> {
-        self.0.pooling.clone()
+    pub fn pooling(&self, ready: &Ready) -> Result<Pooling, UnknownPooling> {
+        Ok(self.0.pooling.clone()?.unwrap_or_else(|| pooling::usual(ready.prompt_handling())))
     }
 
     /// Whether the model has a chat template. Without one it can only continue texts.

@@ -11,7 +11,7 @@ pub enum TextError {
     Vocabulary(String),
     /// The kind of the decoder in `tokenizer.json` is not supported.
     #[error(
-        "the decoder in tokenizer.json is not supported: {0}. Supported are ByteLevel, Metaspace, and sequences of \
+        "the decoder in tokenizer.json is not supported: {0}. Supported are ByteLevel, Metaspace, WordPiece, and sequences of \
          Replace, ByteFallback, Fuse and Strip"
     )]
     Decoder(String),

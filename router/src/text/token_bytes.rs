@@ -32,6 +32,10 @@ enum DecoderStep {
         #[serde(default)]
         add_prefix_space: Option<bool>,
     },
+    WordPiece {
+        prefix: String,
+        cleanup: bool,
+    },
     Sequence {
         decoders: Vec<serde_json::Value>,
     },
@@ -105,6 +109,7 @@ impl TokenBytes {
                         pieces.leading_trim = LeadingTrim::FirstToken;
                     }
                 }
+                DecoderStep::WordPiece { .. } => pieces.leading_trim = LeadingTrim::FirstToken,
                 _ => {}
             }
         }
@@ -166,6 +171,7 @@ fn apply(steps: &[DecoderStep], token: String) -> Vec<u8> {
                 text = strip(&text, *content, *start, *stop)
             }
             DecoderStep::Metaspace { replacement, .. } => text = text.replace(*replacement, " "),
+            DecoderStep::WordPiece { prefix, cleanup } => text = word_piece(&text, prefix, *cleanup),
             DecoderStep::Fuse => fused = true,
             // `flatten` refuses or flattens these steps, or they concern only the start of the
             // whole text.
@@ -176,6 +182,21 @@ fn apply(steps: &[DecoderStep], token: String) -> Vec<u8> {
         }
     }
     text.into_bytes()
+}
+
+/// Returns the text of a token of BERT's vocabulary: the prefix marks a token that continues a
+/// word, and all others begin with a space. With `cleanup`, there is none before some marks and
+/// endings.
+fn word_piece(token: &str, prefix: &str, cleanup: bool) -> String {
+    const WITHOUT_SPACE: [&str; 9] = [".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re"];
+    if let Some(rest) = token.strip_prefix(prefix) {
+        return rest.to_owned();
+    }
+    let text = format!(" {token}");
+    match cleanup {
+        true => WITHOUT_SPACE.iter().fold(text, |text, end| text.replace(&format!(" {end}"), end)),
+        false => text,
+    }
 }
 
 fn strip(text: &str, content: char, start: usize, stop: usize) -> String {
@@ -224,6 +245,12 @@ mod tests {
         assert_eq!(piece(json!({"type": "ByteLevel"}), "a b"), b"a b");
         assert_eq!(piece(json!({"type": "ByteFallback"}), "<0xE2>"), [0xE2]);
         assert_eq!(piece(json!({"type": "Metaspace", "replacement": "▁"}), "▁a"), b" a");
+        for (token, text) in
+            [("##ing", "ing"), ("word", " word"), (".", "."), ("n't", "n't"), ("-", " -"), ("'", " '")]
+        {
+            let decoder = json!({"type": "WordPiece", "prefix": "##", "cleanup": true});
+            assert_eq!(piece(decoder, token), text.as_bytes());
+        }
         let strip = json!({"type": "Strip", "content": " ", "start": 1, "stop": 1});
         assert_eq!(piece(strip, "  a "), b" a");
     }

@@ -35,8 +35,8 @@ pub(super) trait Stage<B: Backend> {
 pub(super) struct StageWeights<B: Backend> {
     pub(super) layers: Vec<LayerWeights<B>>,
     pub(super) ropes: Vec<RopeSpec<B::Vector>>,
-    /// The norm after the last layer.
-    pub(super) exit_norm: Norm<B::Vector>,
+    /// The norm after the last layer, if there is one.
+    pub(super) exit_norm: Option<Norm<B::Vector>>,
 }
 
 /// The two branches of a layer, in the order in which they are computed.
@@ -52,7 +52,7 @@ impl<B: Backend> StageWeights<B> {
     fn norm_before(&self, index: usize) -> Option<&Norm<B::Vector>> {
         match self.layers.get(index) {
             Some(layer) => layer.attention_norm.as_ref(),
-            None => Some(&self.exit_norm),
+            None => self.exit_norm.as_ref(),
         }
     }
 
@@ -160,6 +160,16 @@ impl<B: Backend> LayerStage<B> {
         let layer = &weights.layers[index];
         if plan.factor != 1.0 {
             backend.scale(n, plan.factor, &mut buffers.branch)?;
+        }
+        if plan.place.is_of_sums() {
+            let norm = match branch {
+                Branch::Attention => layer.mlp_norm.as_ref(),
+                Branch::Mlp => layer.mlp_out_norm.as_ref(),
+            };
+            if let Some(norm) = norm {
+                group.all_reduce_norm(backend, n, residual, &mut buffers.branch, norm, normed)?;
+            }
+            return Ok(backend.copy_rows(normed, 0, n, residual, 0)?);
         }
         let next = weights.norm_after(index, branch);
         let own = match branch {
@@ -291,5 +301,6 @@ pub(super) fn attention_spec(attention: &Attention) -> Option<AttentionSpec> {
 }
 
 fn softmax_spec(heads: &AttentionHeads, window: Option<usize>) -> AttentionSpec {
-    AttentionSpec { layout: heads.layout, scale: heads.score_scale, window, soft_cap: heads.score_cap }
+    let AttentionHeads { layout, score_scale: scale, score_cap: soft_cap, bidirectional, .. } = *heads;
+    AttentionSpec { layout, scale, window, soft_cap, bidirectional }
 }

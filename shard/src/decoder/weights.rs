@@ -30,9 +30,9 @@ pub struct Weights<B: Backend> {
     pub(super) positions: Option<B::Matrix>,            // [positions, hidden]
     pub(super) ropes: Vec<RopeSpec<B::Vector>>,
     pub(super) layers: Vec<LayerWeights<B>>,
-    pub(super) final_norm: Norm<B::Vector>,  // [hidden]
-    pub(super) head: Option<B::Matrix>,      // [vocab_rows, hidden]; none if the head is the embedding
-    pub(super) head_bias: Option<B::Vector>, // [vocab_rows]
+    pub(super) final_norm: Option<Norm<B::Vector>>, // [hidden]
+    pub(super) head: Option<B::Matrix>,             // [vocab_rows, hidden]; none if the head is the embedding
+    pub(super) head_bias: Option<B::Vector>,        // [vocab_rows]
     bytes_read: usize,
 }
 
@@ -140,7 +140,8 @@ impl<B: Backend> Weights<B> {
             .enumerate()
             .map(|(index, layer)| loader.layer(index, layer))
             .collect::<Result<Vec<_>, _>>()?;
-        let final_norm = loader.norm(WeightSlot::FinalNorm, Some(WeightSlot::FinalNormBias))?;
+        let final_norm =
+            loader.norm_if(spec.has_final_norm(), WeightSlot::FinalNorm, Some(WeightSlot::FinalNormBias))?;
         let head = if spec.tied_head { None } else { Some(loader.matrix(WeightSlot::Head)?) };
         let head_bias = loader.bias(spec.head.bias, WeightSlot::HeadBias)?;
         let ropes =
@@ -201,7 +202,11 @@ impl<B: Backend> WeightLoader<'_, B> {
                 Some(at(Slot::MlpNormBias)),
             )?,
             mlp: self.mlp(index, &layer.mlp)?,
-            mlp_out_norm: self.norm_if(place.is_after(), at(Slot::MlpOutNorm), None)?,
+            mlp_out_norm: self.norm_if(
+                place.is_after() || place.is_of_sums(),
+                at(Slot::MlpOutNorm),
+                Some(at(Slot::MlpOutNormBias)).filter(|_| place.is_of_sums()),
+            )?,
         })
     }
 

@@ -166,6 +166,7 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
         sinks: false,
         out_bias: traits.out_bias,
         latent: None,
+        bidirectional: false,
     };
     let mlp = DenseMlp {
         width: match config.optional_size(keys.width, MAX_WIDTH)? {

@@ -126,7 +126,7 @@ fn read(source: &Source, overrides: &Overrides) -> Result<(Config, &'static Fami
     overrides.write(&mut config);
     let (family, has_head) = find(&config)?;
     let mut spec = (family.spec)(&config)?;
-    spec.head.is_absent = !has_head;
+    spec.head.is_absent |= !has_head;
     Ok((config, family, spec))
 }
 

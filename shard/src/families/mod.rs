@@ -8,6 +8,7 @@
 mod config;
 mod decoder;
 mod dummy;
+mod encoder;
 mod error;
 mod experts;
 mod family;
@@ -43,6 +44,6 @@ families! {
     smollm3, granite, olmo2, olmo3, cohere, cohere2, exaone4, seed_oss, starcoder2, stablelm, phi,
     opt, gpt_neox, gpt2, gpt_bigcode,
     gptj, bloom, falcon, mpt, qwen, internlm2, internlm3, mixtral, qwen2_moe, qwen3_moe, qwen3_vl_moe_text,
-    glm4_moe, granitemoe,
+    glm4_moe, granitemoe, bert, roberta, xlm_roberta,
     gpt_oss, minimax_m2, deepseek_v2, deepseek_v3, kimi_k2,
 }

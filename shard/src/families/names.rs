@@ -22,6 +22,8 @@ pub(super) struct Names {
     pub(super) experts: StackedExperts,
     /// Parts of names, and what some checkpoints have instead.
     pub(super) aliases: &'static [(&'static str, &'static str)],
+    /// The table of token types, without `.weight`, if the checkpoints have one.
+    pub(super) token_types: Option<&'static str>,
     /// Whether layers after the last one are ignored. They predict several tokens at once.
     pub(super) has_later_layers: bool,
 }
@@ -55,6 +57,7 @@ pub(super) const LLAMA: Names = Names {
     transposed: false,
     experts: StackedExperts::ByOutput,
     aliases: &[],
+    token_types: None,
     has_later_layers: false,
 };
 
@@ -186,6 +189,13 @@ impl Names {
             rows: 0..rows,
             order: StoredOrder::RowMajor,
         })
+    }
+
+    /// Returns the piece with the table of token types, if the model has one.
+    pub(super) fn token_types(&self, spec: &DecoderSpec) -> Option<Piece> {
+        let (name, types) = self.token_types.zip(spec.embedding.token_types)?;
+        let (tensor, shape) = (format!("{name}.weight"), vec![types, spec.hidden]);
+        Some(Piece { tensor, shape, rows: 0..types, order: StoredOrder::RowMajor })
     }
 
     /// Returns the name under which a checkpoint has the tensor `name`.

@@ -50,6 +50,10 @@ impl StoredWeights {
                 used.insert(piece.tensor);
             }
         }
+        if let Some(types) = weights.token_types() {
+            weights.tensor(&types)?;
+            used.insert(types.tensor);
+        }
         weights.check_unused(&used)?;
         Ok(weights)
     }
@@ -79,6 +83,13 @@ impl StoredWeights {
         self.names.experts == StackedExperts::ByInput
             && matches!(piece.order, StoredOrder::Experts(_))
             && self.checkpoint.find(&piece.tensor).is_some_and(|tensor| *tensor.shape == *piece.shape)
+    }
+
+    /// Returns the table of token types, if the model has one.
+    fn token_types(&self) -> Option<Piece> {
+        let mut types = self.names.token_types(&self.spec)?;
+        types.tensor = self.resolve(&types.tensor);
+        Some(types)
     }
 
     /// Returns the name under which this checkpoint has the tensor `name`.
@@ -270,6 +281,18 @@ fn with_unit_rows(tensor: &HostTensor) -> HostTensor {
     HostTensor::dense(dtype, tensor.rows, tensor.cols, bytes.into())
 }
 
+/// Adds the first row of `table` to each row of a matrix. The sums are single-precision numbers.
+fn with_first_row_added(tensor: &HostTensor, table: &HostTensor) -> HostTensor {
+    let (part, mut first) = (Part::whole(tensor.clone()), vec![0.0; table.cols]);
+    Part::whole(table.clone()).read_row(0, &mut first);
+    let (mut row, mut bytes) = (vec![0.0; tensor.cols], Vec::new());
+    for index in 0..tensor.rows {
+        part.read_row(index, &mut row);
+        row.iter().zip(&first).for_each(|(x, y)| DType::F32.push(x + y, &mut bytes));
+    }
+    HostTensor::dense(DType::F32, tensor.rows, tensor.cols, bytes.into())
+}
+
 /// Converts a stored tensor. Returns `None` if the kernels cannot load its element type.
 pub(crate) fn host_tensor(tensor: &Tensor<'_>) -> Option<HostTensor> {
     let encoding = match tensor.dtype {
@@ -315,6 +338,11 @@ impl WeightSource for StoredWeights {
             let mut tensor = self.tensor(&piece)?;
             if slot == WeightSlot::Head && self.spec.head.unit_rows {
                 tensor = with_unit_rows(&tensor);
+            }
+            if slot == WeightSlot::Positions
+                && let Some(types) = self.token_types()
+            {
+                tensor = with_first_row_added(&tensor, &self.tensor(&types)?);
             }
             // A vector is one row, whose elements are the output features.
             let (rows, cols) =

@@ -1,6 +1,7 @@
 //! The description of a model: the specification of its decoder, the table of its weights, and the
 //! source of them.
 
+mod alibi;
 pub mod rope;
 mod shapes;
 #[cfg(test)]
@@ -14,13 +15,14 @@ pub(crate) mod test_spec;
 
 use millrace_kernels::DType;
 
+pub use alibi::{AlibiHeads, SlopeRule};
 pub use slots::{FeatureBlock, LayerSlot, StoredTensors, WeightInfo, WeightKind, WeightSlot};
 pub(crate) use source::take;
 pub use source::{TensorPlace, WeightError, WeightSource};
 pub use spec::{
-    AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, ExpertsSpec, HeadNormPlan,
-    HeadPlan, LatentPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions,
-    QueryScale, Residual, RopeScaling, RopeTable, SharedExpert, SlopeRule,
+    Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, ExpertsSpec, HeadNormPlan, HeadPlan,
+    LatentPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions, QueryScale,
+    Residual, RopeScaling, RopeTable, SharedExpert,
 };
 pub use storage::{CheckpointFormat, Quantize, QuantizeError, StorageError, WeightStorage};
 

@@ -17,9 +17,10 @@ impl DecoderSpec {
             (WeightSlot::EmbeddingNormBias, self.embedding.norm && bias),
             (WeightSlot::Positions, self.embedding.positions.is_some()),
         ];
+        let has_final_norm = self.has_final_norm();
         let after = [
-            (WeightSlot::FinalNorm, true),
-            (WeightSlot::FinalNormBias, bias),
+            (WeightSlot::FinalNorm, has_final_norm),
+            (WeightSlot::FinalNormBias, has_final_norm && bias),
             (WeightSlot::Head, !self.tied_head),
             (WeightSlot::HeadBias, self.head.bias),
         ];
@@ -43,7 +44,14 @@ impl DecoderSpec {
 
     /// Returns whether the MLPs of the layers have a norm of their own before them.
     pub fn has_mlp_norm(&self) -> bool {
-        self.norm.place.is_before() && self.residual != Residual::Parallel { has_mlp_norm: false }
+        let place = self.norm.place;
+        (place.is_before() || place.is_of_sums())
+            && self.residual != Residual::Parallel { has_mlp_norm: false }
+    }
+
+    /// Returns whether the states are normalized before the head.
+    pub fn has_final_norm(&self) -> bool {
+        !self.norm.place.is_of_sums()
     }
 
     /// Returns the length of a block of the weight for `slot`.

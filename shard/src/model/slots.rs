@@ -89,8 +89,10 @@ pub enum LayerSlot {
     Down,
     /// The bias of [`LayerSlot::Down`].
     DownBias,
-    /// The scale of the norm of the MLP's output.
+    /// The scale of the norm of the MLP's output, or of the residual stream after the MLP.
     MlpOutNorm,
+    /// The bias of [`LayerSlot::MlpOutNorm`].
+    MlpOutNormBias,
     /// The router of a mixture of experts.
     Router,
     /// The bias of [`LayerSlot::Router`].
@@ -305,7 +307,7 @@ impl WeightInfo {
 
 impl LayerSlot {
     /// All weights of a layer, in the order in which they are loaded.
-    pub const ALL: [LayerSlot; 38] = [
+    pub const ALL: [LayerSlot; 39] = [
         LayerSlot::AttentionNorm,
         LayerSlot::AttentionNormBias,
         LayerSlot::Qkv,
@@ -334,6 +336,7 @@ impl LayerSlot {
         LayerSlot::Down,
         LayerSlot::DownBias,
         LayerSlot::MlpOutNorm,
+        LayerSlot::MlpOutNormBias,
         LayerSlot::Router,
         LayerSlot::RouterBias,
         LayerSlot::ChoiceBias,
@@ -444,7 +447,9 @@ impl LayerSlot {
             LayerSlot::DownBias => Info::bias(HIDDEN, DOWN_TENSORS)
                 .only_if(|_, layer| layer.mlp.dense().is_some_and(|mlp| mlp.down_bias)),
             LayerSlot::MlpOutNorm => Info::norm_scale(HIDDEN, &[("post_feedforward_layernorm", HIDDEN)])
-                .only_if(|model, _| model.norm.place.is_after()),
+                .only_if(|model, _| model.norm.place.is_after() || model.norm.place.is_of_sums()),
+            LayerSlot::MlpOutNormBias => Info::bias(HIDDEN, &[("post_feedforward_layernorm", HIDDEN)])
+                .only_if(|model, _| model.norm.place.is_of_sums() && model.norm.has_bias()),
             // The router decides which experts are used, and takes little memory.
             LayerSlot::Router => Info::matrix(EXPERTS, Hidden, &[("mlp.gate", EXPERTS)])
                 .only_if(|_, layer| layer.mlp.experts().is_some()),

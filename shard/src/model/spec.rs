@@ -6,6 +6,9 @@
 use std::ops::Range;
 
 use millrace_kernels::{Activation, Gating, KvFormat, KvSpec, QkvLayout, RopeStyle, RouterSpec};
+use millrace_proto::PromptHandling;
+
+use super::alibi::AlibiHeads;
 
 /// The specification of a decoder.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,6 +42,18 @@ pub struct DecoderSpec {
     pub head: HeadPlan,
 }
 
+impl DecoderSpec {
+    /// Returns how the router may divide and share prompts.
+    pub fn prompt_handling(&self) -> PromptHandling {
+        if self.is_bidirectional() { PromptHandling::Whole } else { PromptHandling::Shared }
+    }
+
+    /// Returns whether tokens of a prompt attend to those after them, in some layer.
+    pub fn is_bidirectional(&self) -> bool {
+        self.layers.iter().filter_map(|layer| layer.attention.heads()).any(|heads| heads.bidirectional)
+    }
+}
+
 /// The change of the embedding before the first layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EmbeddingPlan {
@@ -48,11 +63,14 @@ pub struct EmbeddingPlan {
     pub norm: bool,
     /// The table of learned positions, which is added to the embedding.
     pub positions: Option<LearnedPositions>,
+    /// Number of rows of the table of token types, if the checkpoint has one (BERT). All tokens are
+    /// of type 0, whose row is added to every row of `positions` when that is loaded.
+    pub token_types: Option<usize>,
 }
 
 impl Default for EmbeddingPlan {
     fn default() -> Self {
-        EmbeddingPlan { factor: 1.0, norm: false, positions: None }
+        EmbeddingPlan { factor: 1.0, norm: false, positions: None, token_types: None }
     }
 }
 
@@ -134,6 +152,9 @@ pub struct AttentionHeads {
     /// attention). `layout` then has one key head, whose features are the shared rotated ones, then
     /// those of the latent.
     pub latent: Option<LatentPlan>,
+    /// Whether the tokens of a prompt also attend to those after them (BERT). The prompt is then
+    /// computed as a whole, and no token is generated.
+    pub bidirectional: bool,
 }
 
 /// The projections of multi-head latent attention (DeepSeek-AI, "DeepSeek-V2"). The decoder
@@ -248,73 +269,6 @@ pub enum Positions {
     /// Scores fall with the distance of query and key, at a slope for each head (Press et al.,
     /// "Train Short, Test Long: Attention with Linear Biases").
     Linear(AlibiHeads),
-}
-
-/// The heads of a layer with linear biases.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AlibiHeads {
-    /// The way in which slopes follow from the number of heads.
-    pub rule: SlopeRule,
-    /// Number of query heads of the whole model.
-    pub all: usize,
-    /// Number of this rank's first head.
-    pub first: usize,
-}
-
-impl AlibiHeads {
-    /// Returns the slopes of this rank's `count` heads.
-    pub fn slopes(&self, count: usize) -> Vec<f32> {
-        (self.first..self.first + count).map(|head| self.slope(head)).collect()
-    }
-
-    /// Returns the slope of a head of the whole model.
-    fn slope(&self, head: usize) -> f32 {
-        // Slope i of n heads is 2 ^ (-max * (i + 1) / n).
-        let slope = |i: usize, n: usize, max: f32| (-max * (i + 1) as f32 / n as f32).exp2();
-        match self.rule {
-            SlopeRule::Below { factor } => {
-                let below =
-                    if self.all.is_power_of_two() { self.all } else { self.all.next_power_of_two() / 2 };
-                let slope = if head < below {
-                    slope(head, below, 8.0)
-                } else {
-                    slope(2 * (head - below), 2 * below, 8.0)
-                };
-                factor * slope
-            }
-            SlopeRule::Above { max } => {
-                let above = self.all.next_power_of_two();
-                let order = |head: usize| {
-                    if above == self.all {
-                        head
-                    } else if head < above / 2 {
-                        2 * head + 1
-                    } else {
-                        2 * (head - above / 2)
-                    }
-                };
-                slope(order(head), above, max)
-            }
-        }
-    }
-}
-
-/// The way in which the slopes of linear biases follow from the number of heads, if that is not a
-/// power of two.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum SlopeRule {
-    /// The slopes of the next lower power of two, then every second one of the next higher (BLOOM,
-    /// Baichuan).
-    Below {
-        /// Factor on all slopes. Falcon adds the biases before it scales the scores.
-        factor: f32,
-    },
-    /// Those of the next higher power of two: every second one from the second on, then the others
-    /// (MPT).
-    Above {
-        /// The largest exponent of two, 8 in the paper.
-        max: f32,
-    },
 }
 
 /// The kind of MLP of a layer.
@@ -468,9 +422,17 @@ pub enum NormPlace {
     AfterBranches,
     /// Both (Gemma 2, GLM-4-0414).
     AroundBranches,
+    /// Attention and MLP read the residual stream as it is, and the residual stream is normalized
+    /// after each of them has been added (BERT). There is no norm before the head.
+    AfterSums,
 }
 
 impl NormPlace {
+    /// Returns whether the residual stream itself is normalized.
+    pub const fn is_of_sums(self) -> bool {
+        matches!(self, NormPlace::AfterSums)
+    }
+
     /// Returns whether attention and MLP read the normalized residual stream.
     pub const fn is_before(self) -> bool {
         matches!(self, NormPlace::BeforeBranches | NormPlace::AroundBranches)

@@ -19,6 +19,7 @@ pub(crate) fn spec() -> DecoderSpec {
         sinks: false,
         out_bias: false,
         latent: None,
+        bidirectional: false,
     };
     let mlp = DenseMlp { width: 32, act: Activation::Silu, up_bias: false, down_bias: false };
     let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };

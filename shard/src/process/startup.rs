@@ -249,6 +249,7 @@ fn describe(spec: &DecoderSpec, plan: &MemoryPlan) -> Ready {
         vocab_size: spec.vocab as u32,
         hidden_size: spec.hidden as u32,
         headless: spec.head.is_absent,
+        prompt_handling: spec.prompt_handling().into(),
         rotation: spec.ropes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
         max_sequence_tokens: limits.max_sequence_tokens as u32,
         block_size: limits.block_size as u32,

@@ -175,6 +175,20 @@ pub enum StepError {
         /// Length of the prompt.
         prompt_len: u32,
     },
+    /// A first row that does not cover the prompt, which cannot be divided.
+    #[error(
+        "the first row of slot {slot} has positions {start} to {end}, but its prompt of {prompt_len} tokens is computed as a whole"
+    )]
+    PartOfPrompt {
+        /// The slot.
+        slot: u32,
+        /// First position.
+        start: usize,
+        /// Position after the last one.
+        end: usize,
+        /// Length of the prompt.
+        prompt_len: usize,
+    },
     /// Sampling for a sequence that is pooled.
     #[error("the row of slot {slot} samples, but its sequence is pooled")]
     SamplePooled {
@@ -238,7 +252,8 @@ impl StepError {
             | StepError::SampleInside { .. }
             | StepError::TooManyTokens { .. }
             | StepError::UnknownBlock { .. }
-            | StepError::BlockCount { .. } => false,
+            | StepError::BlockCount { .. }
+            | StepError::PartOfPrompt { .. } => false,
         }
     }
 }

@@ -36,6 +36,8 @@ pub struct SlotTable {
     /// Number of steps applied so far. It tells whether a slot already has a row in the current
     /// step.
     steps: u64,
+    /// Whether the first row of each sequence must cover its prompt.
+    whole_prompts: bool,
 }
 
 /// The placeholder for a token that only the device knows so far.
@@ -113,7 +115,13 @@ impl SlotTable {
             refused: None,
         };
         let slots = (0..limits.max_sequences).map(|_| slot()).collect();
-        SlotTable { limits, vocab, slots, steps: 0 }
+        SlotTable { limits, vocab, slots, steps: 0, whole_prompts: false }
+    }
+
+    /// Requires that the first row of each sequence covers its prompt.
+    #[must_use]
+    pub fn with_whole_prompts(self, whole_prompts: bool) -> Self {
+        SlotTable { whole_prompts, ..self }
     }
 
     /// Returns the bytes of a table for `limits` and token ids below `vocab`.
@@ -215,6 +223,7 @@ impl SlotTable {
                 Pooling::None => return None,
                 Pooling::Last if is_last => (end - 1..end, 1),
                 Pooling::Last => (end..end, 0),
+                Pooling::First => (at..at + usize::from(row.start == 0), 1),
                 Pooling::Mean => (at..end, slot.prompt_len),
             };
             let complete = is_last.then_some(count);
@@ -308,6 +317,7 @@ impl SlotTable {
         let Row { slot, ref new_blocks, sample, ref allowed, score, mask_follows, .. } = *row;
         let count = row.count as usize;
         let (limits, steps, vocab) = (self.limits, self.steps, self.vocab);
+        let whole_prompts = self.whole_prompts;
         let place = self.taken(slot)?;
         if place.last_row == steps {
             return Err(StepError::SecondRow { slot });
@@ -323,6 +333,10 @@ impl SlotTable {
             return Err(StepError::TooManyTokens { limit: limits.max_step_tokens });
         }
         let end = start + count;
+        // Before the first row of a sequence it has no blocks.
+        if whole_prompts && place.blocks.is_empty() && (start > 0 || end < place.prompt_len) {
+            return Err(StepError::PartOfPrompt { slot, start, end, prompt_len: place.prompt_len });
+        }
         place.check_blocks(slot, end, new_blocks, &limits)?;
         let is_choice = allowed.is_empty() || sample && is_mask(allowed, vocab);
         if !is_choice {

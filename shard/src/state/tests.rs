@@ -138,8 +138,8 @@ fn each_contradiction_has_its_error() {
             E::Pooling { slot: 2, pooling: 1, tokens: 2, prompt_len: 1 },
         ),
         (
-            admit(Admission { pooling: 3, ..admission(2, &[1]) }),
-            E::Pooling { slot: 2, pooling: 3, tokens: 1, prompt_len: 1 },
+            admit(Admission { pooling: 9, ..admission(2, &[1]) }),
+            E::Pooling { slot: 2, pooling: 9, tokens: 1, prompt_len: 1 },
         ),
         (
             Step {
@@ -338,6 +338,24 @@ fn steps() -> impl Strategy<Value = Step> {
     );
     let parts = (list(2), prop::collection::vec(admit, 0..2), prop::collection::vec(row, 0..3));
     parts.prop_map(|(release, admit, rows)| Step { id: 0, release, admit, rows })
+}
+
+#[test]
+fn a_whole_prompt_is_one_row_from_its_beginning() {
+    let prompt = [1, 2, 3, 4];
+    let first = |start, count| {
+        let mut table = SlotTable::new(LIMITS, VOCAB).with_whole_prompts(true);
+        let step = Step {
+            admit: vec![admission(0, &prompt)],
+            rows: vec![row(0, start, count, &[0, 1], start + count == 4)],
+            ..Step::default()
+        };
+        table.apply(&step, &mut Batch::new(&LIMITS))
+    };
+    assert_eq!(first(0, 4), Ok(()));
+    let part = |start, end| Err(StepError::PartOfPrompt { slot: 0, start, end, prompt_len: 4 });
+    assert_eq!(first(0, 3), part(0, 3));
+    assert_eq!(first(2, 2), part(2, 4));
 }
 
 proptest! {

@@ -162,6 +162,7 @@ fn gatings() -> impl Strategy<Value = Gating> {
 fn embeddings() -> impl Strategy<Value = EmbeddingPlan> {
     let positions = prop::option::of(0usize..3);
     (0.5f32..2.0, any::<bool>(), positions).prop_map(|(factor, norm, first)| EmbeddingPlan {
+        token_types: None,
         factor,
         norm,
         positions: first.map(|first| LearnedPositions { rows: POSITIONS + first, first }),
@@ -243,6 +244,7 @@ fn latents() -> impl Strategy<Value = LatentPlan> {
 fn with_latent(heads: AttentionHeads, latent: LatentPlan, rotary_dim: usize) -> AttentionHeads {
     let latent = LatentPlan { rotary_dim, ..latent };
     AttentionHeads {
+        bidirectional: false,
         layout: QkvLayout { heads: heads.layout.heads, kv_heads: 1, head_dim: latent.row_dim() },
         qkv_bias: false,
         head_norm: HeadNormPlan::None,
@@ -343,6 +345,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                                 sinks,
                                 out_bias,
                                 latent: None,
+                                bidirectional: false,
                             };
                             if let Some(latent) = latent {
                                 let heads = with_latent(heads, latent, rotary_dim);
@@ -368,6 +371,21 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
     )
 }
 
+/// Returns an encoder with the other options of `spec`. Latent attention stays causal.
+pub fn encoder(mut spec: DecoderSpec) -> DecoderSpec {
+    for layer in &mut spec.layers {
+        if let Some(heads) = layer.attention.heads().filter(|heads| heads.latent.is_none()) {
+            let mut heads = heads.clone();
+            heads.bidirectional = true;
+            layer.attention = Attention::Full(heads);
+        }
+    }
+    if spec.residual == Residual::Sequential {
+        spec.norm.place = NormPlace::AfterSums;
+    }
+    spec
+}
+
 /// Returns one small Llama.
 pub fn fixed_spec() -> DecoderSpec {
     let heads = AttentionHeads {
@@ -380,6 +398,7 @@ pub fn fixed_spec() -> DecoderSpec {
         sinks: false,
         out_bias: false,
         latent: None,
+        bidirectional: false,
     };
     let mlp = DenseMlp { width: 12, act: Activation::Silu, up_bias: false, down_bias: false };
     let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };

@@ -54,6 +54,9 @@ pub fn states(spec: &DecoderSpec, weights: &MemoryWeights, tokens: &[u32]) -> Ve
     for layer in 0..spec.layers.len() {
         self::layer(spec, weights, layer, &mut xs);
     }
+    if spec.norm.place == NormPlace::AfterSums {
+        return xs;
+    }
     let norm = Norms { spec, weights };
     xs.iter().map(|x| norm.of(x, (WeightSlot::FinalNorm, WeightSlot::FinalNormBias))).collect()
 }
@@ -108,6 +111,10 @@ fn layer(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &mut [Ve
     let old = xs.to_vec();
     merge(xs, attention(spec, weights, index, &attention_input), Slot::AttentionOutNorm);
     let mlp_norm = (Slot::MlpNorm, Slot::MlpNormBias);
+    let of_sums = spec.norm.place == NormPlace::AfterSums;
+    if of_sums {
+        xs.clone_from_slice(&all(xs, mlp_norm));
+    }
     let mlp_input = match spec.residual {
         Residual::Parallel { has_mlp_norm: false } => attention_input,
         Residual::Parallel { has_mlp_norm: true } => all(&old, mlp_norm),
@@ -116,6 +123,9 @@ fn layer(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &mut [Ve
     };
     let branch = mlp_input.iter().map(|x| mlp(spec, weights, index, x)).collect();
     merge(xs, branch, Slot::MlpOutNorm);
+    if of_sums {
+        xs.clone_from_slice(&all(xs, (Slot::MlpOutNorm, Slot::MlpOutNormBias)));
+    }
 }
 
 /// Returns the output of attention for each of `xs`.
@@ -178,12 +188,13 @@ fn attention(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &[Ve
         let mut joined = vec![];
         for (h, query) in queries[i].iter().enumerate() {
             let kv_head = h * kv_heads / heads;
-            let seen: Vec<usize> =
-                (0..=i).filter(|j| attention.window().is_none_or(|window| j + window > i)).collect();
+            let seen: Vec<usize> = (0..if layer.bidirectional { xs.len() } else { i + 1 })
+                .filter(|j| attention.window().is_none_or(|window| j + window > i))
+                .collect();
             let score = |j: usize| {
                 let score = dot(query, &keys[j][kv_head]) * f64::from(layer.score_scale);
                 let bias = match layer.positions {
-                    Positions::Linear(alibi) => slope(&alibi, h) * (i - j) as f64,
+                    Positions::Linear(alibi) => slope(&alibi, h) * (i as f64 - j as f64),
                     Positions::None | Positions::Rotary { .. } => 0.0,
                 };
                 capped(score, layer.score_cap) - bias

@@ -54,11 +54,18 @@ impl Queries<'_> {
         self.spec.layout.heads / self.spec.layout.kv_heads
     }
 
+    /// Returns the position of query `u`.
+    #[inline(always)]
+    pub(super) fn position(&self, u: usize) -> usize {
+        self.row.start + u / self.group()
+    }
+
     /// Returns the positions that query `u` attends to.
     #[inline(always)]
     pub(super) fn sees(&self, u: usize) -> Range<usize> {
-        let position = self.row.start + u / self.group();
-        self.spec.window.map_or(0, |window| (position + 1).saturating_sub(window))..position + 1
+        let position = self.position(u);
+        let end = if self.spec.bidirectional { self.row.start + self.row.count } else { position + 1 };
+        self.spec.window.map_or(0, |window| (position + 1).saturating_sub(window))..end
     }
 
     /// Returns the positions in a range that query `u` attends to.

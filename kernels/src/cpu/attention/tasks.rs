@@ -74,8 +74,8 @@ impl AttentionTasks {
         for (index, row) in step.rows.iter().enumerate() {
             for first in (0..row.count * group).step_by(QUERIES) {
                 let queries = first..(first + QUERIES).min(row.count * group);
-                let ranges = Queries { dims, spec, row, kv_head: 0 }.ranges(&queries);
-                let keys = (row.start + (queries.end - 1) / group + 1).min(spec.window.unwrap_or(usize::MAX));
+                let of = Queries { dims, spec, row, kv_head: 0 };
+                let (ranges, keys) = (of.ranges(&queries), of.sees(queries.end - 1).len());
                 let cost = queries.len() * (keys + 16);
                 self.list.extend((0..spec.layout.kv_heads).map(|kv_head| Task {
                     row: index,
@@ -144,6 +144,7 @@ mod tests {
         scale: 1.0,
         window: None,
         soft_cap: None,
+        bidirectional: false,
     };
 
     /// Makes the tasks of a step with decode rows at these positions. The lists must not grow.

@@ -183,7 +183,7 @@ impl Kernel for Adjust<'_> {
             if let Some(slopes) = tile.terms.alibi {
                 let slope = slopes[tile.token_and_head(u).1];
                 // The distance is exact: positions are far below 2^24.
-                let first = start as f32 - (tile.of.sees(u).end - 1) as f32;
+                let first = start as f32 - tile.of.position(u) as f32;
                 for j in whole {
                     *p.add(j) += slope * (first + j as f32);
                 }

@@ -165,6 +165,11 @@ impl ForwardOps for Cuda {
             },
             out: out.rows(tokens),
         };
+        if spec.bidirectional {
+            // Every key of the step's rows belongs to the prefix whose tokens see each other.
+            let scores = AttentionScores { prefix: Some(all.batch.context), ..all.scores };
+            return prefill(&self.device, &PagedAttention { scores, ..all });
+        }
         let done = step.decoding.attention(&self.device, &all, spec)?;
         prefill(&self.device, &PagedAttention { batch: of_rows(&all.batch, &(done..all.batch.rows)), ..all })
     }

@@ -39,7 +39,7 @@ pub(super) fn check(announced: &[Ready]) -> Result<(), Disagreement> {
 }
 
 /// The settings of a rank, with their names.
-fn settings(ready: &Ready) -> [(&'static str, String); 10] {
+fn settings(ready: &Ready) -> [(&'static str, String); 11] {
     // An empty text would be invisible in a message.
     let text = |text: &str| if text.is_empty() { "none".to_owned() } else { text.to_owned() };
     [
@@ -53,11 +53,14 @@ fn settings(ready: &Ready) -> [(&'static str, String); 10] {
         ("the block size of the KV cache", ready.block_size.to_string()),
         ("--max-batch-size", ready.max_sequences.to_string()),
         ("the number of tokens per step", ready.max_step_tokens.to_string()),
+        ("the handling of prompts", ready.prompt_handling().as_str_name().to_owned()),
     ]
 }
 
 #[cfg(test)]
 mod tests {
+    use millrace_proto::PromptHandling;
+
     use super::*;
 
     fn ready() -> Ready {
@@ -85,5 +88,7 @@ mod tests {
         assert!(quantized.contains("in --quantize: rank 0 has none, and rank 2 has fp8"), "{quantized}");
         let step = told(Ready { max_step_tokens: 64, ..ready() });
         assert!(step.contains("tokens per step: rank 0 has 576, and rank 2 has 64"), "{step}");
+        let whole = told(Ready { prompt_handling: PromptHandling::Whole.into(), ..ready() });
+        assert!(whole.contains("the handling of prompts: rank 0 has PROMPT_HANDLING_SHARED"), "{whole}");
     }
 }

@@ -29,6 +29,7 @@ fn many_answers_to_a_long_cached_prompt_are_admitted_a_few_at_a_time() {
         vocab_size: 150_000,
         hidden_size: 64,
         max_frame_bytes: MAX_FRAME,
+        ..LIMITS
     };
     let mut scheduler = Scheduler::new(limits, SchedulerOptions::default());
     let prompt: Vec<u32> = (0..399_000).map(|at| 20_000 + at % 100_000).collect();

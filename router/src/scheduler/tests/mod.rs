@@ -13,6 +13,7 @@ mod prefix;
 pub(crate) mod pretend;
 mod pretend_speed;
 mod priority;
+mod prompt_handling;
 mod quarantine;
 mod recovery;
 mod rows;
@@ -22,7 +23,7 @@ mod simulation;
 
 use std::sync::Arc;
 
-use millrace_proto::Sampling;
+use millrace_proto::{PromptHandling, Sampling};
 
 use super::SchedulerLimits;
 use crate::scheduler::{Priority, Request, SequenceEvent, SequenceOutput, Tenant};
@@ -36,6 +37,7 @@ const LIMITS: SchedulerLimits = SchedulerLimits {
     vocab_size: 100,
     hidden_size: 8,
     max_frame_bytes: millrace_proto::MAX_FRAME,
+    prompt_handling: PromptHandling::Shared,
 };
 
 /// The token of an output.

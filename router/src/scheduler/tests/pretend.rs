@@ -9,8 +9,8 @@
 use std::collections::HashSet;
 
 use millrace_proto::{
-    Admission, Masks, Pooled, Pooling, PromptToken, Row, RowError, RowErrorKind, Sampled, Scored, Step,
-    StepOutput, TokenLogprob,
+    Admission, Masks, Pooled, Pooling, PromptHandling, PromptToken, Row, RowError, RowErrorKind, Sampled,
+    Scored, Step, StepOutput, TokenLogprob,
 };
 
 use crate::scheduler::SchedulerLimits;
@@ -348,6 +348,14 @@ impl PretendShard {
             ensure(self.cache[place(&occupant.table, position)] == digest, || {
                 format!("position {position} of slot {} holds something else", row.slot)
             })?;
+        }
+        let handling = self.limits.prompt_handling;
+        if handling != PromptHandling::Shared {
+            let first = occupant.computed.is_none();
+            ensure(!first || start == 0, || "a sequence begins with another one's positions".into())?;
+            ensure(row.lookahead == 0 && !row.mask_follows, || "a position may be run twice".into())?;
+            let whole = handling != PromptHandling::Whole || !first || end >= occupant.prompt_len;
+            ensure(whole, || "a part of a prompt that cannot be divided".into())?;
         }
         let mut scores = Vec::new();
         for position in start..end {

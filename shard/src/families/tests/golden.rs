@@ -33,6 +33,7 @@ fn plain(model_type: &str, sizes: Sizes) -> DecoderSpec {
         sinks: false,
         out_bias: false,
         latent: None,
+        bidirectional: false,
     };
     let mlp = DenseMlp { width: sizes.width, act: Activation::Silu, up_bias: false, down_bias: false };
     let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };

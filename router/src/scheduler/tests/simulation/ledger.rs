@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
-use millrace_proto::{MAX_FRAME, Masks, Step, StepOutput};
+use millrace_proto::{MAX_FRAME, Masks, PromptHandling, Step, StepOutput};
 
 use crate::scheduler::tests::pretend::Trouble;
 use crate::scheduler::{
@@ -95,10 +95,11 @@ pub(super) fn work(request: &Request) -> usize {
 
 impl Ledger {
     pub(super) fn new(limits: SchedulerLimits, options: SchedulerOptions, has_times: bool) -> Self {
+        let prefix_cache = options.prefix_cache && limits.prompt_handling == PromptHandling::Shared;
         Ledger {
             limits,
             has_times,
-            options,
+            options: SchedulerOptions { prefix_cache, ..options },
             stays: HashMap::new(),
             blocks: vec![Block::default(); limits.num_blocks],
             waiting: BTreeMap::new(),
@@ -341,7 +342,8 @@ impl Ledger {
         let request = &self.known[&admitted.id].request;
         let block_size = self.limits.block_size;
         let reads_everything = admitted.cached == 0
-            && (request.prompt_logprobs.is_some() || request.pooling == Some(Pooling::Mean));
+            && (request.prompt_logprobs.is_some()
+                || matches!(request.pooling, Some(Pooling::Mean | Pooling::First)));
         let is_prompt = |stay: &&Stay| stay.computed.unwrap_or(stay.cached) < stay.tokens.len();
         let prompts = self.stays.values().filter(is_prompt).count();
         for producer in self.stays.values() {

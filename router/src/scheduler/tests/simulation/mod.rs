@@ -1,7 +1,7 @@
 //! Random traffic from a seed: arrivals with priorities, salts and common prefixes, several answers
 //! to one prompt, both schedules, cancellations, shortage of blocks and slots, late answers, late
 //! masks, answers of several tokens per row, shards that die, sequences that kill them, sequences
-//! that fail, and small frames.
+//! that fail, small frames, and shards whose prompts cannot be shared or divided.
 //!
 //! `MILLRACE_SIM_SEED=7` replays one seed. `MILLRACE_SIM_STEPS=2000000` simulates for longer than
 //! the default.
@@ -50,6 +50,9 @@ struct Totals {
     full_frames: u64,
     /// Blocks that a router in front of the server has heard of.
     stored: u64,
+    /// Rows of shards whose sequences cannot share blocks, and of shards that need whole prompts.
+    unshared: u64,
+    whole: u64,
 }
 
 impl Totals {
@@ -79,6 +82,8 @@ impl Totals {
         self.failed += other.failed;
         self.full_frames += other.full_frames;
         self.stored += other.stored;
+        self.unshared += other.unshared;
+        self.whole += other.whole;
     }
 }
 
@@ -124,6 +129,7 @@ fn random_traffic_keeps_every_invariant() {
     assert!(totals.late_masks > 30 * often && totals.deferred > 10 * often, "{totals:?}");
     assert!(shared_blocks > 30 * often && evictions > 50 * often, "{totals:?}");
     assert!(totals.awaited_blocks > 5 * often, "{totals:?}");
+    assert!(totals.unshared > 100 * often && totals.whole > 100 * often, "{totals:?}");
 }
 
 #[test]

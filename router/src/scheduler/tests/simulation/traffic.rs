@@ -86,7 +86,7 @@ impl Traffic {
         };
         self.remember(random, prompt.clone());
         let scored = random.random_bool(self.scored);
-        let pooling = [Pooling::Last, Pooling::Mean][random.random_range(0..2)];
+        let pooling = [Pooling::Last, Pooling::Mean, Pooling::First][random.random_range(0..3)];
         let pooling = random.random_bool(self.pooled).then_some(pooling);
         let stops = random.random_range(0..3usize).min(limits.vocab_size / 8);
         Request {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use millrace_proto::frame::encoded_len;
 use millrace_proto::{
-    FromShard, MAX_FRAME, Masks, PromptToken, Step, StepOutput, ToShard, from_shard, to_shard,
+    FromShard, MAX_FRAME, Masks, PromptHandling, PromptToken, Step, StepOutput, ToShard, from_shard, to_shard,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -134,6 +134,11 @@ impl World {
             } else {
                 random.random_range(7500..10000)
             },
+            prompt_handling: match random.random_range(0..10) {
+                0 | 1 => PromptHandling::Unshared,
+                2 | 3 => PromptHandling::Whole,
+                _ => PromptHandling::Shared,
+            },
         };
         let options = SchedulerOptions {
             prefix_cache: random.random_bool(0.9),
@@ -168,7 +173,11 @@ impl World {
     }
 
     fn fits(&self, request: &Request) -> bool {
+        let SchedulerLimits { max_step_tokens, max_sequences, prompt_handling, .. } = self.limits;
+        // Any other sequence may run one token beside a prompt that cannot be divided.
+        let fits_whole = request.prompt.len() + max_sequences - 1 <= max_step_tokens;
         request.prompt.len() + new_tokens(request) <= self.limits.max_sequence_tokens
+            && (prompt_handling != PromptHandling::Whole || fits_whole && request.prompt_logprobs.is_none())
             && work(request).div_ceil(self.limits.block_size) <= self.limits.num_blocks
     }
 
@@ -349,6 +358,11 @@ impl World {
         }
         let Some(step) = self.sent.pop_front() else { return };
         self.totals.steps += 1;
+        match self.limits.prompt_handling {
+            PromptHandling::Shared => {}
+            PromptHandling::Unshared => self.totals.unshared += step.rows.len() as u64,
+            PromptHandling::Whole => self.totals.whole += step.rows.len() as u64,
+        }
         let masks = self.masks.take();
         let output = match masks {
             Some(masks) => self.shard.run_masked(&step, &masks),
@@ -437,6 +451,7 @@ impl World {
         assert!(self.scheduler.is_idle());
         let stats = self.scheduler.stats();
         assert_eq!((stats.waiting, stats.waiting_tokens, stats.running, stats.used_blocks), (0, 0, 0, 0));
-        assert!(self.options.prefix_cache || stats.cached_blocks == 0);
+        let keeps_blocks = self.options.prefix_cache && self.limits.prompt_handling == PromptHandling::Shared;
+        assert!(keeps_blocks || stats.cached_blocks == 0);
     }
 }

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Write tiny random encoders and the states that transformers computes for them.
+
+    python make_encoders.py [--out ../golden-encoders] [case ...]
+
+Each folder has the checkpoint as transformers writes it, and golden.safetensors
+with the ids of some texts and the last hidden states of their tokens. For each
+change in `mutants` the script checks that the states differ, so that a reader
+of the checkpoint which ignores the key fails.
+"""
+
+import argparse
+import json
+import os
+import shutil
+from pathlib import Path
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+SIZES = dict(
+    vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=44,
+    max_position_embeddings=48, type_vocab_size=2, hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0, initializer_range=0.2,
+)
+ROBERTA = dict(SIZES, type_vocab_size=1, pad_token_id=1, max_position_embeddings=50, layer_norm_eps=1e-5)
+
+# Class, configuration, lengths of the texts, changes of the configuration that must be seen.
+CASES = {
+    "bert": ("BertModel", SIZES, (48, 17, 1), [dict(hidden_act="relu"), dict(layer_norm_eps=0.1)]),
+    "bert_relu": ("BertModel", dict(SIZES, hidden_act="relu", num_attention_heads=2), (30, 5),
+                  [dict(hidden_act="gelu"), dict(num_attention_heads=4)]),
+    "bert_tanh": ("BertModel", dict(SIZES, hidden_act="gelu_new", layer_norm_eps=1e-3), (40, 9),
+                  [dict(layer_norm_eps=1e-12), dict(hidden_act="relu")]),
+    "bert_masked": ("BertForMaskedLM", dict(SIZES, num_hidden_layers=3), (33, 8), [dict(num_hidden_layers=2)]),
+    "roberta": ("RobertaModel", ROBERTA, (48, 11), [dict(pad_token_id=0)]),
+    "xlm_roberta": ("XLMRobertaModel", ROBERTA, (48, 12, 2), [dict(pad_token_id=0), dict(hidden_act="relu")]),
+    "xlm_roberta_wide": ("XLMRobertaModel", dict(ROBERTA, num_attention_heads=8, intermediate_size=80), (31, 20),
+                         [dict(num_attention_heads=4)]),
+    "xlm_roberta_padding": ("XLMRobertaModel", dict(ROBERTA, pad_token_id=3), (40, 6), [dict(pad_token_id=1)]),
+}
+
+
+def states(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model(ids[None].long(), output_hidden_states=True).hidden_states[-1][0]
+
+
+def scatter(model: torch.nn.Module) -> None:
+    """Moves biases and norms away from 0 and 1, so that none can be left out."""
+    for name, weight in model.named_parameters():
+        if weight.dim() == 1:
+            weight.data += 0.3 * torch.randn_like(weight)
+
+
+def write(name: str, out: Path) -> None:
+    kind, config, lengths, mutants = CASES[name]
+    torch.manual_seed(sum(map(ord, name)))
+    model_class = getattr(transformers, kind)
+    model = model_class(model_class.config_class(**config)).eval().float()
+    scatter(model)
+    folder = out / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(folder)
+    again = model_class.from_pretrained(folder).eval()
+    golden = {}
+    for index, length in enumerate(lengths):
+        # Padding tokens have positions of their own in RoBERTa, so texts have none.
+        ids = torch.randint(4, config["vocab_size"], (length,), dtype=torch.int32)
+        golden[f"ids.{index}"], golden[f"states.{index}"] = ids, states(again, ids).contiguous()
+    least = min(
+        (states(changed(model_class, folder, mutant), golden["ids.0"]) - golden["states.0"]).abs().max().item()
+        for mutant in mutants
+    )
+    assert least > 1e-3, (name, least)
+    save_file(golden, folder / "golden.safetensors")
+    for path in folder.iterdir():
+        path.chmod(0o644)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    print(f"{name:28} {size:7} bytes  least seen {least:.1e}", flush=True)
+
+
+def changed(model_class: type, folder: Path, mutant: dict) -> torch.nn.Module:
+    config = model_class.config_class(**{**json.loads((folder / "config.json").read_text()), **mutant})
+    return model_class.from_pretrained(folder, config=config).eval()
+
+
+def main() -> None:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "golden-encoders")
+    parser.add_argument("cases", nargs="*")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in args.cases or CASES:
+        write(name, args.out)
+
+
+if __name__ == "__main__":
+    main()

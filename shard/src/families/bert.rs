@@ -1,0 +1,18 @@
+//! BERT: an encoder with learned positions and token types.
+
+use super::encoder::{self, bert_tensors};
+use super::family::Family;
+use super::names::{LLAMA, Names};
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "bert",
+    architectures: &["BertModel", "BertForMaskedLM"],
+    spec: |config| encoder::read(config, 0),
+    names: Names {
+        layers: "bert.encoder.layer.",
+        tensors: bert_tensors!("bert"),
+        aliases: &[("bert.", "")],
+        token_types: Some("bert.embeddings.token_type_embeddings"),
+        ..LLAMA
+    },
+};

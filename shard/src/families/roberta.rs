@@ -1,0 +1,18 @@
+//! RoBERTa: a BERT whose positions are counted from behind the padding token.
+
+use super::encoder::{self, bert_tensors};
+use super::family::Family;
+use super::names::{LLAMA, Names};
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "roberta",
+    architectures: &["RobertaModel", "RobertaForMaskedLM"],
+    spec: encoder::read_after_padding,
+    names: Names {
+        layers: "roberta.encoder.layer.",
+        tensors: bert_tensors!("roberta"),
+        aliases: &[("roberta.", "")],
+        token_types: Some("roberta.embeddings.token_type_embeddings"),
+        ..LLAMA
+    },
+};
