@@ -26,7 +26,7 @@ impl EngineLoop<'_> {
             SupervisorEvent::Settled => self.losses.note_progress(),
             SupervisorEvent::Lost => self.on_loss(),
             SupervisorEvent::Ended(loss) => self.on_group_ended(&loss)?,
-            SupervisorEvent::Ready(ready) => self.on_new_group(ready)?,
+            SupervisorEvent::Ready(ready) => self.on_new_group(*ready)?,
         }
         Ok(())
     }

@@ -19,5 +19,5 @@ pub(in crate::engine) enum SupervisorEvent {
     /// [`Supervisor::pause`](super::Supervisor::pause).
     Ended(GroupLoss),
     /// A new group is ready.
-    Ready(Ready),
+    Ready(Box<Ready>),
 }

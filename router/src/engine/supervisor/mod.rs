@@ -110,7 +110,7 @@ impl Supervisor {
                     Ok((group, GroupAnnouncement { ready, .. })) => {
                         let watched = WatchedGroup::new(group, self.timeouts, &ready);
                         self.state = GroupState::Running(Box::new(watched));
-                        return SupervisorEvent::Ready(ready);
+                        return SupervisorEvent::Ready(Box::new(ready));
                     }
                     Err(loss) => {
                         self.pause(Duration::ZERO);
