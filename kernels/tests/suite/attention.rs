@@ -196,8 +196,9 @@ impl Case {
         // numbers are equal.
         let f32 = self.format == KvFormat::Dense(DType::F32);
         let exact = f32 || (self.rope.is_none() && !self.head_norm);
+        // Otherwise only the order of the sums differs, over as many tokens as a case has.
         let rounds = self.format.dense().is_ok_and(|dtype| rounds(cpu, dtype));
-        assert_close(&cpu.name(), got, want, if exact && !rounds { 3e-6 } else { 2e-2 });
+        assert_close(&cpu.name(), got, want, if exact && !rounds { 1e-5 } else { 2e-2 });
     }
 
     /// Sequences with head sizes for which GPUs have a decode kernel; some have several splits.
