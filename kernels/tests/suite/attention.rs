@@ -196,9 +196,8 @@ impl Case {
         // numbers are equal.
         let f32 = self.format == KvFormat::Dense(DType::F32);
         let exact = f32 || (self.rope.is_none() && !self.head_norm);
-        // Otherwise only the order of the sums differs, over as many tokens as a case has.
         let rounds = self.format.dense().is_ok_and(|dtype| rounds(cpu, dtype));
-        assert_close(&cpu.name(), got, want, if exact && !rounds { 1e-5 } else { 2e-2 });
+        assert_close(&cpu.name(), got, want, if exact && !rounds { 3e-6 } else { 2e-2 });
     }
 
     /// Sequences with head sizes for which GPUs have a decode kernel; some have several splits.
@@ -314,7 +313,9 @@ prop_compose! {
 prop_compose! {
     /// Prompts whose tokens attend to each other in both directions.
     pub(crate) fn bidirectional_case()(case in case_with_prologue()) -> Case {
-        Case { window: None, bidirectional: true, garbage: f32::NAN, ..case }
+        // A linear bias would favour the tokens after a query by their distance. No encoder has one, and
+        // scores of such a size cannot be compared so closely.
+        Case { window: None, bidirectional: true, alibi: false, garbage: f32::NAN, ..case }
     }
 }
 
