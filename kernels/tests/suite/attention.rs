@@ -313,8 +313,8 @@ prop_compose! {
 prop_compose! {
     /// Prompts whose tokens attend to each other in both directions.
     pub(crate) fn bidirectional_case()(case in case_with_prologue()) -> Case {
-        // A linear bias would favour the tokens after a query by their distance. No encoder has one, and
-        // scores of such a size cannot be compared so closely.
+        // A linear bias would favour the tokens after a query by their distance. No encoder has
+        // one, and scores of such a size cannot be compared so closely.
         Case { window: None, bidirectional: true, alibi: false, garbage: f32::NAN, ..case }
     }
 }
