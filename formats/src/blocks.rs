@@ -61,6 +61,20 @@ block_types! {
     IQ4_XS = "IQ4_XS", 256, 136;
     /// 4-bit floating-point numbers, times a power of two.
     MXFP4 = "MXFP4", 32, 17;
+    /// Codes of 8 bits for eight elements, in super-blocks.
+    IQ2_XXS = "IQ2_XXS", 256, 66;
+    /// Codes of 9 bits for eight elements, in super-blocks.
+    IQ2_XS = "IQ2_XS", 256, 74;
+    /// Codes of 10 bits for eight elements, in super-blocks.
+    IQ2_S = "IQ2_S", 256, 82;
+    /// Codes of 8 bits for four elements, in super-blocks.
+    IQ3_XXS = "IQ3_XXS", 256, 98;
+    /// Codes of 9 bits for four elements, in super-blocks.
+    IQ3_S = "IQ3_S", 256, 110;
+    /// Codes of 11 bits for eight elements that are -1, 0 or 1, in super-blocks.
+    IQ1_S = "IQ1_S", 256, 50;
+    /// As `IQ1_S`, with more scales.
+    IQ1_M = "IQ1_M", 256, 56;
 }
 
 impl BlockType {

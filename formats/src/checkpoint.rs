@@ -250,12 +250,16 @@ impl Checkpoint {
             }
             checkpoint.tensors.insert(name, StoredTensor { file, dtype, shape, range, derived: None });
         }
-        for DerivedTensor { name, dtype, shape, range, derivation } in derived {
+        for DerivedTensor { name, dtype, shape, file, range, derivation } in derived {
+            if checkpoint.contains(&name) {
+                let (file, fault) = (files[file].path.clone(), TensorFault::Duplicate.into());
+                return Err(Error::Tensor { file, tensor: name, fault });
+            }
             let derived = match derivation {
                 Derivation::Same => None,
                 derivation => Some(Derived { derivation, bytes: OnceLock::new() }),
             };
-            checkpoint.tensors.insert(name, StoredTensor { file: 0, dtype, shape, range, derived });
+            checkpoint.tensors.insert(name, StoredTensor { file, dtype, shape, range, derived });
         }
         for mapped in files {
             let bytes = MappedFile::shared_bytes(&mapped);

@@ -26,6 +26,7 @@ mod mapped_file;
 mod model_file;
 mod pytorch;
 mod source;
+mod special_numbers;
 #[cfg(test)]
 mod tests;
 mod translated;
@@ -37,8 +38,11 @@ pub use checkpoint::{Checkpoint, Tensor, TensorInfo};
 pub use dtype::DType;
 pub use error::{Error, HeaderFault, IndexFault, TensorFault};
 pub use fault::FileFault;
+pub use flm::{FlmKind, FlmTensor, FlmToken, flm_header};
 pub use gguf::{
-    GgufTensor, GgufType, GgufValue, gguf_padding, gguf_tensor_name, split_model_name, write_gguf_header,
+    GgufTensor, GgufType, GgufValue, gguf_header, gguf_padding, gguf_tensor_name, split_model_name,
 };
+pub use llama2c::{Llama2cItem, Llama2cModel};
 pub use source::Source;
+pub use special_numbers::without_special_numbers;
 pub use writer::{CheckpointWriter, NewTensor, WriteError};

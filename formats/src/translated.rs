@@ -18,7 +18,7 @@ pub(crate) struct ModelFile {
     pub(crate) files: Vec<Arc<MappedFile>>,
     /// The tensors, each with the index of its file.
     pub(crate) tensors: Vec<(usize, Entry)>,
-    /// The tensors that are made from the bytes of the first file.
+    /// The tensors that are made from the bytes of a file.
     pub(crate) derived: Vec<DerivedTensor>,
 }
 
@@ -35,7 +35,9 @@ pub(crate) struct DerivedTensor {
     pub(crate) name: String,
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<usize>,
-    /// Place of the bytes in the first file.
+    /// Index of the file.
+    pub(crate) file: usize,
+    /// Place of the bytes in the file.
     pub(crate) range: Range<usize>,
     pub(crate) derivation: Derivation,
 }
@@ -49,6 +51,8 @@ pub(crate) enum Derivation {
     Bytes(Vec<u8>),
     /// The halves of each byte change their places.
     SwappedNibbles,
+    /// Numbers in single precision, each less 1.
+    LessOne,
     /// Numbers in single precision: codes less a zero point, times a scale. Codes of four bits have
     /// the even element in the upper half of a byte.
     Codes {
@@ -65,7 +69,7 @@ impl Derivation {
     /// Returns the length of the tensor that is made from this many bytes.
     pub(crate) fn bytes(&self, stored: usize) -> usize {
         match self {
-            Derivation::Same | Derivation::SwappedNibbles => stored,
+            Derivation::Same | Derivation::SwappedNibbles | Derivation::LessOne => stored,
             Derivation::Bytes(bytes) => bytes.len(),
             Derivation::Codes { cols, scales, group, .. } => {
                 scales.len() / cols.div_ceil(*group).max(1) * cols * size_of::<f32>()
@@ -79,6 +83,10 @@ impl Derivation {
             Derivation::Same => stored.to_vec(),
             Derivation::Bytes(bytes) => bytes.clone(),
             Derivation::SwappedNibbles => stored.iter().map(|byte| byte.rotate_left(4)).collect(),
+            Derivation::LessOne => {
+                let numbers = stored.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes) - 1.0);
+                numbers.flat_map(f32::to_le_bytes).collect()
+            }
             Derivation::Codes { cols, bits, group, scales, zero_points } => {
                 let groups = cols.div_ceil(*group).max(1);
                 let mut bytes = Vec::with_capacity(self.bytes(stored.len()));

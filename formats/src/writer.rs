@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
@@ -62,6 +62,12 @@ struct NewFile {
     file: File,
 }
 
+/// The header of a file, and its length.
+struct PlannedFile {
+    header: Vec<u8>,
+    bytes: u64,
+}
+
 /// The place of a tensor that is being written.
 #[derive(Debug)]
 struct Place {
@@ -94,40 +100,61 @@ impl CheckpointWriter {
         groups: Vec<Vec<NewTensor>>,
         max_file_bytes: usize,
     ) -> Result<CheckpointWriter, WriteError> {
-        let mut files: Vec<Vec<NewTensor>> = Vec::new();
-        let mut room = 0;
-        for group in groups {
-            let bytes: usize = group.iter().map(NewTensor::bytes).sum();
-            match files.last_mut().filter(|_| bytes <= room) {
-                Some(file) => {
-                    file.extend(group);
-                    room -= bytes;
-                }
-                None => {
-                    files.push(group);
-                    room = max_file_bytes.saturating_sub(bytes);
-                }
-            }
-        }
-        let count = files.len();
-        let mut writer = CheckpointWriter {
-            folder: folder.to_owned(),
-            files: Vec::new(),
-            places: BTreeMap::new(),
-            total: 0,
-        };
-        for (index, tensors) in files.into_iter().enumerate() {
-            let name = match count {
-                1 => SINGLE.to_owned(),
-                _ => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
-            };
-            writer.add(name, tensors)?;
+        let mut writer = CheckpointWriter::empty(folder);
+        for (name, tensors) in files(groups, max_file_bytes) {
+            let planned = writer.plan(tensors);
+            let created = File::options().write(true).create_new(true).open(folder.join(&name));
+            let created = created.and_then(|mut file| {
+                file.write_all(&planned.header)?;
+                file.set_len(planned.bytes)?;
+                Ok(file)
+            });
+            let file = created.map_err(|source| writer.error(&name, source))?;
+            writer.files.push(NewFile { name, file });
         }
         Ok(writer)
     }
 
-    /// Creates a file, writes its header, and notes the places of its tensors.
-    fn add(&mut self, name: String, mut tensors: Vec<NewTensor>) -> Result<(), WriteError> {
+    /// Opens the files that [`create`](Self::create) has made in another process with the same
+    /// arguments. The first `done` groups were written there and are on the disk. Returns `None`
+    /// if the files are not those that it would make.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub fn reopen(
+        folder: &Path,
+        groups: Vec<Vec<NewTensor>>,
+        max_file_bytes: usize,
+        done: usize,
+    ) -> Result<Option<CheckpointWriter>, WriteError> {
+        let written: Vec<String> =
+            groups.iter().take(done).flatten().map(|tensor| tensor.name.clone()).collect();
+        let mut writer = CheckpointWriter::empty(folder);
+        for (name, tensors) in files(groups, max_file_bytes) {
+            let planned = writer.plan(tensors);
+            let path = folder.join(&name);
+            let Ok(mut file) = File::options().read(true).write(true).open(path) else { return Ok(None) };
+            let mut header = vec![0; planned.header.len()];
+            let length = file.metadata().map_err(|source| writer.error(&name, source))?.len();
+            if length != planned.bytes || file.read_exact(&mut header).is_err() || header != planned.header {
+                return Ok(None);
+            }
+            writer.files.push(NewFile { name, file });
+        }
+        for tensor in written {
+            if let Some(place) = writer.places.get_mut(&tensor) {
+                place.written = place.bytes;
+            }
+        }
+        Ok(Some(writer))
+    }
+
+    fn empty(folder: &Path) -> CheckpointWriter {
+        CheckpointWriter { folder: folder.to_owned(), files: Vec::new(), places: BTreeMap::new(), total: 0 }
+    }
+
+    /// Notes the places of a file's tensors, and returns its header and its length.
+    fn plan(&mut self, mut tensors: Vec<NewTensor>) -> PlannedFile {
         // PyTorch views the bytes of a file as numbers, so each tensor must be aligned.
         tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.bits()));
         let mut header = Map::new();
@@ -145,20 +172,14 @@ impl CheckpointWriter {
         }
         let mut text = Value::Object(header).to_string().into_bytes();
         text.resize(text.len().next_multiple_of(8), b' ');
-        let error = |source| self.error(&name, source);
-        let mut file =
-            File::options().write(true).create_new(true).open(self.folder.join(&name)).map_err(error)?;
-        file.write_all(&(text.len() as u64).to_le_bytes()).map_err(error)?;
-        file.write_all(&text).map_err(error)?;
         let data = 8 + text.len() as u64;
-        file.set_len(data + end as u64).map_err(error)?;
         for (tensor, (start, end)) in tensors.into_iter().zip(ends) {
             let (file, start, bytes) = (self.files.len(), data + start as u64, end - start);
             self.places.insert(tensor.name, Place { file, start, bytes, written: 0 });
         }
         self.total += end;
-        self.files.push(NewFile { name, file });
-        Ok(())
+        let header = [&(text.len() as u64).to_le_bytes()[..], &text].concat();
+        PlannedFile { header, bytes: data + end as u64 }
     }
 
     /// Writes the next bytes of a tensor.
@@ -180,6 +201,16 @@ impl CheckpointWriter {
             .map_err(|source| WriteError::Io { file: self.folder.join(name).display().to_string(), source })
     }
 
+    /// Waits until all bytes that have been written are on the disk.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn sync(&self) -> Result<(), WriteError> {
+        self.files.iter().try_for_each(|NewFile { name, file }| {
+            file.sync_data().map_err(|source| self.error(name, source))
+        })
+    }
+
     /// Writes the index if there are several files, and waits until all bytes are on the disk.
     ///
     /// # Errors
@@ -198,18 +229,42 @@ impl CheckpointWriter {
         let of_tensor = |(name, place): (&String, &Place)| (name.clone(), json!(self.files[place.file].name));
         let map: Map<String, Value> = self.places.iter().map(of_tensor).collect();
         let index = json!({"metadata": {"total_size": self.total}, "weight_map": map});
-        let written = File::options().write(true).create_new(true).open(self.folder.join(INDEX)).and_then(
-            |mut file| {
-                file.write_all(format!("{index:#}\n").as_bytes())?;
-                file.sync_all()
-            },
-        );
+        // An earlier process may have written it.
+        let written = File::create(self.folder.join(INDEX)).and_then(|mut file| {
+            file.write_all(format!("{index:#}\n").as_bytes())?;
+            file.sync_all()
+        });
         written.map_err(|source| self.error(INDEX, source))
     }
 
     fn error(&self, name: &str, source: io::Error) -> WriteError {
         WriteError::Io { file: self.folder.join(name).display().to_string(), source }
     }
+}
+
+/// Distributes groups of tensors over files, and names the files.
+fn files(groups: Vec<Vec<NewTensor>>, max_file_bytes: usize) -> Vec<(String, Vec<NewTensor>)> {
+    let mut files: Vec<Vec<NewTensor>> = Vec::new();
+    let mut room = 0;
+    for group in groups {
+        let bytes: usize = group.iter().map(NewTensor::bytes).sum();
+        match files.last_mut().filter(|_| bytes <= room) {
+            Some(file) => {
+                file.extend(group);
+                room -= bytes;
+            }
+            None => {
+                files.push(group);
+                room = max_file_bytes.saturating_sub(bytes);
+            }
+        }
+    }
+    let count = files.len();
+    let name = |index: usize| match count {
+        1 => SINGLE.to_owned(),
+        _ => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+    };
+    files.into_iter().enumerate().map(|(index, tensors)| (name(index), tensors)).collect()
 }
 
 #[cfg(test)]
@@ -281,6 +336,33 @@ mod tests {
             error.contains("tensor a.scales of the new checkpoint has been given 0 of 8 bytes"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn files_are_opened_again_behind_what_they_have() {
+        for limit in [1 << 20, 1] {
+            let folder = tempfile::tempdir().unwrap();
+            let mut writer = CheckpointWriter::create(folder.path(), groups(), limit).unwrap();
+            writer.write("a.codes", &[1, 2, 3]).unwrap();
+            writer.write("a.scales", &[4; 8]).unwrap();
+            writer.write("b", &[9; 4]).unwrap();
+            writer.sync().unwrap();
+            drop(writer);
+            let reopened = |limit, done| CheckpointWriter::reopen(folder.path(), groups(), limit, done);
+            assert!(reopened(if limit == 1 { 1 << 20 } else { 1 }, 1).unwrap().is_none());
+            // The half of `b` is written again.
+            let mut writer = reopened(limit, 1).unwrap().unwrap();
+            assert!(writer.write("a.codes", &[0]).is_err());
+            writer.write("b", &[5; 8]).unwrap();
+            writer.write("c", &[6; 8]).unwrap();
+            writer.finish().unwrap();
+            let found = Checkpoint::open(&Source::Directory(folder.path().to_owned())).unwrap();
+            assert_eq!(found.find("a.codes").unwrap().bytes, [1, 2, 3]);
+            assert_eq!(found.find("b").unwrap().bytes, [5; 8]);
+            let mut other = groups();
+            other[2][0].name = "d".to_owned();
+            assert!(CheckpointWriter::reopen(folder.path(), other, limit, 1).unwrap().is_none());
+        }
     }
 
     #[test]

@@ -53,7 +53,7 @@ export MILLRACE_TEST_DEVICE=cuda MILLRACE_BENCH_JSON=$out/bench.json
 nvidia-smi >"$out/card.log" 2>&1 || { echo "there is no NVIDIA card here" >&2; exit 2; }
 if [ "$half" != server ]; then
     # The tests of the simulated device have nothing to say about a card. One at a time, so that a fault has a name.
-    step tests 110 "$pack/kernel-tests" --test-threads=1 --skip sim::
+    step tests 110 "$pack/kernel-tests" --test-threads=1 --show-output --skip sim:: --skip allreduce::
     step bench 80 "$pack/kernel-bench"
 fi
 if [ "$half" != kernels ]; then
@@ -86,12 +86,20 @@ if [ "$half" != server ]; then
     fi
 fi
 
+if [ "$half" != server ]; then
+    # The last step, because ranks on one card may wait for each other until their patience ends. Nothing is loaded while they do, and each of their
+    # streams has a connection to the card of its own.
+    step allreduce 60 env CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32 "$pack/kernel-tests" --test-threads=1 allreduce::
+fi
+
 {
     [ ! -e "$out/bench.json" ] || python3 $here/table.py "$out/bench.json" "$out/torch.json"
     echo
     cat "$out/logits.log" "$out/serve.log" 2>/dev/null
 } | tee "$out/table.md"
 echo
-[ ! -e "$out/tests.log" ] || grep -h "^test result\|FAILED\|panicked" "$out/tests.log"
+for log in tests allreduce; do
+    [ ! -e "$out/$log.log" ] || grep -h "^test result\|FAILED\|panicked\|^skipped: " "$out/$log.log" | sort -u
+done
 printf '%s\n' "${summary[@]}"
 [ ${#failed[@]} = 0 ] || { echo "failed: ${failed[*]}"; exit 1; }

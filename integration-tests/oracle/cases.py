@@ -3,9 +3,12 @@
 from collections.abc import Callable
 
 # Each of these modules adds its cases to the list.
+import cases_chunked  # noqa: F401
 import cases_dense  # noqa: F401
 import cases_experts  # noqa: F401
+import cases_gemma4
 import cases_images  # noqa: F401
+import cases_recurrent  # noqa: F401
 import cases_scaled  # noqa: F401
 from bases import CASES, Spec
 from old_configs import Config, v4, v4_oldest, v4_type, v4_unused_window
@@ -23,4 +26,5 @@ VARIANTS: dict[str, tuple[str, Callable[[Config], Config]]] = {
     "qwen2_v4": ("qwen2", v4_unused_window),
     "qwen2_sliding_v4": ("qwen2_sliding", v4),
     "glm_v4": ("glm", v4),
+    "gemma4_text_global": ("gemma4_text", cases_gemma4.config_of_layers),
 }

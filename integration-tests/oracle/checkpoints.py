@@ -22,11 +22,17 @@ def fill(model: PreTrainedModel, key: str) -> None:
     rng = rng_for(key, "weights")
     for name, p in sorted(model.named_parameters()):
         x = rng.standard_normal(tuple(p.shape))
-        if name.endswith("norm.weight") or ".ln_" in name and name.endswith(".weight"):
+        scales = ("norm.weight", "layernorm_1.weight", "layernorm_2.weight", "router.scale", "per_expert_scale")
+        if name.endswith(scales) or ".ln_" in name and name.endswith(".weight"):
             x = 1 + 0.2 * x
         elif name.endswith(".bias"):
             x = 0.2 * x
-        elif "embed_tokens" in name:
+        elif name.endswith("dt_bias"):
+            # Slow decay, so that early tokens are seen.
+            x = x - 2
+        elif name.endswith(("conv1d.weight", "conv.conv.weight")):
+            pass  # Larger than other weights, so that few queries and keys are short.
+        elif "embed_tokens" in name and "per_layer" not in name:
             # Small, as in trained models, so that the first norm's epsilon is
             # seen; a tied head needs it larger for usable logits.
             x = (0.25 if tied else 0.02) * x
@@ -36,6 +42,8 @@ def fill(model: PreTrainedModel, key: str) -> None:
     for name, b in sorted(model.named_buffers()):
         if name.endswith("e_score_correction_bias"):
             b.copy_(torch.from_numpy(0.2 * rng.standard_normal(tuple(b.shape))).to(b.dtype))
+        elif name.endswith("layer_scalar"):
+            b.copy_(torch.from_numpy(1 + 0.2 * rng.standard_normal(tuple(b.shape))).to(b.dtype))
 
 
 def attention_of(config: Any) -> str:
@@ -96,10 +104,15 @@ def stack_experts(file: Path) -> None:
     save_file({**kept, **stacked}, file, metadata={"format": "pt"})
 
 
+def special_number(value: Config) -> Any:
+    """Returns the number that transformers writes as an object, because JSON has no infinity."""
+    return float(value["__float__"]) if value.keys() == {"__float__"} else value
+
+
 def load(folder: Path, **over: Any) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(folder)
     if over:
-        raw = json.loads((folder / "config.json").read_text())
+        raw = json.loads((folder / "config.json").read_text(), object_hook=special_number)
         over = copy.deepcopy(over)
         if "rope_parameters" in over:
             params = {**raw["rope_parameters"], **over["rope_parameters"]}

@@ -54,13 +54,17 @@ def check_numbers(model: PreTrainedModel, t: Golden, what: str) -> float:
     return worst
 
 
+# The ends of the names of vectors that must be seen: zeros instead of them change the logits.
+BIASES = (".bias", "dt_bias", "A_log", ".D")
+# The ends of the names of factors that must be seen: ones instead of them change the logits.
+SCALES = ("norm.weight", "layernorm_1.weight", "layernorm_2.weight", "router.scale", "per_expert_scale")
 # The names of the keys with the epsilon of norms.
-EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
+EPSILONS = ("norm_eps", "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
 
 
 def is_of_images(name: str) -> bool:
     """Returns whether a parameter belongs to the parts that read images."""
-    return any(part in name for part in ("visual.", "vision_tower.", "multi_modal_projector."))
+    return any(part in name for part in ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector."))
 
 
 def check_seen(
@@ -76,20 +80,23 @@ def check_seen(
     for name, p in model.named_parameters():
         if is_of_images(name):
             continue
-        if not (name.endswith("norm.weight") or name.endswith(".bias")):
+        if not (name.endswith(SCALES) or name.endswith(BIASES)):
             continue
         # Without a rotation, the bias of the keys adds the same number to all scores of a query.
         text = model.config.get_text_config()
         if name.endswith("k_proj.bias") and getattr(text, "rope_parameters", None) is None:
             continue
         keep = p.data
-        p.data = torch.ones_like(keep) if name.endswith("norm.weight") else torch.zeros_like(keep)
+        p.data = torch.ones_like(keep) if name.endswith(SCALES) else torch.zeros_like(keep)
         least = min(least, (moved(model), name))
         p.data = keep
-    for name, b in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+    buffers = dict(model.named_buffers())
+    # The norm before the head hides the scalar of the last layer.
+    scalars = [name for name in buffers if name.endswith("layer_scalar")][:-1]
+    for name, b in buffers.items():
+        if name.endswith("e_score_correction_bias") or name in scalars:
             keep = b.data
-            b.data = torch.zeros_like(keep)
+            b.data = torch.ones_like(keep) if name in scalars else torch.zeros_like(keep)
             least = min(least, (moved(model), name))
             b.data = keep
     eps = next((key for key in EPSILONS if key in spec["config"]), None)

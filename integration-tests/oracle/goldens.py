@@ -1,11 +1,13 @@
 """Chooses a case's prompts and computes the golden numbers."""
 
+import copy
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from cases import Spec
-from logits import forward, greedy_cached, greedy_uncached, is_dynamic, margin
+from logits import forward, greedy_cached, greedy_uncached, is_dynamic, margin, rel
 from seeds import rng_for
 
 Golden = dict[str, Tensor]  # golden.safetensors, by tensor name
@@ -21,13 +23,22 @@ def pick_prompt(
     for attempt in range(400):
         rng = rng_for(spec.get("weights", spec["name"]), "prompt", number, length, attempt)
         prompt = rng.integers(3, vocab, size=length).tolist()
+        if "noise" in spec and noise_of(model, prompt) > spec["noise"]:
+            continue
         ids, rows = greedy_uncached(model, prompt)
         if margin(rows) < MARGIN or len(set(ids)) < 5 or {0, 1, 2} & set(ids):
             continue
         if is_dynamic(model) and margin(greedy_cached(model, prompt)[1]) < MARGIN:
             continue
+        if "noise" in spec and rel(greedy_cached(model, prompt)[1], rows) > spec["noise"]:
+            continue
         return prompt, ids, rows
     raise SystemExit(f"{spec['name']}: no prompt of length {length} has a clear greedy path")
+
+
+def noise_of(model: PreTrainedModel, prompt: list[int]) -> float:
+    """Returns by how much the logits differ from those of matrix products in float64."""
+    return rel(forward(copy.deepcopy(model).double(), prompt), forward(model, prompt))
 
 
 def golden(model: PreTrainedModel, spec: Spec) -> Golden:

@@ -4,7 +4,9 @@
     python make_encoders.py [--out ../golden-encoders] [case ...]
 
 Each folder has the checkpoint as transformers writes it, and golden.safetensors
-with the ids of some texts and the last hidden states of their tokens. For each
+with the ids of some texts and the last hidden states of their tokens. A folder
+with a classifier also has its outputs, and a tokenizer of words (`w4`, `w5` and
+so on). For each
 change in `mutants` the script checks that the states differ, so that a reader
 of the checkpoint which ignores the key fails.
 """
@@ -42,6 +44,8 @@ CASES = {
     "xlm_roberta_wide": ("XLMRobertaModel", dict(ROBERTA, num_attention_heads=8, intermediate_size=80), (31, 20),
                          [dict(num_attention_heads=4)]),
     "xlm_roberta_padding": ("XLMRobertaModel", dict(ROBERTA, pad_token_id=3), (40, 6), [dict(pad_token_id=1)]),
+    "xlm_roberta_scores": ("XLMRobertaForSequenceClassification", dict(ROBERTA, num_labels=1), (20, 7),
+                           [dict(hidden_act="relu")]),
 }
 
 
@@ -67,21 +71,57 @@ def write(name: str, out: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder)
     again = model_class.from_pretrained(folder).eval()
-    golden = {}
+    golden, pairs = {}, []
+    if hasattr(again, "classifier"):
+        write_tokenizer(folder, config["vocab_size"])
     for index, length in enumerate(lengths):
         # Padding tokens have positions of their own in RoBERTa, so texts have none.
         ids = torch.randint(4, config["vocab_size"], (length,), dtype=torch.int32)
         golden[f"ids.{index}"], golden[f"states.{index}"] = ids, states(again, ids).contiguous()
+        if hasattr(again, "classifier"):
+            # <s> w5 w6 </s> </s> the text </s>
+            pair = torch.tensor([0, 5, 6, 2, 2, *ids.tolist(), 2])
+            with torch.no_grad():
+                output = again(pair[None]).logits[0, 0].item()
+            pairs.append(dict(query="w5 w6", text=" ".join(f"w{i}" for i in ids.tolist()), output=output))
     least = min(
         (states(changed(model_class, folder, mutant), golden["ids.0"]) - golden["states.0"]).abs().max().item()
         for mutant in mutants
     )
     assert least > 1e-3, (name, least)
     save_file(golden, folder / "golden.safetensors")
+    if pairs:
+        (folder / "pairs.json").write_text(json.dumps(pairs))
     for path in folder.iterdir():
         path.chmod(0o644)
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{name:28} {size:7} bytes  least seen {least:.1e}", flush=True)
+
+
+def write_tokenizer(folder: Path, size: int) -> None:
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    around = {text: dict(id=text, ids=[special.index(text)], tokens=[text]) for text in ("<s>", "</s>")}
+    token = lambda text: {"SpecialToken": {"id": text, "type_id": 0}}
+    text = lambda name: {"Sequence": {"id": name, "type_id": 0}}
+    tokenizer = dict(
+        version="1.0",
+        added_tokens=[
+            dict(id=i, content=t, special=True, single_word=False, lstrip=False, rstrip=False, normalized=False)
+            for i, t in enumerate(special)
+        ],
+        pre_tokenizer=dict(type="Whitespace"),
+        post_processor=dict(
+            type="TemplateProcessing",
+            single=[token("<s>"), text("A"), token("</s>")],
+            pair=[token("<s>"), text("A"), token("</s>"), token("</s>"), text("B"), token("</s>")],
+            special_tokens=around,
+        ),
+        model=dict(
+            type="WordLevel", unk_token="<unk>",
+            vocab={t: i for i, t in enumerate(special)} | {f"w{i}": i for i in range(4, size)},
+        ),
+    )
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
 def changed(model_class: type, folder: Path, mutant: dict) -> torch.nn.Module:

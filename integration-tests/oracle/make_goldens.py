@@ -50,7 +50,7 @@ def write_case(spec: Spec, out: Path) -> None:
         again, stored = load(native), load_file(folder / "golden.safetensors")
         if "layout" in spec:
             write_layout(native, spec, folder, again)
-        check_same(again, stored, spec["name"])
+        check_same(again, stored, spec["name"], spec.get("noise", 1e-6))
         noise = check_numbers(again, stored, spec["name"])
         seen = check_seen(again, native, spec, stored)
     share_weights(spec, out)

@@ -367,7 +367,31 @@ def int8():
     return write, {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
 
 
+def chatglm(bits):
+    """The scheme of ChatGLM's own code: signed numbers, with a scale for each row."""
+    def write(rng, name, rows, cols):
+        most = 2 ** (bits - 1) - 1
+        codes = [[rng.randint(-most, most) for _ in range(cols)] for _ in range(rows)]
+        scales = [scale(rng, 0.3 / most) for _ in range(rows)]
+        if bits == 8:
+            weight = array("I8", [rows, cols], flat(codes))
+        else:
+            # Even columns are in the higher bits.
+            pairs = [row[i] * 16 | row[i + 1] & 15 for row in codes for i in range(0, cols, 2)]
+            weight = array("I8", [rows, cols // 2], [(pair + 128) % 256 - 128 for pair in pairs])
+        tensors = {"weight": weight, "weight_scale": array("F16", [rows], half(scales))}
+        return tensors, [code * s for row, s in zip(codes, half(scales)) for code in row]
+    return write, {"quantization_bit": bits}
+
+
+def half(values):
+    """Numbers rounded to float16."""
+    return struct.unpack(f"<{len(values)}e", struct.pack(f"<{len(values)}e", *values))
+
+
 CASES = {
+    "chatglm-8-fused": chatglm(8),
+    "chatglm-4-fused": chatglm(4),
     "gptq-4-32-sym": gptq(4, 32, sym=True),
     "gptq-4-64-listed": gptq(4, 64, g_idx=True),
     "gptq-4-row": gptq(4, -1),
@@ -440,7 +464,9 @@ def make(folder, case, write, quantization):
         path = folder / case / kind
         path.mkdir(parents=True, exist_ok=True)
         save(path / "model.safetensors", tensors)
-        extra = {"quantization_config": quantization} if kind == "quantized" and not own_file else {}
+        # ChatGLM has a key beside the others.
+        given = quantization if case.startswith("chatglm") else {"quantization_config": quantization}
+        extra = given if kind == "quantized" and not own_file else {}
         (path / "config.json").write_text(json.dumps(config | extra))
     if own_file:
         own = {key: value for key, value in quantization.items() if key != "quant_method"}

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use millrace_integration_tests::{Server, binary, post, start_small_server};
+use millrace_integration_tests::{Server, binary, post, start_small_server, test_data};
 use serde_json::{Value, json};
 
 fn convert(arguments: &[&str]) -> Output {
@@ -83,6 +83,59 @@ fn converted_models_give_what_the_model_gives() {
     assert!(apart > 1e-6 && apart < 0.5, "{apart}");
 }
 
+/// The formats of other programs than llama.cpp.
+#[test]
+fn files_of_fastllm_and_llama2c_give_what_the_model_gives() {
+    let folder = tempfile::tempdir().unwrap();
+    files_give_what_the_model_gives("demo", folder.path());
+}
+
+#[test]
+#[ignore = "needs the published checkpoints of MILLRACE_TEST_DATA"]
+fn published_weights_give_the_same_text_through_each_format() {
+    let folder = tempfile::tempdir().unwrap();
+    let stories = test_data("stories260k");
+    files_give_what_the_model_gives(stories.to_str().unwrap(), folder.path());
+}
+
+fn files_give_what_the_model_gives(model: &str, folder: &Path) {
+    let (want, text) = results(model);
+    for (name, flags, bound) in [
+        ("gguf", &["--to", "gguf", "--dtype", "f32"][..], 1e-4),
+        ("flm-f32", &["--to", "flm", "--dtype", "f32"], 1e-4),
+        ("flm-f16", &["--to", "flm"], 0.02),
+        ("flm-int8", &["--to", "flm", "--dtype", "int8"], 0.5),
+        ("flm-int4", &["--to", "flm", "--dtype", "int4"], 20.0),
+        ("llama2c-v0", &["--to", "llama2c-v0"], 1e-4),
+        ("llama2c-v1", &["--to", "llama2c"], 1e-4),
+        ("llama2c-v2", &["--to", "llama2c", "--dtype", "int8"], 0.5),
+    ] {
+        let place = folder.join(name);
+        std::fs::create_dir(&place).unwrap();
+        let file = place.join("model");
+        let said = converted(&[&[model, file.to_str().unwrap()], flags].concat());
+        // These formats have no tokenizer, or not this one.
+        if said.contains("put tokenizer.json beside the file") {
+            let from = match model {
+                "demo" => Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo"),
+                folder => folder.into(),
+            };
+            std::fs::copy(from.join("tokenizer.json"), place.join("tokenizer.json")).unwrap();
+        }
+        let (found, same) = results(file.to_str().unwrap());
+        let apart = worst(&found, &want);
+        println!("{name}: {apart:.2e} apart");
+        assert!(apart < bound, "{name}: {apart}");
+        // Rounded weights may prefer another token, and exact ones may not.
+        if bound < 0.1 {
+            assert_eq!(same, text, "{name}");
+        }
+        // The folder of a file is none in which another file is written.
+        let refused = refusal(&[&[model, file.to_str().unwrap()], flags].concat());
+        assert!(refused.contains("exists; give the path of a new file"), "{refused}");
+    }
+}
+
 /// Returns the best tokens at each place of a text, with their logprobs.
 fn best(model: &str) -> Vec<Value> {
     let server = start_small_server(model, "cpu", &["--dtype", "float32", "--activations", "exact"]);
@@ -156,6 +209,16 @@ fn what_cannot_be_converted_is_refused_and_nothing_is_left() {
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let flags = refusal(&["demo", &path("a"), "--dtype", "q8_0"]);
     assert!(flags.contains("--dtype q8_0 is for GGUF"), "{flags}");
+    for (file, flags, want) in [
+        ("a.flm", &["--dtype", "bf16"][..], "--to flm takes --dtype f32, f16, int8 or int4"),
+        ("a.bin", &["--to", "llama2c", "--dtype", "f16"], "--to llama2c takes --dtype f32 or int8"),
+        ("a.gguf", &["--dtype", "int4"], "--to gguf takes --dtype f32, f16, bf16 or q8_0"),
+        ("a", &["--dtype", "int8"], "`millrace quantize` writes quantized safetensors"),
+        ("a.flm", &["--max-shard-size", "1G"], "--max-shard-size is for safetensors"),
+    ] {
+        let said = refusal(&[&["demo", &path(file)], flags].concat());
+        assert!(said.contains(want), "{said}");
+    }
     std::fs::write(path("there.gguf"), "x").unwrap();
     let there = refusal(&["demo", &path("there.gguf")]);
     assert!(there.contains("there.gguf exists; give the path of a new file"), "{there}");

@@ -112,13 +112,16 @@ template <class T> DEVICE void grouped_int4_plain(const GroupedInt4Params<T> &pa
 }
 
 // Narrow tiles are for decoding, where an expert has few rows and its weights are read once; wide
-// tiles are for prefill.
+// tiles are for prefill, with fewer stages where a block has too little shared memory.
 #define GROUPED(T, suffix)                                                                             \
   BOUNDED_KERNEL(grouped_narrow_##suffix, kTileThreads, 2, GroupedGemmParams<T>) {                     \
     grouped_stored<T, NarrowTile>(p);                                                                  \
   }                                                                                                    \
   BOUNDED_KERNEL(grouped_wide_##suffix, kTileThreads, 1, GroupedGemmParams<T>) {                       \
     grouped_stored<T, WideTile>(p);                                                                    \
+  }                                                                                                    \
+  BOUNDED_KERNEL(grouped_wide_few_stages_##suffix, kTileThreads, 1, GroupedGemmParams<T>) {            \
+    grouped_stored<T, FewStagesTile>(p);                                                               \
   }                                                                                                    \
   BOUNDED_KERNEL(grouped_int4_narrow_##suffix, kTileThreads, 2, GroupedInt4Params<T>) {                \
     grouped_int4<T, NarrowTile>(p);                                                                    \

@@ -16,6 +16,7 @@ template <class T> struct RouteParams {
   float *weights;     // [tokens, top_k]
   const T *logits;    // [tokens, experts]
   const float *bias;  // null or [experts]
+  const float *scales;  // null or [experts]
   const int *count;   // null or [1]: tokens that are no padding
   int tokens;
   int experts;
@@ -80,8 +81,8 @@ DEVICE BestExpert best_of_warp(BestExpert best) {
 
 // One warp chooses the top_k experts of one token by the highest keys. Keys are the logits, whose
 // order is that of both kinds of scores; with a bias (DeepSeek-V3) they are score + bias. Weights
-// are the scores without the bias. A NaN is never preferred. Tokens from *count on are padding and
-// get no expert.
+// are the scores without the bias, times the scales of the experts, if there are any (Gemma 4). A
+// NaN is never preferred. Tokens from *count on are padding and get no expert.
 template <class T, int PerLane> DEVICE void route(const RouteParams<T> &p) {
   wait_for_previous_kernel();
   const int lane = threadIdx.x % kWarp,
@@ -160,7 +161,8 @@ template <class T, int PerLane> DEVICE void route(const RouteParams<T> &p) {
   }
   if (lane < p.top_k) {
     p.chosen[int64_t(token) * p.top_k + lane] = chosen;
-    p.weights[int64_t(token) * p.top_k + lane] = score / divisor * p.factor;
+    const float weight = score / divisor * p.factor;
+    p.weights[int64_t(token) * p.top_k + lane] = p.scales ? weight * p.scales[chosen] : weight;
   }
 }
 
@@ -203,7 +205,10 @@ template <class T> DEVICE void route_plain(const RouteParams<T> &p) {
     sum += weight[s];
   }
   const float divisor = !p.normalize ? all : sum == 0.0f ? 1.0f : sum;
-  for (int s = 0; s < p.top_k; s++) weight[s] = padding ? 0.0f : weight[s] / divisor * p.factor;
+  for (int s = 0; s < p.top_k; s++) {
+    weight[s] = padding ? 0.0f : weight[s] / divisor * p.factor;
+    if (p.scales && !padding) weight[s] *= p.scales[chosen[s]];
+  }
 }
 
 // Orders the pairs by expert. Block e counts the pairs of lower experts, which gives the place of

@@ -13,6 +13,10 @@ enum NormKind { kRms, kLayer };
 constexpr int kKept = 8;
 
 EXPORT_CONSTANT int kNormThreads = 256;
+// The blocks of a multiprocessor that registers are left for: while some wait for their sums, the
+// others read. More would spill registers: LayerNorm has a mean and biases too, and in f32 a vector
+// of weights takes as many registers as the values.
+template <class T, NormKind kind> constexpr int kNormResident = sizeof(T) > 2 ? 2 : kind == kRms ? 4 : 3;
 
 // Parameters of a norm.
 // Kernels: norm/rms_norm_*, norm/add_rms_norm_*, norm/layer_norm_*, norm/add_layer_norm_*
@@ -26,6 +30,36 @@ template <class T> struct NormParams {
   float eps;
 };
 
+// 16 bytes of a row, as loaded: two elements of 16 bits to a register.
+using Packed = Vec<uint32_t, 4>;
+
+template <class T> DEVICE Packed load_packed(const T *p) {
+  return load_vec<uint32_t, 4>(reinterpret_cast<const uint32_t *>(p));
+}
+template <class T> DEVICE void store_packed(T *p, const Packed &v) {
+  store_vec(reinterpret_cast<uint32_t *>(p), v);
+}
+template <class T> DEVICE void unpack(float (&to)[kVec<T>], const Packed &v) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    if constexpr (sizeof(T) == 4) {
+      to[i] = __uint_as_float(v.at[i]);
+    } else {
+      const float2 two = unpack2<T>(v.at[i]);
+      to[2 * i] = two.x, to[2 * i + 1] = two.y;
+    }
+  }
+}
+template <class T> DEVICE Packed pack(const float (&from)[kVec<T>]) {
+  Packed v;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    if constexpr (sizeof(T) == 4) v.at[i] = __float_as_uint(from[i]);
+    else v.at[i] = pack2<T>(from[2 * i], from[2 * i + 1]);
+  }
+  return v;
+}
+
 template <class T, NormKind kind, bool add> DEVICE void norm(const NormParams<T> &p) {
   constexpr int Threads = kNormThreads;
   constexpr int N = kVec<T>;
@@ -34,43 +68,51 @@ template <class T, NormKind kind, bool add> DEVICE void norm(const NormParams<T>
   wait_for_previous_kernel();
   const int64_t row = int64_t(blockIdx.x) * p.cols;
   const int vectors = p.cols / N;
-  Vec<T, N> kept[kKept];
+  Packed kept[kKept];
 
   // Reads the row's values. The sum with the residual is rounded to T first, as the next layer will
   // read it.
   auto read = [&](int v) {
-    Vec<T, N> a = load_vec<T, N>(p.x + row + int64_t(v) * N);
+    Packed a = load_packed(p.x + row + int64_t(v) * N);
     if (add) {
-      const Vec<T, N> r = load_vec<T, N>(p.residual + row + int64_t(v) * N);
+      float values[N], residual[N];
+      unpack<T>(values, a);
+      unpack<T>(residual, load_packed(p.residual + row + int64_t(v) * N));
 #pragma unroll
-      for (int i = 0; i < N; i++) a.at[i] = from_float<T>(to_float(a.at[i]) + to_float(r.at[i]));
-      store_vec(p.residual + row + int64_t(v) * N, a);
+      for (int i = 0; i < N; i++) values[i] += residual[i];
+      a = pack<T>(values);
+      store_packed(p.residual + row + int64_t(v) * N, a);
     }
     return a;
   };
-  auto again = [&](int v) { return load_vec<T, N>((add ? p.residual : p.x) + row + int64_t(v) * N); };
+  auto again = [&](int v) { return load_packed((add ? p.residual : p.x) + row + int64_t(v) * N); };
   // Calls `f` with every vector of this thread, from the registers if they are kept there.
   auto each = [&](auto f) {
 #pragma unroll
     for (int k = 0; k < kKept; k++) {
       const int v = threadIdx.x + k * Threads;
+      // Otherwise the compiler keeps what it has unpacked before, in twice the registers.
+#pragma unroll
+      for (int i = 0; i < 4; i++) forget_origin(kept[k].at[i]);
       if (v < vectors) f(v, kept[k]);
     }
     for (int v = threadIdx.x + kKept * Threads; v < vectors; v += Threads) f(v, again(v));
   };
 
   float sum = 0.0f, square = 0.0f;
-  auto count = [&](const Vec<T, N> &a) {
+  auto count = [&](const Packed &a) {
+    float values[N];
+    unpack<T>(values, a);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-      const float value = to_float(a.at[i]);
-      sum += value;
-      square += value * value;
+      sum += values[i];
+      square += values[i] * values[i];
     }
   };
 #pragma unroll
   for (int k = 0; k < kKept; k++) {
     const int v = threadIdx.x + k * Threads;
+    kept[k] = {};
     if (v < vectors) {
       kept[k] = read(v);
       count(kept[k]);
@@ -82,26 +124,34 @@ template <class T, NormKind kind, bool add> DEVICE void norm(const NormParams<T>
   if (kind == kLayer) {
     mean = block_reduce<Threads>(sum, sums, Add()) / float(p.cols);
     square = 0.0f;
-    each([&](int, const Vec<T, N> &a) {
+    each([&](int, const Packed &a) {
+      float values[N];
+      unpack<T>(values, a);
 #pragma unroll
       for (int i = 0; i < N; i++) {
-        const float d = to_float(a.at[i]) - mean;
+        const float d = values[i] - mean;
         square += d * d;
       }
     });
   }
   const float scale = rsqrtf(block_reduce<Threads>(square, squares, Add()) / float(p.cols) + p.eps);
   let_next_kernel_start();
-  each([&](int v, const Vec<T, N> &a) {
-    Vec<T, N> o;
+  each([&](int v, const Packed &a) {
+    float values[N];
+    unpack<T>(values, a);
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-      const int c = v * N + i;
-      float value = (to_float(a.at[i]) - mean) * scale * p.weight[c];
-      if (kind == kLayer && p.bias) value += p.bias[c];
-      o.at[i] = from_float<T>(value);
+    for (int i = 0; i < N; i += kVec<float>) {
+      const auto weight = load_vec<float, kVec<float>>(p.weight + v * N + i);
+      Vec<float, kVec<float>> bias = {};
+      if (kind == kLayer && p.bias) bias = load_vec<float, kVec<float>>(p.bias + v * N + i);
+#pragma unroll
+      for (int j = 0; j < kVec<float>; j++) {
+        float &value = values[i + j];
+        value = (value - mean) * scale * weight.at[j];
+        if (kind == kLayer && p.bias) value += bias.at[j];
+      }
     }
-    store_vec(p.out + row + int64_t(v) * N, o);
+    store_packed(p.out + row + int64_t(v) * N, pack<T>(values));
   });
 }
 
@@ -170,14 +220,17 @@ template <class T> DEVICE void norm_parts(const NormPartsParams<T> &p) {
   }
 }
 
+#define NORM(name, T, kind, add) \
+  BOUNDED_KERNEL(name, kNormThreads, (kNormResident<T, kind>), NormParams<T>) { norm<T, kind, add>(p); }
+
 #define NORMS(T, suffix)                                                                      \
   KERNEL(norm_parts_##suffix, NormPartsParams<T>) { norm_parts<T>(p); }                       \
-  KERNEL(rms_norm_##suffix, NormParams<T>) { norm<T, kRms, false>(p); }                       \
-  KERNEL(add_rms_norm_##suffix, NormParams<T>) { norm<T, kRms, true>(p); }                    \
+  NORM(rms_norm_##suffix, T, kRms, false)                                                     \
+  NORM(add_rms_norm_##suffix, T, kRms, true)                                                  \
   KERNEL(rms_norm_plain_##suffix, NormParams<T>) { norm_plain<T, kRms, false>(p); }           \
   KERNEL(add_rms_norm_plain_##suffix, NormParams<T>) { norm_plain<T, kRms, true>(p); }        \
-  KERNEL(layer_norm_##suffix, NormParams<T>) { norm<T, kLayer, false>(p); }                   \
-  KERNEL(add_layer_norm_##suffix, NormParams<T>) { norm<T, kLayer, true>(p); }                \
+  NORM(layer_norm_##suffix, T, kLayer, false)                                                 \
+  NORM(add_layer_norm_##suffix, T, kLayer, true)                                              \
   KERNEL(layer_norm_plain_##suffix, NormParams<T>) { norm_plain<T, kLayer, false>(p); }       \
   KERNEL(add_layer_norm_plain_##suffix, NormParams<T>) { norm_plain<T, kLayer, true>(p); }
 

@@ -22,6 +22,7 @@ template <class T> struct PrologueParams {
   const int *positions;         // [tokens]
   const int *second_positions;  // null or [tokens]
   const float *query_scale;     // null or [positions]
+  const int *scale_positions;   // null or [tokens]
   const int *slots;             // [tokens]
   void *keys;    // [blocks, kv_heads, block_size, head_dim]
   void *values;
@@ -107,7 +108,7 @@ template <class T, CacheKind cache> DEVICE void prologue(const PrologueParams<T>
     }
   }
 
-  const float query_scale = p.query_scale ? p.query_scale[p.positions[token]] : 1.0f;
+  const float query_scale = p.query_scale ? p.query_scale[p.scale_positions[token]] : 1.0f;
   const int all = p.heads + 2 * p.kv_heads, groups = Threads / group;
   T *row = p.qkv + int64_t(token) * all * p.head_dim;
   for (int start = p.first_head + int(blockIdx.y) * groups; start < all; start += groups * int(gridDim.y)) {
@@ -234,7 +235,7 @@ template <class T> DEVICE void prologue_plain(const PrologueParams<T> &p) {
   __syncwarp();
   let_next_kernel_start();
   if (is_query) {
-    const float query_scale = p.query_scale ? p.query_scale[p.positions[token]] : 1.0f;
+    const float query_scale = p.query_scale ? p.query_scale[p.scale_positions[token]] : 1.0f;
     for (int d = lane; d < p.head_dim; d += kWarp) from[d] = from_float<T>(x[d] * query_scale);
     return;
   }

@@ -20,14 +20,14 @@ template <class T> struct OrderColumnsParams {
 };
 
 // The grid is [blocks of 128 rows, output tiles]: blocks that run together share the weights.
-template <class T, class Format> DEVICE void quant_gemm(const QuantGemmParams<T> &params) {
+template <class T, class Format, class S> DEVICE void quant_gemm(const QuantGemmParams<T> &params) {
   const ProductParams<T> &p = params.product;
   const PackedWeightParams &w = params.weight;
-  const int row0 = blockIdx.x * WideTile::kRows;
+  const int row0 = blockIdx.x * S::kRows;
   const PackedStage<Format> stage{w.data, w.scales, p.outputs, w.depth, w.group_bits};
   auto row = [&](int i) { return row0 + i < p.rows ? row0 + i : -1; };
   wait_for_previous_kernel();
-  multiply_tile<T, PackedStage<Format>, WideTile>(p, stage, w.depth, blockIdx.y * kTileOut, row, row);
+  multiply_tile<T, PackedStage<Format>, S>(p, stage, w.depth, blockIdx.y * kTileOut, row, row);
 }
 
 // Copies the columns of x in the order in which the weight has them, with zeros where the weight
@@ -42,17 +42,21 @@ template <class T> DEVICE void order_columns(const OrderColumnsParams<T> &p) {
   }
 }
 
-#define QUANT_GEMM(T, Format, name) \
-  BOUNDED_KERNEL(name, WideTile::kThreads, 1, QuantGemmParams<T>) { quant_gemm<T, Format<T>>(p); }
+#define QUANT_GEMM(T, Format, Tile, name) \
+  BOUNDED_KERNEL(name, Tile::kThreads, 1, QuantGemmParams<T>) { quant_gemm<T, Format<T>, Tile>(p); }
 
 #define ORDER_COLUMNS(T, suffix) \
   KERNEL(order_columns_##suffix, OrderColumnsParams<T>) { order_columns(p); }
 
-QUANT_GEMM(bf16, Int4, int4_gemm_bf16)
-QUANT_GEMM(f16, Int4, int4_gemm_f16)
-QUANT_GEMM(bf16, Int8, int8_gemm_bf16)
-QUANT_GEMM(f16, Int8, int8_gemm_f16)
-QUANT_GEMM(bf16, Fp8, e4m3_gemm_bf16)
-QUANT_GEMM(f16, Fp8, e4m3_gemm_f16)
+QUANT_GEMM(bf16, Int4, WideTile, int4_gemm_bf16)
+QUANT_GEMM(f16, Int4, WideTile, int4_gemm_f16)
+QUANT_GEMM(bf16, Int8, WideTile, int8_gemm_bf16)
+QUANT_GEMM(f16, Int8, WideTile, int8_gemm_f16)
+QUANT_GEMM(bf16, Fp8, WideTile, e4m3_gemm_bf16)
+QUANT_GEMM(f16, Fp8, WideTile, e4m3_gemm_f16)
+QUANT_GEMM(bf16, Int8, FewStagesTile, int8_gemm_few_stages_bf16)
+QUANT_GEMM(f16, Int8, FewStagesTile, int8_gemm_few_stages_f16)
+QUANT_GEMM(bf16, Fp8, FewStagesTile, e4m3_gemm_few_stages_bf16)
+QUANT_GEMM(f16, Fp8, FewStagesTile, e4m3_gemm_few_stages_f16)
 ORDER_COLUMNS(bf16, bf16)
 ORDER_COLUMNS(f16, f16)

@@ -7,13 +7,12 @@
 // bounds, so that one graph serves every step up to its size.
 #include "ptx.cuh"
 #include "reduce.cuh"
+#include "step_rows.cuh"
 
-// A row of a step, as the host writes it.
-struct __align__(16) StepRowRecord {
-  int slot;    // the sequence's slot
-  int start;   // the first position
-  int count;   // positions, at least 1
-  int sample;  // 1 if a token is sampled after the last position
+// The prefix of a row's sequence. Its tokens attend to each other in both directions.
+struct __align__(8) StepPrefixRecord {
+  int length;
+  int anchor;  // the position that stands for all later tokens on the first axis of a rotation
 };
 // A copy of words into a slot: to[slot, at..at + length] = words[from..from + length].
 struct __align__(16) SlotWriteRecord {
@@ -41,9 +40,11 @@ struct WriteRangesParams {
 struct StepOutputParams {
   int *query_start;   // [max_rows + 1]
   int *context;       // [max_rows]
+  int *prefix;        // [max_rows]
   int *tables;        // [max_rows, table_stride]
   int *tokens;        // [max_tokens]
   int *positions;     // [max_tokens]
+  int *axes;          // [2, max_tokens]: positions on the axes of a rotation that has two
   int *slots;         // [max_tokens]
   int *outputs;       // [max_rows]: tokens of the step that are sampled from, in the order of the rows
   int *output_slots;  // [max_rows]: the slot that gets the sampled token
@@ -56,6 +57,7 @@ struct StepOutputParams {
 struct PrepareStepParams {
   StepOutputParams out;
   const StepRowRecord *rows;  // [row_count]
+  const StepPrefixRecord *prefixes;  // [row_count]
   const int *row_count;       // [1]
   const int *history;         // [slots, history_stride]
   const int *slot_tables;     // [slots, table_stride]
@@ -103,6 +105,13 @@ DEVICE int sum_before(int value, int *scratch) {
   return before + sum - value;
 }
 
+// The position of a token on one of the axes: the tokens of the prefix are counted on the first
+// one, and those after it on the second one, from 1.
+DEVICE int position_on_axis(int axis, int position, const StepPrefixRecord &prefix) {
+  if (position < prefix.length) return axis == 0 ? position : 0;
+  return axis == 0 ? prefix.anchor : position - prefix.length + 1;
+}
+
 // Each of the first blocks processes 256 tokens; each of the others copies one row's table.
 DEVICE void prepare_step(const PrepareStepParams &p) {
   DYNAMIC_SHARED(int, begins);  // [max_rows + 1]
@@ -143,6 +152,7 @@ DEVICE void prepare_step(const PrepareStepParams &p) {
     begins[r] = begin;
     if (writes) {
       p.out.context[r] = row.start + row.count;
+      p.out.prefix[r] = p.prefixes[r].length;
       if (row.sample) {
         p.out.outputs[output] = begin + row.count - 1;
         p.out.output_slots[output] = row.slot;
@@ -156,11 +166,13 @@ DEVICE void prepare_step(const PrepareStepParams &p) {
   if (writes) {
     for (int r = *output_count + int(threadIdx.x); r < p.max_rows; r += kStepThreads) p.out.outputs[r] = -1;
     for (int r = threadIdx.x; r <= p.max_rows; r += kStepThreads) p.out.query_start[r] = begins[min(r, n)];
-    for (int r = n + int(threadIdx.x); r < p.max_rows; r += kStepThreads) p.out.context[r] = 0;
+    for (int r = n + int(threadIdx.x); r < p.max_rows; r += kStepThreads)
+      p.out.context[r] = p.out.prefix[r] = 0;
   }
   const int t = int(blockIdx.x) * kStepThreads + int(threadIdx.x);
   if (t >= p.max_tokens) return;
   int token = -1, position = 0, slot = -1;
+  StepPrefixRecord prefix = {1, 0};  // padding has position 0 on both axes
   if (t < begins[n]) {
     // The last row that begins at or before t; rows are not empty.
     int low = 0, high = n - 1;
@@ -171,12 +183,15 @@ DEVICE void prepare_step(const PrepareStepParams &p) {
     }
     const StepRowRecord row = p.rows[low];
     position = row.start + t - begins[low];
+    prefix = p.prefixes[low];
     token = p.history[int64_t(row.slot) * p.history_stride + position];
     slot = p.slot_tables[int64_t(row.slot) * p.table_stride + position / p.block_size] * p.block_size +
            position % p.block_size;
   }
   p.out.tokens[t] = token;
   p.out.positions[t] = position;
+  for (int axis = 0; axis < 2; axis++)
+    p.out.axes[axis * p.max_tokens + t] = position_on_axis(axis, position, prefix);
   p.out.slots[t] = slot;
 }
 
@@ -193,9 +208,12 @@ DEVICE void prepare_step_plain(const PrepareStepParams &p) {
       p.out.tables[int64_t(r) * p.table_stride + b] = table[b];
     p.out.query_start[r] = token;
     p.out.context[r] = end;
+    p.out.prefix[r] = p.prefixes[r].length;
     for (int position = row.start; position < end; position++, token++) {
       p.out.tokens[token] = p.history[int64_t(row.slot) * p.history_stride + position];
       p.out.positions[token] = position;
+      for (int axis = 0; axis < 2; axis++)
+        p.out.axes[axis * p.max_tokens + token] = position_on_axis(axis, position, p.prefixes[r]);
       p.out.slots[token] = table[position / p.block_size] * p.block_size + position % p.block_size;
     }
     if (!row.sample) continue;
@@ -207,11 +225,12 @@ DEVICE void prepare_step_plain(const PrepareStepParams &p) {
   p.out.counts[0] = token;
   p.out.counts[1] = output;
   for (int r = n; r <= p.max_rows; r++) p.out.query_start[r] = token;
-  for (int r = n; r < p.max_rows; r++) p.out.context[r] = 0;
+  for (int r = n; r < p.max_rows; r++) p.out.context[r] = p.out.prefix[r] = 0;
   for (; output < p.max_rows; output++) p.out.outputs[output] = -1;
   for (; token < p.max_tokens; token++) {
     p.out.tokens[token] = p.out.slots[token] = -1;
     p.out.positions[token] = 0;
+    p.out.axes[token] = p.out.axes[p.max_tokens + token] = 0;
   }
 }
 

@@ -24,11 +24,13 @@ pub mod tensor;
 mod thread_pool;
 
 pub use backend::{
-    Activation, AttentionSpec, Backend, BegunStep, ComputedStep, DeviceTypes, ExpertGroups, ExpertMlp,
-    ForwardOps, Gating, GroupScore, HeadNorm, HeadRows, HostMemory, KvFormat, KvSpec, LatentSpec,
-    ModelLoading, Norm, NormKind, OpenStep, Overheads, PaddedStep, PausedStep, ProductShape, Prologue,
-    QkvLayout, RopeSpec, RopeStyle, RouterScores, RouterSpec, RoutingSpec, RowKind, RowParts, SampledRows,
-    ScoreTerms, Segment, SeqRow, Sizing, StepInput, StepQueue, StepSize, SynchronousStep, WeightFormat,
+    Activation, AttentionSpec, Backend, BegunStep, ComputedStep, Convolution, DeviceTypes, ExpertGroups,
+    ExpertMlp, ForwardOps, GateFunction, Gating, GroupScore, HeadNorm, HeadRows, HostMemory, KeyWindow,
+    KvFormat, KvSpec, LatentSpec, MlpKind, ModelLoading, Norm, NormKind, OpenStep, Overheads, PaddedStep,
+    PausedStep, ProductShape, Prologue, QkvLayout, Recurrence, RecurrenceRule, RecurrentHeads, RopeSpec,
+    RopeStyle, RouterScores, RouterSpec, RouterTerms, RoutingSpec, RowKind, RowParts, SampledRows,
+    ScoreTerms, Segment, SeqRow, SequencePrefix, Sizing, StateSpec, StepInput, StepQueue, StepSize,
+    SynchronousStep, WeightFormat,
 };
 pub use dtype::DType;
 pub use encoding::{BlockType, Encoding};

@@ -37,6 +37,10 @@ pub(crate) fn settle(engine: &mut EngineArgs, model: &ModelArgs, nnodes: usize) 
         "--activations exact needs the CPU; GPUs multiply in the element type of the weights"
     );
     ensure!(
+        !on_cpu || engine.gpu_memory.is_none(),
+        "--gpu-memory needs a GPU, and this server uses the CPU; omit the flag"
+    );
+    ensure!(
         on_cpu || model.kv_cache_dtype != Some(KvCacheArg::Int8),
         "--kv-cache-dtype int8 needs the CPU; give --device cpu as well",
     );
@@ -45,6 +49,26 @@ pub(crate) fn settle(engine: &mut EngineArgs, model: &ModelArgs, nnodes: usize) 
 
 fn choose(engine: &mut EngineArgs, model: &ModelArgs, nnodes: usize) -> Result<Option<String>> {
     let is_auto = engine.device == DeviceArg::Auto;
+    if let Some(ranks) = engine.pipeline_parallel.filter(|&ranks| ranks > 1) {
+        ensure!(
+            engine.num_shard.is_none_or(|shards| shards == 1),
+            "--pipeline-parallel {ranks} and --num-shard cannot be combined; omit one of them"
+        );
+        engine.num_shard = Some(ranks);
+    }
+    if engine.gpu_memory.is_some() {
+        // The layers are split between one GPU and the CPU.
+        let shards = *engine.num_shard.get_or_insert(1);
+        ensure!(
+            shards == 1 && nnodes == 1,
+            "--gpu-memory and {} cannot be combined; omit one of them",
+            match (nnodes, engine.is_pipeline()) {
+                (1, true) => "--pipeline-parallel".to_owned(),
+                (1, false) => format!("--num-shard {shards}"),
+                _ => "--nnodes".to_owned(),
+            }
+        );
+    }
     if matches!(engine.device, DeviceArg::Cpu | DeviceArg::Null) {
         engine.num_shard.get_or_insert(nnodes as u32);
         return Ok(None);

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use millrace_router::engine::Ready;
+use millrace_router::engine::{PromptHandling, Ready};
 use millrace_shard::{Bytes, Count};
 
 /// Displays the model, its memory and its start-up times; with several shards, those of the first.
@@ -34,6 +34,13 @@ impl Display for StartReport<'_> {
             0 => writeln!(f)?,
             free => writeln!(f, " of {} free", bytes(free))?,
         }
+        for item in &self.0.host_memory {
+            writeln!(f, "  {:<28} {:>11}", format!("{} on the CPU", item.name), bytes(item.bytes))?;
+        }
+        if !self.0.host_memory.is_empty() {
+            let total = self.0.host_memory.iter().map(|item| item.bytes).sum();
+            writeln!(f, "  {:<28} {:>11}", "total on the CPU", bytes(total))?;
+        }
         writeln!(
             f,
             "  {} tokens of KV cache as {} in {num_blocks} blocks of {block_size}; up to {} sequences of up to {} tokens",
@@ -42,6 +49,17 @@ impl Display for StartReport<'_> {
             self.0.max_sequences,
             self.0.max_sequence_tokens,
         )?;
+        match self.0.prompt_handling() {
+            PromptHandling::Shared => {}
+            PromptHandling::Unshared => writeln!(
+                f,
+                "  prompts are not shared: recurrent layers have state outside of the KV cache, so the prefix cache is off"
+            )?,
+            PromptHandling::Whole => writeln!(
+                f,
+                "  prompts are computed whole: attention is bidirectional, so the prefix cache is off"
+            )?,
+        }
         if !self.0.exchange.is_empty() {
             writeln!(f, "  the shards exchange activations over {}", self.0.exchange)?;
         }
@@ -58,6 +76,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_model_that_shares_no_prompts_says_so() {
+        let report = |handling: PromptHandling| {
+            StartReport(&Ready { prompt_handling: handling.into(), ..Ready::default() }).to_string()
+        };
+        assert!(!report(PromptHandling::Shared).contains("prompts"));
+        assert!(report(PromptHandling::Unshared).contains("prompts are not shared: recurrent layers"));
+        assert!(report(PromptHandling::Whole).contains("prompts are computed whole"));
+    }
+
+    #[test]
     fn the_total_is_below_its_parts() {
         let item = |name: &str, bytes| millrace_router::engine::MemoryItem { name: name.into(), bytes };
         let ready = Ready {
@@ -69,6 +97,11 @@ mod tests {
         };
         let text = StartReport(&ready).to_string();
         assert!(text.contains("total                           4.00 MiB of 5.00 GiB free\n"), "{text}");
+        assert!(!text.contains("on the CPU"), "{text}");
+        let split = Ready { host_memory: vec![item("weights", 5 << 20), item("KV cache", 1 << 20)], ..ready };
+        let of_both = StartReport(&split).to_string();
+        assert!(of_both.contains("weights on the CPU              5.00 MiB\n"), "{of_both}");
+        assert!(of_both.contains("total on the CPU                6.00 MiB\n"), "{of_both}");
         assert!(text.contains("64 tokens of KV cache as  in 4 blocks of 16"), "{text}");
     }
 }

@@ -48,6 +48,8 @@ impl ShardMessage {
             max_total_tokens: engine.max_total_tokens.map(|n| n as usize),
             max_batch_total_tokens: engine.max_batch_total_tokens.map(|n| n as usize),
             memory_fraction: engine.cuda_memory_fraction,
+            gpu_memory: engine.gpu_memory,
+            pipeline: engine.is_pipeline(),
             max_step_tokens: engine.max_step_tokens() as usize,
             max_sequences: engine.max_sequences() as usize,
             block_size: BLOCK_SIZE,
@@ -114,6 +116,8 @@ mod tests {
             "--cuda-graphs=1,8",
             "--max-total-tokens=4096",
             "--cuda-memory-fraction=0.85",
+            "--gpu-memory=20G",
+            "--pipeline-parallel=2",
             "--batch-invariant",
         ];
         for flags in [&flags[..], &[]] {

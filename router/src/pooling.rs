@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use millrace_proto::PromptHandling;
+use millrace_proto::{PromptHandling, Ready};
 use serde_json::{Map, Value};
 
 pub use crate::engine::Pooling;
@@ -43,10 +43,11 @@ pub(crate) fn configured(config: &Map<String, Value>) -> Result<Option<Pooling>,
 }
 
 /// The pooling of a model that asks for none. A token of a decoder attends only to the tokens
-/// before it, so only the last state depends on the whole text. All states of an encoder do, and
-/// sentence-transformers takes their mean.
-pub(crate) fn usual(handling: PromptHandling) -> Pooling {
-    if handling == PromptHandling::Whole { Pooling::Mean } else { Pooling::Last }
+/// before it (in a few models, to those of a context), so only the last state depends on the whole
+/// text in all models. All states of an encoder do, and sentence-transformers takes their mean.
+pub(crate) fn usual(ready: &Ready) -> Pooling {
+    let is_encoder = ready.headless && ready.prompt_handling() == PromptHandling::Whole;
+    if is_encoder { Pooling::Mean } else { Pooling::Last }
 }
 
 #[cfg(test)]
@@ -54,6 +55,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn only_encoders_are_pooled_by_their_mean() {
+        let of = |headless, handling: PromptHandling| {
+            usual(&Ready { headless, prompt_handling: handling.into(), ..Ready::default() })
+        };
+        assert_eq!(of(true, PromptHandling::Whole), Pooling::Mean);
+        assert_eq!(of(true, PromptHandling::Shared), Pooling::Last);
+        assert_eq!(of(false, PromptHandling::Whole), Pooling::Last);
+    }
 
     #[test]
     fn the_configuration_of_sentence_transformers_is_read() {

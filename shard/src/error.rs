@@ -26,6 +26,17 @@ pub enum Error {
     /// A collective with the other ranks failed.
     #[error("the other ranks: {0}")]
     Collective(#[from] crate::collective::CollectiveError),
+    /// The device has no kernels for a part of the model.
+    #[error("{model_type} has {part}, which only the CPU computes; use --device cpu")]
+    NoKernels {
+        /// The type of the model.
+        model_type: String,
+        /// The part, in words.
+        part: &'static str,
+    },
+    /// The model has too few layers for a pipeline.
+    #[error(transparent)]
+    TooFewLayers(#[from] crate::split::TooFewLayers),
     /// There is not enough memory, or limits contradict each other.
     #[error(transparent)]
     Plan(#[from] PlanError),

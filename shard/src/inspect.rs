@@ -7,7 +7,7 @@ use millrace_kernels::{DType, KvFormat};
 
 use crate::families::{self, Overrides};
 use crate::memory_plan::{self, UnpaddedDevice};
-use crate::model::{DecoderSpec, Quantize, WeightStorage};
+use crate::model::{Attention, DecoderSpec, LayerSpec, Quantize, WeightStorage};
 use crate::{Bytes, Count, Error};
 
 /// The contents of a checkpoint, and the memory that it needs.
@@ -108,6 +108,26 @@ fn contexts(spec: &DecoderSpec) -> Vec<usize> {
     contexts
 }
 
+/// Describes the different kinds of heads among the layers, each with the number of its layers.
+fn kinds_of_heads(spec: &DecoderSpec) -> Vec<(String, usize)> {
+    let mut kinds: Vec<(String, usize)> = Vec::new();
+    for of_layer in spec.layers.iter().filter_map(|layer| layer.attention.heads()) {
+        let layout = of_layer.layout;
+        let heads = match of_layer.latent {
+            None => format!("{} on {} KV heads of {}", layout.heads, layout.kv_heads, layout.head_dim),
+            Some(latent) => {
+                let (heads, key) = (layout.heads, latent.rotary_dim);
+                format!("{heads} on latents of {} and a shared key of {key}", latent.rank)
+            }
+        };
+        match kinds.iter_mut().find(|(known, _)| *known == heads) {
+            Some((_, count)) => *count += 1,
+            None => kinds.push((heads, 1)),
+        }
+    }
+    kinds
+}
+
 /// Numbers of sequences that the table of memory shows.
 const BATCHES: [usize; 4] = [1, 8, 32, 128];
 
@@ -130,16 +150,25 @@ impl Display for Inspection {
         let tied = if spec.tied_head { "embedding, also the head" } else { "embedding and head" };
         line("parameters", format!("{all} ({embedding} in {tied})"))?;
         line("layers", format!("{} of width {}", spec.layers.len(), spec.hidden))?;
-        if let Some(of_layer) = spec.layers.iter().find_map(|layer| layer.attention.heads()) {
-            let layout = of_layer.layout;
-            let heads = match of_layer.latent {
-                None => format!("{} on {} KV heads of {}", layout.heads, layout.kv_heads, layout.head_dim),
-                Some(latent) => format!(
-                    "{} on latents of {} and a shared key of {}",
-                    layout.heads, latent.rank, latent.rotary_dim
+        let kinds = kinds_of_heads(spec);
+        for (index, (heads, count)) in kinds.iter().enumerate() {
+            let name = if index == 0 { "heads" } else { "" };
+            let place = format!(", in {count} of {} layers", spec.layers.len());
+            line(name, format!("{heads}{}", if kinds.len() > 1 { &place } else { "" }))?;
+        }
+        let mut recurrent = spec.layers.iter().filter_map(|layer| layer.attention.recurrent());
+        if let Some(layer) = recurrent.next() {
+            let (count, heads) = (1 + recurrent.count(), layer.heads);
+            let of_layer = match layer.is_convolution() {
+                true => format!("{} channels, {} taps", layer.channels(), layer.taps),
+                false => format!(
+                    "{} heads of {} on {} key heads of {}, {} taps",
+                    heads.heads, heads.value_dim, heads.key_heads, heads.key_dim, layer.taps
                 ),
             };
-            line("heads", heads)?;
+            line("recurrent", format!("{of_layer}, in {count} of {} layers", spec.layers.len()))?;
+            let state = memory_plan::state_bytes(spec, 1, &UnpaddedDevice);
+            line("", format!("{} of state per sequence", Bytes(state)))?;
         }
         if let Some(mlp) = spec.layers.iter().find_map(|layer| layer.mlp.dense()) {
             line("MLP width", mlp.width.to_string())?;
@@ -160,8 +189,19 @@ impl Display for Inspection {
         if let Some(window) = windows.first() {
             line("window", format!("{window} tokens in {sliding} of {} layers", spec.layers.len()))?;
         }
+        let chunk = |layer: &LayerSpec| match layer.attention {
+            Attention::Chunked { size, .. } => Some(size),
+            _ => None,
+        };
+        let chunks: Vec<usize> = spec.layers.iter().filter_map(chunk).collect();
+        if let Some(size) = chunks.first() {
+            line("chunks", format!("{size} tokens in {} of {} layers", chunks.len(), spec.layers.len()))?;
+        }
         for rope in &spec.ropes {
             line("rotary", rope.to_string())?;
+        }
+        if let Some(scale) = spec.query_scale {
+            line("queries", scale.to_string())?;
         }
 
         self.write_files(f)?;
@@ -350,6 +390,17 @@ mod tests {
             )
             .is_err()
         );
+    }
+
+    #[test]
+    fn kinds_of_heads_are_listed() {
+        let text = inspect(&Source::Directory(golden("gemma4_text")), None, None, None).to_string();
+        for expected in [
+            "  heads         4 on 2 KV heads of 8, in 2 of 3 layers\n                4 on 1 KV heads of 16, in 1 of 3 layers\n",
+            "  rotary        16 features, base 500, the first 4 of 8 pairs rotated\n",
+        ] {
+            assert!(text.contains(expected), "{text}\nshould contain\n{expected}");
+        }
     }
 
     #[test]

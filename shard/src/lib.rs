@@ -6,6 +6,7 @@
 //! ranks of a group. [`offline`] drives a shard inside this process, without a router. [`quantize`]
 //! writes quantized checkpoints, and [`convert`] writes models in other file formats.
 
+mod classifier;
 pub mod collective;
 pub mod convert;
 pub mod decoder;
@@ -20,6 +21,7 @@ pub mod model;
 mod null;
 pub mod offline;
 mod options;
+mod partial;
 mod plan_error;
 mod platform;
 mod process;
@@ -37,9 +39,10 @@ pub use millrace_kernels::{DType, KvFormat};
 pub use millrace_proto::handshake::Secret;
 pub use model::Quantize;
 pub use options::{
-    AllReduce, DeviceKind, NullCosts, NullOptions, PreviousPool, RankPlacement, RouterAddress, ShardOptions,
-    WeightCacheOptions,
+    AllReduce, DeviceKind, GpuMemory, NullCosts, NullOptions, PreviousPool, RankPlacement, RouterAddress,
+    ShardOptions, WeightCacheOptions,
 };
+pub use partial::PlaceError;
 pub use platform::{
     GpuRequirement, HostCollectives, HostPlatform, OpenDevice, Platform, check_gpu_requirements, usable_gpus,
 };

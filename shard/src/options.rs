@@ -113,6 +113,27 @@ pub struct RankPlacement {
     pub lifeline: bool,
 }
 
+/// The memory that a shard may take of its GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GpuMemory {
+    /// A number of bytes.
+    Bytes(usize),
+    /// A share of the free memory, above 0 and up to 1.
+    Share(f64),
+}
+
+impl GpuMemory {
+    /// Returns the bytes on a device with this much free memory. Returns `None` for a share of
+    /// memory whose size is unknown.
+    pub fn bytes(self, free: Option<usize>) -> Option<usize> {
+        match self {
+            GpuMemory::Bytes(bytes) => Some(bytes),
+            GpuMemory::Share(share) => Some((free? as f64 * share) as usize),
+        }
+    }
+}
+
 /// The options that all ranks of a machine share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -122,6 +143,9 @@ pub struct ShardOptions {
     /// Number of ranks on this host, whose numbers follow each other. They share the memory and the
     /// cores of the host.
     pub host_ranks: usize,
+    /// Whether each rank has some of the layers (pipeline parallel) instead of a share of each one
+    /// (tensor parallel).
+    pub pipeline: bool,
     /// Transport of the collectives over host memory.
     pub transport: Transport,
     /// The method by which GPUs exchange activations.
@@ -150,6 +174,9 @@ pub struct ShardOptions {
     pub max_batch_total_tokens: Option<usize>,
     /// The share of the device's free memory that the shard may use, above 0 and up to 1.
     pub memory_fraction: f64,
+    /// The memory that the shard may take of its GPU, if it is bounded. The host computes the
+    /// layers that do not fit.
+    pub gpu_memory: Option<GpuMemory>,
     /// Maximum number of tokens in one step.
     pub max_step_tokens: usize,
     /// Maximum number of sequences at once.
@@ -223,6 +250,7 @@ mod tests {
                 log: Some("steps.jsonl".into()),
             }),
             host_ranks: 2,
+            pipeline: true,
             transport: Transport::Tcp(IpAddr::V6(Ipv6Addr::LOCALHOST)),
             all_reduce: AllReduce::Peer,
             ranks_per_gpu: 3,
@@ -235,6 +263,7 @@ mod tests {
             max_total_tokens: Some(4096),
             max_batch_total_tokens: None,
             memory_fraction: 0.9,
+            gpu_memory: Some(GpuMemory::Share(0.25)),
             max_step_tokens: 576,
             max_sequences: 64,
             block_size: 16,
@@ -246,7 +275,9 @@ mod tests {
 
     #[test]
     fn options_survive_the_message() {
-        for options in [options(), ShardOptions { transport: Transport::Shm, dtype: None, ..options() }] {
+        let bytes = Some(GpuMemory::Bytes(6_000_000_000));
+        let other = ShardOptions { transport: Transport::Shm, dtype: None, gpu_memory: bytes, ..options() };
+        for options in [options(), other] {
             let text = serde_json::to_string(&options).unwrap();
             assert_eq!(serde_json::from_str::<ShardOptions>(&text).unwrap(), options, "{text}");
         }

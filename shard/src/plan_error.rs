@@ -22,7 +22,7 @@ pub enum PlanError {
     /// There is not enough memory for weights, workspace and the KV pool.
     #[error(
         "not enough memory: weights {} + workspace {} {}, which needs {} for {kv_for}; lower \
-         --max-batch-total-tokens, --max-total-tokens or --max-batch-prefill-tokens, choose a smaller --dtype or --kv-cache-dtype, \
+         --max-batch-total-tokens, --max-total-tokens, --max-batch-prefill-tokens or --max-batch-size, choose a smaller --dtype or --kv-cache-dtype, \
          or free memory",
         Bytes(*.weights), Bytes(*.workspace), left(*.weights, *.workspace, *.budget), Bytes(*.kv)
     )]
@@ -38,6 +38,56 @@ pub enum PlanError {
         /// The purpose of these bytes.
         kv_for: String,
     },
+    /// The bytes that may be taken of a device do not hold one layer beside embedding and head.
+    #[error(
+        "--gpu-memory is too small for one layer: embedding, head and one layer need weights {} + workspace {} + KV \
+         cache {} for {kv_for}, and {} of the GPU may be used; raise --gpu-memory, lower --max-batch-total-tokens, \
+         --max-total-tokens or --max-batch-prefill-tokens, or give --device cpu",
+        Bytes(*.weights), Bytes(*.workspace), Bytes(*.kv), Bytes(*.budget)
+    )]
+    NoLayer {
+        /// Bytes of weights.
+        weights: usize,
+        /// Bytes of activations and tables.
+        workspace: usize,
+        /// Bytes of the device that may be used.
+        budget: usize,
+        /// Bytes of the KV pool.
+        kv: usize,
+        /// The purpose of the KV pool.
+        kv_for: String,
+    },
+    /// The host has not enough memory for the layers that the device does not hold.
+    #[error(
+        "{layers} layers do not fit the GPU (--gpu-memory), and the CPU's memory does not hold them: weights {} + \
+         workspace {} {}, which needs {} for {kv_for}; raise --gpu-memory, lower --max-batch-total-tokens or \
+         --max-total-tokens, choose a smaller --dtype, or free memory",
+        Bytes(*.weights), Bytes(*.workspace), left(*.weights, *.workspace, *.budget), Bytes(*.kv)
+    )]
+    NoHostRoom {
+        /// Number of layers.
+        layers: usize,
+        /// Bytes of weights.
+        weights: usize,
+        /// Bytes of activations and tables.
+        workspace: usize,
+        /// Bytes of the host that may be used.
+        budget: usize,
+        /// Bytes that the KV pool of these layers needs.
+        kv: usize,
+        /// The purpose of these bytes.
+        kv_for: String,
+    },
+}
+
+impl PlanError {
+    /// Tells whether more free memory could make the plan possible.
+    pub fn is_lack_of_memory(&self) -> bool {
+        match self {
+            PlanError::Zero(_) | PlanError::PoolTooSmall { .. } => false,
+            PlanError::NoRoom { .. } | PlanError::NoLayer { .. } | PlanError::NoHostRoom { .. } => true,
+        }
+    }
 }
 
 fn left(weights: usize, workspace: usize, budget: usize) -> String {

@@ -11,6 +11,7 @@ use millrace_proto::{
     TokenLogprob,
 };
 
+use crate::classifier::Classifier;
 use crate::decoder::{Decoder, PausedForward, SubmittedStep};
 use crate::mean_pooling::Sums;
 use crate::model::WeightSource;
@@ -32,6 +33,7 @@ pub(crate) struct Worker<B: Backend> {
     source: Option<Box<dyn WeightSource>>,
     slots: SlotTable,
     sums: Sums,
+    classifier: Option<Classifier>,
     /// The last step, if it waits for its masks.
     waiting: Option<UnsampledStep>,
     /// Steps that were submitted with their masks and not answered, oldest first.
@@ -75,13 +77,17 @@ impl<B: Backend> Worker<B> {
         decoder: Decoder<B>,
         limits: ShardLimits,
         source: Option<Box<dyn WeightSource>>,
+        classifier: Option<Classifier>,
     ) -> Self {
         let depth = backend.steps_ahead();
         Worker {
             backend,
             slots: SlotTable::new(limits, decoder.spec().vocab)
-                .with_whole_prompts(decoder.spec().is_bidirectional()),
+                .with_prefixes(decoder.spec().is_bidirectional().then_some(decoder.spec().prefix))
+                .with_rows_in_order(decoder.spec().is_recurrent())
+                .with_classifier(classifier.is_some()),
             sums: Sums::new(decoder.spec().hidden, limits.max_sequences),
+            classifier,
             decoder,
             limits,
             source,
@@ -141,7 +147,7 @@ impl<B: Backend> Worker<B> {
     /// Samples the rows of a step, and ends it.
     fn complete(&mut self, step: UnsampledStep) -> Result<(), Error> {
         let UnsampledStep { id, mut batch, submitted, paused } = step;
-        let Worker { backend, decoder, slots, sums, .. } = self;
+        let Worker { backend, decoder, slots, sums, classifier, .. } = self;
         let (mut forward, mut finished) = (Duration::ZERO, None);
         let (mut scored, mut pooled) = Default::default();
         if let Some(paused) = paused {
@@ -155,7 +161,10 @@ impl<B: Backend> Worker<B> {
             self.sample_rows = emptied(samples);
             forward = step.forward_time();
             // The states are there until the next step is submitted.
-            (scored, pooled) = (score(&mut step, slots, &batch)?, pool(&mut step, slots, sums, &batch)?);
+            (scored, pooled) = (
+                score(&mut step, slots, &batch)?,
+                pool(&mut step, slots, (sums, classifier.as_ref()), &batch)?,
+            );
             finished = Some(step.finish()?);
         }
         slots.expect(&mut batch);
@@ -217,7 +226,7 @@ fn score<B: Backend>(
 fn pool<B: Backend>(
     step: &mut SubmittedStep<'_, B>,
     slots: &SlotTable,
-    sums: &mut Sums,
+    (sums, classifier): (&mut Sums, Option<&Classifier>),
     batch: &Batch,
 ) -> Result<Vec<proto::Pooled>, Error> {
     if !step.samples() {
@@ -231,9 +240,14 @@ fn pool<B: Backend>(
             sums.add(slot, state);
         }
     })?;
-    let complete = rows().filter_map(|row| Some((row.slot, row.complete?)));
-    let pooled =
-        complete.map(|(slot, count)| proto::Pooled { slot: slot as u32, values: sums.mean(slot, count) });
+    let pooled = rows().filter_map(|row| {
+        let mean = sums.mean(row.slot, row.complete?);
+        let values = match classifier.filter(|_| row.is_classified) {
+            Some(classifier) => classifier.outputs(&mean),
+            None => mean,
+        };
+        Some(proto::Pooled { slot: row.slot as u32, values })
+    });
     Ok(pooled.collect())
 }
 

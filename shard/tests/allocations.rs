@@ -10,11 +10,11 @@ use std::cell::Cell;
 use common::{MemoryWeights, fixed_spec, limits};
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::{
-    DType, ExpertGroups, Gating, GroupScore, RouterScores, RouterSpec, Sampled, SeqRow, StepInput,
+    DType, ExpertGroups, Gating, GroupScore, MlpKind, RouterScores, RouterSpec, Sampled, SeqRow, StepInput,
 };
 use millrace_proto::{Admission, Row, Sampling, Step};
-use millrace_shard::decoder::{Decoder, Weights};
-use millrace_shard::model::{ExpertsSpec, Mlp, SharedExpert};
+use millrace_shard::decoder::{Decoder, HostLayers, ModelPart, Weights};
+use millrace_shard::model::{DecoderSpec, ExpertsSpec, Mlp, SharedExpert};
 use millrace_shard::state::{Batch, SlotTable};
 
 thread_local! {
@@ -74,6 +74,7 @@ fn steps_allocate_nothing() {
         scores: RouterScores::Sigmoid,
         normalize: true,
         factor: 1.0,
+        weighs_inputs: false,
         groups: Some(ExpertGroups { count: 3, chosen: 2, score: GroupScore::TwoBest }),
     };
     let shared = Some(SharedExpert { width: 4, gated: true });
@@ -82,18 +83,35 @@ fn steps_allocate_nothing() {
         router_bias: true,
         choice_bias: true,
         width: 4,
-        gating: Gating::Clamped { alpha: 1.702, limit: 7.0 },
+        kind: MlpKind::Gated(Gating::Clamped { alpha: 1.702, limit: 7.0 }),
         up_bias: true,
         down_bias: true,
         shared,
+        scales: true,
+        own_norms: true,
     };
     spec.layers[1].mlp = Mlp::Experts(experts);
-    let limits = limits(DType::F32);
-    let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
     let weights = MemoryWeights::random(&spec, 3);
-    let mut ignore = |_| Ok(());
-    let weights = Weights::load(&cpu, &spec, &weights, DType::F32, 64, &mut ignore).unwrap();
-    let mut decoder = Decoder::new(&cpu, spec.clone(), weights, &limits, None).unwrap();
+    // All layers on one CPU, and the first of two on another one.
+    for host_layers in [0, 1] {
+        assert_steps_allocate_nothing(&spec, &weights, host_layers);
+    }
+    assert!(ALLOCATIONS.get() > 0, "nothing is counted");
+}
+
+/// Runs steps of the model with its first `host_layers` layers on a CPU beside the decoder's.
+fn assert_steps_allocate_nothing(spec: &DecoderSpec, weights: &MemoryWeights, host_layers: usize) {
+    let limits = limits(DType::F32);
+    let cpu = || Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
+    let (device, mut ignore) = (cpu(), |_| Ok(()));
+    let part = ModelPart { spec, layers: host_layers..spec.layers.len() };
+    let of_device = Weights::load(&device, part, weights, DType::F32, 64, &mut ignore).unwrap();
+    let mut decoder = Decoder::new(&device, spec.clone(), of_device, &limits, None).unwrap();
+    if host_layers > 0 {
+        let part = ModelPart { spec, layers: 0..host_layers };
+        let host = HostLayers::load(cpu(), &part, weights, DType::F32, &limits, &mut ignore).unwrap();
+        decoder = decoder.with_host_layers(host);
+    }
     let mut table = SlotTable::new(limits, spec.vocab);
     let mut batch = Batch::new(&limits);
     let chosen = vec![Sampled { token: 1, logprob: 0.0, top: vec![] }; 2];
@@ -107,11 +125,10 @@ fn steps_allocate_nothing() {
             *place = row;
         }
         let input = StepInput { tokens: &batch.tokens, rows: &rows, outputs: &batch.outputs, samples: &[] };
-        drop(decoder.forward(&cpu, &input).unwrap());
+        drop(decoder.forward(&device, &input).unwrap());
         table.expect(&mut batch);
         table.fill(&batch, &chosen);
         let allocations = ALLOCATIONS.get() - before;
         assert!(position == 0 || allocations == 0, "{allocations} allocations in step {position}");
     }
-    assert!(ALLOCATIONS.get() > 0, "nothing is counted");
 }

@@ -114,7 +114,8 @@ proptest! {
 
     #[test]
     fn reference_agrees_with_naive(spec in specs(), seed: u64, len in 1..POSITIONS) {
-        agrees_with_naive(&Reference, &spec, (seed, len), 1e-5);
+        // Activations are in single precision, and norms amplify their rounding.
+        agrees_with_naive(&Reference, &spec, (seed, len), 5e-5);
     }
 
     #[test]

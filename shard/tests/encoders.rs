@@ -1,5 +1,5 @@
-//! Tests of encoders: tokens attend to the whole prompt, and the residual stream is normalized
-//! after each sum.
+//! Tests of models with bidirectional attention: encoders, whose tokens attend to the whole prompt
+//! and whose residual stream is normalized after each sum, and models whose prompts have a prefix.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
 
@@ -7,7 +7,9 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{Chunk, Harness, MemoryWeights, Random, encoder, limits, naive, row_error, specs};
+use common::{
+    Chunk, Harness, MemoryWeights, Random, SEPARATOR, encoder, limits, naive, prefix_model, row_error, specs,
+};
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{Backend, DType};
@@ -71,6 +73,80 @@ proptest! {
         // Neither threads nor the other prompts of a step change a bit.
         for (prompt, together) in prompts.iter().zip(&on_cpu) {
             prop_assert_eq!(&states(&cpu(2), &spec, seed, std::slice::from_ref(prompt))[0], together);
+        }
+    }
+}
+
+/// Computes the logits of each sequence: its first `first` tokens in one step with those of the
+/// others, then the rest one by one, those of all sequences in one step.
+fn generated<B: Backend>(
+    backend: &B,
+    spec: &DecoderSpec,
+    weights: &MemoryWeights,
+    sequences: &[(Vec<u32>, usize)],
+) -> Vec<Vec<Vec<f32>>> {
+    let mut harness = Harness::new(backend, spec, weights, DType::F32, &limits(DType::F32));
+    let blocks: Vec<Vec<u32>> =
+        (0..sequences.len() as u32).map(|i| (i * 4..i * 4 + 4).rev().collect()).collect();
+    let mut found = vec![Vec::new(); sequences.len()];
+    while found.iter().zip(sequences).any(|(rows, (tokens, _))| rows.len() < tokens.len()) {
+        let (mut chunks, mut counts) = (Vec::new(), Vec::new());
+        for (s, (tokens, first)) in sequences.iter().enumerate() {
+            let start = found[s].len();
+            let end = (*first).max(start + 1).min(tokens.len());
+            if start < end {
+                chunks.push(Chunk { tokens: &tokens[start..end], start, blocks: &blocks[s] });
+                counts.push((s, end - start));
+            }
+        }
+        let mut rows = harness.step(&chunks).into_iter();
+        for (s, count) in counts {
+            found[s].extend(rows.by_ref().take(count));
+        }
+    }
+    found
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn prefix_models_compute_what_their_definition_says(
+        spec in specs().prop_map(prefix_model), seed: u64,
+        lengths in prop::collection::vec((0usize..30, 0usize..6, 0usize..6), 1..4),
+    ) {
+        let mut random = Random(!seed);
+        let mut sequence = |&(prefix, behind, generated): &(usize, usize, usize)| {
+            let length = prefix + 1 + behind + generated;
+            let mut tokens: Vec<u32> = (0..length).map(|_| random.below(spec.vocab) as u32).collect();
+            // The first separator is the one behind the prefix.
+            tokens[..prefix].iter_mut().filter(|token| **token == SEPARATOR).for_each(|token| *token = 0);
+            tokens[prefix] = SEPARATOR;
+            // The anchor is a mask of the prompt. The definition sees all tokens as a prompt.
+            let is_mask = |token: &u32| (SEPARATOR + 1..SEPARATOR + 3).contains(token);
+            tokens[prefix + 1 + behind..].iter_mut().filter(|t| is_mask(t)).for_each(|token| *token = 0);
+            (tokens, prefix + 1 + behind)
+        };
+        let sequences: Vec<(Vec<u32>, usize)> = lengths.iter().map(&mut sequence).collect();
+        let weights = MemoryWeights::random(&spec, seed);
+        let found = generated(&Reference, &spec, &weights, &sequences);
+        let on_cpu = generated(&cpu(1), &spec, &weights, &sequences);
+        naive::take_closest_choice();
+        for ((tokens, _), (found, on_cpu)) in sequences.iter().zip(found.iter().zip(&on_cpu)) {
+            let expected = naive::logits(&spec, &weights, tokens);
+            prop_assume!(naive::take_closest_choice() > 1e-4);
+            for (row, ((found, on_cpu), expected)) in found.iter().zip(on_cpu).zip(&expected).enumerate() {
+                let (exact, fast) = (row_error(found, expected), row_error(on_cpu, expected));
+                prop_assert!(exact < 5e-5 && fast < TOLERANCE, "row {row}: {exact:e}, {fast:e}");
+            }
+        }
+        // Neither threads nor the other sequences of a step change a bit.
+        for (sequence, together) in sequences.iter().zip(&on_cpu) {
+            let alone = generated(&cpu(2), &spec, &weights, std::slice::from_ref(sequence));
+            prop_assert_eq!(&alone[0], together);
+            // Nor does a recomputation with the generated tokens, as after a preemption.
+            let all = (sequence.0.clone(), sequence.0.len());
+            prop_assert_eq!(&generated(&cpu(1), &spec, &weights, &[all])[0], together);
         }
     }
 }
@@ -150,4 +226,26 @@ fn positions_include_the_first_token_type() {
     let norms = [WeightSlot::EmbeddingNorm, WeightSlot::Layer(0, LayerSlot::MlpOutNormBias)];
     assert!(norms.iter().all(|slot| model.spec.slots().contains(slot)));
     assert!(!model.spec.slots().contains(&WeightSlot::FinalNorm));
+}
+
+/// Checkpoints that were converted from TensorFlow call scale and bias of a norm gamma and beta.
+#[test]
+fn norms_may_have_their_old_names() {
+    for case in ["bert", "bert_masked", "xlm_roberta"] {
+        let new = tempfile::tempdir().unwrap();
+        let place = new.path().join(case);
+        std::fs::create_dir(&place).unwrap();
+        for file in ["config.json", "golden.safetensors"] {
+            std::fs::copy(folder().join(case).join(file), place.join(file)).unwrap();
+        }
+        let bytes = std::fs::read(folder().join(case).join("model.safetensors")).unwrap();
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header = std::str::from_utf8(&bytes[8..8 + length]).unwrap();
+        let renamed =
+            header.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta");
+        assert_ne!(renamed, header, "{case}");
+        let all = [&(renamed.len() as u64).to_le_bytes(), renamed.as_bytes(), &bytes[8 + length..]].concat();
+        std::fs::write(place.join("model.safetensors"), all).unwrap();
+        assert!(check(&place) >= 2, "{case}");
+    }
 }

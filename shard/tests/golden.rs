@@ -13,16 +13,21 @@
 mod common;
 
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use common::{Chunk, Harness, row_error};
 use millrace_kernels::cpu::{Activations, Cpu, CpuOptions, Isa};
 use millrace_kernels::encoding::{CodeType, StoredCodes};
-use millrace_kernels::{DType, KvFormat, WeightFormat};
-use millrace_shard::ShardLimits;
-use millrace_shard::Source;
+use millrace_kernels::{Activation, Backend, DType, KvFormat, MlpKind, WeightFormat};
+use millrace_shard::collective::{self, Transport};
 use millrace_shard::families::{self, Overrides};
-use millrace_shard::model::{LayerSlot, Model, RopeScaling, WeightSlot, WeightStorage};
-use millrace_shard::split::Split;
+use millrace_shard::model::{
+    AttentionHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LayerSlot, Mlp, Model, NormPlace, RopeScaling,
+    WeightSlot, WeightStorage,
+};
+use millrace_shard::split::{Indivisible, Split};
+use millrace_shard::{HostCollectives, ShardLimits, Source};
 use safetensors::SafeTensors;
 
 /// Bound on the largest difference in a row of logits, relative to its largest element.
@@ -75,8 +80,11 @@ struct Generation {
     chosen_from: Vec<Vec<f32>>,
 }
 
-fn generate(harness: &mut Harness<'_, Cpu>, prompt: &[u32], count: usize) -> Generation {
+fn generate<B: Backend>(harness: &mut Harness<'_, B>, prompt: &[u32], count: usize) -> Generation {
     let blocks = [5, 0, 3, 1, 4, 2];
+    // A GPU keeps the tokens of a sequence, to which those are added here that it has not sampled.
+    let mut sequence = prompt.to_vec();
+    harness.admit(blocks[0], &sequence);
     let logits = harness.step(&[Chunk { tokens: prompt, start: 0, blocks: &blocks }]);
     let mut generation =
         Generation { chosen_from: vec![logits.last().unwrap().clone()], prompt: logits, ids: vec![] };
@@ -89,6 +97,8 @@ fn generate(harness: &mut Harness<'_, Cpu>, prompt: &[u32], count: usize) -> Gen
         }
         let start = prompt.len() + generation.ids.len() - 1;
         let token = [best as u32];
+        sequence.extend(token);
+        harness.admit(blocks[0], &sequence);
         let step = harness.step(&[Chunk { tokens: &token, start, blocks: &blocks }]);
         generation.chosen_from.extend(step);
     }
@@ -103,10 +113,11 @@ fn assert_rows(case: &str, found: &[Vec<f32>], expected: &[Vec<f64>]) {
     }
 }
 
-/// Compares one checkpoint and returns how many prompts it has.
-fn check(name: &str) -> usize {
+/// Compares one checkpoint, whose weights are in `source`, and returns how many prompts it has.
+fn check(name: &str, source: &Source) -> usize {
     let folder = folder().join(name);
-    let model = families::load(&Source::Directory(folder.clone()), &Overrides::default()).unwrap();
+    let model =
+        families::load(source, &Overrides::default()).unwrap_or_else(|error| panic!("{name}: {error}"));
     let cpu = cpu(Activations::Exact, None);
     let storage = WeightStorage::choose(model.dtype, None, &model, &cpu).unwrap();
     let Model { mut spec, weights, .. } = model;
@@ -209,8 +220,67 @@ fn experts_in_mxfp4_keep_their_codes() {
     }
 }
 
+/// A change of a specification.
+type Change = fn(&mut DecoderSpec);
+
+/// Changes the heads of all layers.
+fn change_heads(spec: &mut DecoderSpec, change: fn(&mut AttentionHeads)) {
+    spec.layers.iter_mut().filter_map(|layer| layer.attention.heads_mut()).for_each(change);
+}
+
+/// Changes the experts of all layers.
+fn change_experts(spec: &mut DecoderSpec, change: fn(&mut ExpertsSpec)) {
+    for layer in &mut spec.layers {
+        if let Mlp::Experts(experts) = &mut layer.mlp {
+            change(experts);
+        }
+    }
+}
+
+/// The expected numbers are worth nothing if a mistake in a switch does not change them.
 #[test]
-fn every_checkpoint_gives_the_logits_of_transformers() {
+fn every_switch_of_gemma_4_changes_the_logits() {
+    let dense: [(&str, Change); 11] = [
+        ("embedding factor", |spec| spec.embedding.factor = 1.0),
+        ("value norms", |spec| change_heads(spec, |heads| heads.value_norm = false)),
+        ("head norms", |spec| change_heads(spec, |heads| heads.head_norm = HeadNormPlan::Unscaled)),
+        ("score scale", |spec| change_heads(spec, |heads| heads.score_scale = 0.9)),
+        ("layer scalars", |spec| spec.layer_scalars = false),
+        ("norm place", |spec| spec.norm.place = NormPlace::BeforeBranches),
+        ("soft cap", |spec| spec.head.soft_cap = None),
+        ("pairs", |spec| spec.ropes[0].scaling = RopeScaling::Proportional { pairs: 3, factor: 1.0 }),
+        ("frequencies", |spec| spec.ropes[0].rotary_dim = 8),
+        ("base of windows", |spec| spec.ropes[1].theta = 500.0),
+        ("window", |spec| spec.layers[0].attention.slide(10)),
+    ];
+    let experts: [(&str, Change); 4] = [
+        ("scales", |spec| change_experts(spec, |experts| experts.scales = false)),
+        ("own norms", |spec| change_experts(spec, |experts| experts.own_norms = false)),
+        ("gating", |spec| {
+            change_experts(spec, |experts| experts.kind = MlpKind::Gated(Activation::Silu.into()))
+        }),
+        ("shared expert", |spec| change_experts(spec, |experts| experts.shared = None)),
+    ];
+    let cpu = cpu(Activations::Exact, None);
+    for (case, changes) in [("gemma4_text", &dense[..]), ("gemma4_experts", &experts[..])] {
+        let (prompt, model) = (first_prompt(case), load(case));
+        let bytes = std::fs::read(folder().join(case).join("golden.safetensors")).unwrap();
+        let expected = Golden(SafeTensors::deserialize(&bytes).unwrap()).rows("logits.0");
+        for (name, change) in changes {
+            let mut spec = model.spec.clone();
+            change(&mut spec);
+            assert_ne!(spec, model.spec, "{case}, {name}");
+            let mut harness = Harness::new(&cpu, &spec, &*model.weights, model.dtype, &LIMITS);
+            let found = generate(&mut harness, &prompt, 1).prompt;
+            let errors = found.iter().zip(&expected).map(|(found, expected)| row_error(found, expected));
+            let worst = errors.fold(0.0, f64::max);
+            assert!(worst > 10.0 * TOLERANCE, "{case}, {name}: {worst:e}");
+        }
+    }
+}
+
+/// The names of all checkpoints.
+fn cases() -> Vec<String> {
     let mut cases: Vec<String> = std::fs::read_dir(folder())
         .unwrap()
         .map(|entry| entry.unwrap())
@@ -219,8 +289,130 @@ fn every_checkpoint_gives_the_logits_of_transformers() {
         .collect();
     cases.sort();
     assert!(cases.len() >= 32, "{} cases", cases.len());
-    for case in cases {
-        let prompts = check(&case);
+    cases
+}
+
+#[test]
+fn every_checkpoint_gives_the_logits_of_transformers() {
+    for case in cases() {
+        let prompts = check(&case, &Source::Directory(folder().join(&case)));
         assert!(prompts >= 2, "{case} has {prompts} prompts");
     }
+}
+
+/// The package `gguf` has written the same weights under its names.
+#[test]
+fn gguf_files_give_the_logits_of_transformers() {
+    let files: Vec<PathBuf> = std::fs::read_dir(folder().join("../golden-gguf"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|end| end == "gguf"))
+        .collect();
+    assert!(files.len() >= 18, "{} files", files.len());
+    for file in files {
+        let case = file.file_stem().unwrap().to_string_lossy().into_owned();
+        let prompts = check(&case, &Source::File(file));
+        assert!(prompts >= 2, "{case} has {prompts} prompts");
+    }
+}
+
+/// Tokens that are generated where a checkpoint is computed once more in another way.
+const FEW: usize = 3;
+
+/// Compares the first prompt of a checkpoint, and the begin of its continuation. The first prompt
+/// of every case is one that the shard rotates as transformers does.
+fn assert_begin(case: &str, found: &Generation) {
+    let bytes = std::fs::read(folder().join(case).join("golden.safetensors")).unwrap();
+    let golden = Golden(SafeTensors::deserialize(&bytes).unwrap());
+    let rule = match golden.ids("cached_continuation_ids.0") {
+        Some(_) => "cached_continuation",
+        None => "continuation",
+    };
+    assert_rows(case, &found.prompt, &golden.rows("logits.0"));
+    assert_eq!(found.ids, golden.ids(&format!("{rule}_ids.0")).unwrap()[..FEW], "{case}");
+    assert_rows(case, &found.chosen_from, &golden.rows(&format!("{rule}_logits.0"))[..FEW]);
+}
+
+fn first_prompt(case: &str) -> Vec<u32> {
+    let bytes = std::fs::read(folder().join(case).join("golden.safetensors")).unwrap();
+    Golden(SafeTensors::deserialize(&bytes).unwrap()).ids("prompt_ids.0").unwrap()
+}
+
+fn load(case: &str) -> Model {
+    let mut model = families::load(&Source::Directory(folder().join(case)), &Overrides::default()).unwrap();
+    model.spec.max_positions = 96;
+    model
+}
+
+/// Generates on each of two shards. Returns the reason if the model cannot be split.
+fn by_two(case: &str, prompt: &[u32]) -> Result<Vec<Generation>, Indivisible> {
+    let deadline = Duration::from_secs(60);
+    Split { rank: 0, world_size: 2 }.spec(&load(case).spec)?;
+    let lead = collective::lead(Transport::Shm, 2, deadline).unwrap();
+    let address = lead.address();
+    let mut lead = Some(lead);
+    Ok(thread::scope(|scope| {
+        let ranks: Vec<_> = (0..2)
+            .map(|rank| {
+                let (address, lead) = (&address, lead.take());
+                scope.spawn(move || {
+                    let group = match lead {
+                        Some(lead) => lead.wait(),
+                        None => collective::join(address, rank, 2, deadline),
+                    };
+                    let share = Split { rank, world_size: 2 }.apply(load(case)).unwrap();
+                    let cpu = cpu(Activations::Exact, None);
+                    let storage = WeightStorage::choose(share.dtype, None, &share, &cpu).unwrap();
+                    let ranks = Some(Box::new(HostCollectives::new(group.unwrap())) as _);
+                    let Model { spec, weights, .. } = share;
+                    let mut harness = Harness::among(&cpu, &spec, &*weights, storage, &LIMITS, ranks);
+                    generate(&mut harness, prompt, FEW)
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    }))
+}
+
+#[test]
+fn two_shards_give_the_logits_of_transformers() {
+    let mut split = 0;
+    for case in cases() {
+        let Ok(found) = by_two(&case, &first_prompt(&case)) else { continue };
+        split += 1;
+        found.iter().for_each(|found| assert_begin(&case, found));
+    }
+    assert!(split >= 120, "only {split} checkpoints were split");
+}
+
+/// The simulated GPU computes in float32, so that the bound is that of the CPU.
+#[cfg(feature = "cpu-sim")]
+#[test]
+fn the_simulated_gpu_gives_the_logits_of_transformers() {
+    use std::sync::Arc;
+
+    use millrace_kernels::cuda::{Cuda, Device, Simulated};
+
+    let mut computed = 0;
+    for case in cases() {
+        let model = load(&case);
+        let gpu = Cuda::new(Device::new(Arc::new(Simulated::new().unwrap())), DType::F32);
+        // `the_page_of_models` says the same of these models.
+        let lacks_kernels = |mlp: &Mlp| match mlp {
+            Mlp::Experts(ExpertsSpec { router, kind, .. }) => {
+                let weighs_several = router.weighs_inputs && router.top_k > 1;
+                router.groups.is_some() || weighs_several || matches!(kind, MlpKind::Plain(_))
+            }
+            Mlp::Gated(mlp) | Mlp::Plain(mlp) => mlp.act == Activation::ReluSquared,
+            Mlp::None => false,
+        };
+        if model.spec.layers.iter().any(|layer| lacks_kernels(&layer.mlp)) {
+            continue;
+        }
+        let storage = WeightStorage::choose(DType::F32, None, &model, &gpu).unwrap();
+        let mut harness = Harness::new(&gpu, &model.spec, &*model.weights, storage, &LIMITS);
+        assert_begin(&case, &generate(&mut harness, &first_prompt(&case), FEW));
+        computed += 1;
+    }
+    assert!(computed >= 120, "only {computed} checkpoints were computed");
 }

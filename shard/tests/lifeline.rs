@@ -39,6 +39,8 @@ fn child() {
         max_total_tokens: None,
         max_batch_total_tokens: None,
         memory_fraction: 1.0,
+        gpu_memory: None,
+        pipeline: false,
         max_step_tokens: 8,
         max_sequences: 1,
         block_size: 16,

@@ -22,7 +22,8 @@ fn load(name: &str) -> Model {
 
 fn logits<B: HostMemory>(device: &B, model: &Model, storage: &WeightStorage) -> Vec<Vec<f32>> {
     let mut harness = Harness::new(device, &model.spec, &*model.weights, storage.clone(), &LIMITS);
-    harness.step(&[Chunk { tokens: &PROMPT, start: 0, blocks: &[0] }])
+    let tokens = PROMPT.map(|token| token % model.spec.vocab as u32);
+    harness.step(&[Chunk { tokens: &tokens, start: 0, blocks: &[0] }])
 }
 
 fn worst(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
@@ -98,5 +99,28 @@ fn experts_are_quantized() {
         assert!(error > 0.0 && error < bound, "{quantize:?}: {error:e} from dense weights");
         let between = worst(&logits(&cpu, &model, &storage), &rounded);
         assert!(between < 1e-4, "{quantize:?}: {between:e} between CPU and reference");
+    }
+}
+
+/// The rows of keys that are also those of values are quantized in both places.
+#[test]
+fn keys_that_are_values_are_quantized() {
+    let cpu =
+        Cpu::new(CpuOptions { threads: Some(2), activations: Activations::Exact, ..CpuOptions::default() })
+            .unwrap();
+    for case in ["gemma4_text", "gemma4_experts"] {
+        let model = load(case);
+        let exact = logits(&Reference, &model, &WeightStorage::from(DType::F32));
+        for (quantize, bound) in [(Quantize::Int8, 0.3), (Quantize::Fp8, 1.0)] {
+            let storage = WeightStorage::choose(DType::F32, Some(quantize), &model, &cpu).unwrap();
+            let full = WeightSlot::Layer(model.spec.layers.len() - 1, LayerSlot::Qkv);
+            let format = storage.matrix(full, model.spec.shape(full).1);
+            assert_ne!(format, DType::F32.into(), "{case}, {quantize:?}");
+            let rounded = logits(&Reference, &model, &storage);
+            let error = worst(&rounded, &exact);
+            assert!(error > 0.0 && error < bound, "{case}, {quantize:?}: {error:e} from dense weights");
+            let between = worst(&logits(&cpu, &model, &storage), &rounded);
+            assert!(between < 1e-3, "{case}, {quantize:?}: {between:e} between CPU and reference");
+        }
     }
 }

@@ -136,7 +136,8 @@ fn may_quantize(slot: WeightSlot) -> bool {
 #[test]
 fn the_stored_numbers_are_those_of_the_quantizer() {
     let folder = tempfile::tempdir().unwrap();
-    let sources = [demo(), golden("qwen2"), golden("baichuan_7b"), golden("llama_bf16"), golden("llama_f16")];
+    let names = ["qwen2", "baichuan_7b", "llama_bf16", "llama_f16", "gemma4_text"];
+    let sources = [vec![demo()], names.map(golden).to_vec()].concat();
     for (index, from) in sources.iter().enumerate() {
         let dense = load(from);
         for target in TARGETS {

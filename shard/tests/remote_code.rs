@@ -127,6 +127,45 @@ fn published_outputs_of_chatglm2() {
     chatglm("glm2_model.data", "1e-5", 1e-5);
 }
 
+/// Two of the three tokens of the prompt attend to each other. The file has no ids of special
+/// tokens, so that the test takes one of the five ids for the one behind the prefix.
+#[test]
+#[ignore = "needs the published outputs of MILLRACE_TEST_DATA"]
+fn published_outputs_of_chatglm_6b() {
+    let mut numbers = Numbers::open("glm_model.data");
+    let in_file = [
+        ("transformer.word_embeddings.weight", vec![VOCAB, HIDDEN]),
+        ("transformer.layers.0.input_layernorm.weight", vec![HIDDEN]),
+        ("transformer.layers.0.input_layernorm.bias", vec![HIDDEN]),
+        ("transformer.layers.0.attention.query_key_value.weight", vec![3 * HIDDEN, HIDDEN]),
+        ("transformer.layers.0.attention.query_key_value.bias", vec![3 * HIDDEN]),
+        ("transformer.layers.0.attention.dense.weight", vec![HIDDEN, HIDDEN]),
+        ("transformer.layers.0.attention.dense.bias", vec![HIDDEN]),
+        ("transformer.layers.0.post_attention_layernorm.weight", vec![HIDDEN]),
+        ("transformer.layers.0.post_attention_layernorm.bias", vec![HIDDEN]),
+        ("transformer.layers.0.mlp.dense_h_to_4h.weight", vec![4 * HIDDEN, HIDDEN]),
+        ("transformer.layers.0.mlp.dense_h_to_4h.bias", vec![4 * HIDDEN]),
+        ("transformer.layers.0.mlp.dense_4h_to_h.weight", vec![HIDDEN, 4 * HIDDEN]),
+        ("transformer.layers.0.mlp.dense_4h_to_h.bias", vec![HIDDEN]),
+        ("transformer.final_layernorm.weight", vec![HIDDEN]),
+        ("transformer.final_layernorm.bias", vec![HIDDEN]),
+    ];
+    let tensors = numbers.tensors(in_file);
+    let prompt: Vec<u32> = numbers.0[..3].iter().map(|word| u32::from_le_bytes(*word)).collect();
+    assert!(!prompt[..2].contains(&prompt[2]), "the token behind the prefix occurs once");
+    let (separator, mask) = (prompt[2], prompt[1]);
+    let config = format!(
+        r#"{{
+            "model_type": "chatglm", "architectures": ["ChatGLMModel"], "torch_dtype": "float32",
+            "vocab_size": {VOCAB}, "hidden_size": {HIDDEN}, "inner_hidden_size": 128, "num_layers": 1,
+            "num_attention_heads": 8, "max_sequence_length": 64, "layernorm_epsilon": 1e-5,
+            "position_encoding_2d": true, "bos_token_id": {separator}, "gmask_token_id": {mask},
+            "mask_token_id": {VOCAB}, "eos_token_id": 4
+        }}"#
+    );
+    check(load(&config, tensors), numbers, 1e-5);
+}
+
 #[test]
 #[ignore = "needs the published outputs of MILLRACE_TEST_DATA"]
 fn published_outputs_of_glm4() {

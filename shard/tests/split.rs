@@ -8,7 +8,9 @@ mod common;
 use std::thread;
 use std::time::Duration;
 
-use common::{Chunk, Harness, MemoryWeights, Random, encoder, limits, row_error, specs};
+use common::{
+    Chunk, Harness, MemoryWeights, Random, SEPARATOR, encoder, limits, prefix_model, row_error, specs,
+};
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{DType, HostMemory};
@@ -29,7 +31,12 @@ fn model(spec: &DecoderSpec, seed: u64) -> Model {
 /// Returns a specification with the same options that can be split for all of these tests.
 fn divisible(mut spec: DecoderSpec, kv_heads: usize, group: usize) -> DecoderSpec {
     for layer in &mut spec.layers {
-        let heads = layer.attention.heads_mut().unwrap();
+        if let Some(recurrent) = layer.attention.recurrent_mut() {
+            recurrent.heads.key_heads *= 4;
+            recurrent.heads.heads *= 4;
+        }
+        widen(&mut layer.mlp);
+        let Some(heads) = layer.attention.heads_mut() else { continue };
         heads.layout.heads = kv_heads * group;
         heads.layout.kv_heads = if heads.latent.is_some() { 1 } else { kv_heads };
         if let Positions::Linear(slopes) = &mut heads.positions {
@@ -38,19 +45,24 @@ fn divisible(mut spec: DecoderSpec, kv_heads: usize, group: usize) -> DecoderSpe
         if heads.head_norm == HeadNormPlan::AllHeads {
             heads.head_norm = HeadNormPlan::PerHead;
         }
-        match &mut layer.mlp {
-            Mlp::Gated(mlp) | Mlp::Plain(mlp) => mlp.width *= 4,
-            Mlp::Experts(experts) => {
-                experts.width *= 4;
-                experts.shared.iter_mut().for_each(|shared| shared.width *= 4);
-            }
-        }
     }
     spec
 }
 
+/// Makes the width of an MLP divisible.
+fn widen(mlp: &mut Mlp) {
+    match mlp {
+        Mlp::Gated(mlp) | Mlp::Plain(mlp) => mlp.width *= 4,
+        Mlp::Experts(experts) => {
+            experts.width *= 4;
+            experts.shared.iter_mut().for_each(|shared| shared.width *= 4);
+        }
+        Mlp::None => {}
+    }
+}
+
 /// Computes the logits of every position of a prompt: first a chunk, then one token after the
-/// other. An encoder computes all of them at once.
+/// other. A model whose attention is bidirectional computes the prompt at once.
 fn logits<B: HostMemory>(harness: &mut Harness<'_, B>, prompt: &[u32]) -> Vec<Vec<f32>> {
     let blocks: Vec<u32> = (0..8).rev().collect();
     let is_whole = harness.decoder.spec().is_bidirectional();
@@ -107,7 +119,9 @@ fn check<B: HostMemory>(
     bound: f64,
 ) -> Result<(), TestCaseError> {
     let mut random = Random(!seed);
-    let prompt: Vec<u32> = (0..24).map(|_| random.below(spec.vocab) as u32).collect();
+    let mut prompt: Vec<u32> = (0..24).map(|_| random.below(spec.vocab) as u32).collect();
+    // A prefix that is not the whole prompt.
+    prompt[16] = SEPARATOR;
     let whole = device();
     let weights = MemoryWeights::random(spec, seed);
     let mut harness = Harness::new(&whole, spec, &weights, DType::F32, &limits(DType::F32));
@@ -148,6 +162,15 @@ proptest! {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn shares_of_prefix_models_compute_what_the_whole_model_does(
+        spec in specs().prop_map(prefix_model), kv in prop::sample::select(vec![1usize, 2, 4]), seed: u64,
+    ) {
+        let spec = divisible(spec, kv, 2);
+        check(|| Reference, &spec, seed, (2, Transport::Shm), 1e-5)?;
+        check(cpu, &spec, seed, (2, Transport::Shm), 5e-5)?;
+    }
 
     #[test]
     fn shares_of_encoders_compute_what_the_whole_encoder_does(

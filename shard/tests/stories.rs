@@ -53,6 +53,8 @@ fn options() -> ShardOptions {
         max_total_tokens: None,
         max_batch_total_tokens: None,
         memory_fraction: 1.0,
+        gpu_memory: None,
+        pipeline: false,
         max_step_tokens: 64,
         max_sequences: 4,
         block_size: 16,

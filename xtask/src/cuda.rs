@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::sass::{self, Kernel, Promise};
-use crate::{cargo, toolkit};
+use crate::{cargo, resources, toolkit};
 
 /// The table of promises.
 const PROMISES: &str = "kernels/cuda/sass.txt";
@@ -70,6 +70,8 @@ fn all() -> Result<(), String> {
         ));
     }
     done("the machine code keeps its promises");
+    resources::check(&kernels)?;
+    done("the simulated device knows the resources of every kernel");
     Ok(())
 }
 

@@ -13,12 +13,15 @@ mod deploy;
 mod features;
 mod fuzz;
 mod gpu_pack;
+mod gpu_root;
 mod install;
 mod lint;
 mod mutate;
 mod nightly;
 mod prose;
+mod ptx;
 mod release;
+mod resources;
 mod sanitize;
 mod sass;
 mod simulated;
@@ -81,6 +84,14 @@ const TASKS: &[Task] = &[
         run: |_| cuda::run(),
     },
     Task {
+        name: "ptx",
+        arguments: "[FILTER]",
+        help: "the kernels' tests on the PTX interpreter, for sm_80 and sm_90a, and planted mistakes\n\
+               in the kernel for Hopper; `all` runs all tests in both orders, `mutations` the\n\
+               planted mistakes alone",
+        run: |arguments| ptx::run(arguments.first().map(String::as_str)),
+    },
+    Task {
         name: "gpu-pack",
         arguments: "",
         help: "builds kernel tests, kernel benchmarks and the server for a machine with a GPU and\n\
@@ -88,10 +99,17 @@ const TASKS: &[Task] = &[
         run: |_| gpu_pack::run(),
     },
     Task {
+        name: "gpu-root",
+        arguments: "",
+        help: "starts the programs of target/gpu in an empty root file system with a stand-in for\n\
+               NVIDIA's driver",
+        run: |_| gpu_root::run(),
+    },
+    Task {
         name: "sim",
         arguments: "[FILTER]",
-        help: "the CUDA kernels' tests on the simulated GPU with all four fiber schedules, and\n\
-               every benchmark once",
+        help: "the CUDA kernels' tests on the simulated GPU with all four fiber schedules, each with\n\
+               the limits of another GPU, and every benchmark once",
         run: |arguments| match arguments.first() {
             Some(filter) => simulated::all_orders(Some(filter)),
             None => simulated::all_orders(None) && simulated::bench(),
@@ -182,6 +200,12 @@ const TASKS: &[Task] = &[
         arguments: "",
         help: "writes docs/compatibility.md from the server's answers",
         run: |_| suites::compatibility(),
+    },
+    Task {
+        name: "models",
+        arguments: "",
+        help: "writes docs/models.md from the families, the golden checkpoints and the templates",
+        run: |_| suites::models(),
     },
     Task {
         name: "ui",

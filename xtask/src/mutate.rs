@@ -22,12 +22,19 @@ use crate::simulated::{self, ORDERS, Outcome, SOURCES};
 
 /// One planted mistake.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Mutation {
+pub(crate) struct Mutation {
     what: String,
     /// Path of the changed file, below the folder of the sources.
     file: String,
     removed: Vec<String>,
     added: Vec<String>,
+}
+
+impl Mutation {
+    /// The description of the mistake.
+    pub(crate) fn what(&self) -> &str {
+        &self.what
+    }
 }
 
 /// Runs all mutations, or those of one module. Returns whether every one was caught.
@@ -109,10 +116,7 @@ fn try_one(
     let _ = fs::remove_dir_all(folder);
     let tree = folder.join("cuda");
     let io = |e: std::io::Error| format!("{}: {e}", folder.display());
-    copy(Path::new(SOURCES), &tree).map_err(io)?;
-    let file = tree.join(&mutation.file);
-    let before = fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
-    fs::write(&file, mutated(&before, mutation)?).map_err(io)?;
+    plant(Path::new(SOURCES), &tree, mutation)?;
     let libraries = folder.join("libraries");
     fs::create_dir_all(&libraries).map_err(io)?;
     let affected = affected(&tree, module, &mutation.file)?;
@@ -134,6 +138,18 @@ fn try_one(
         }
     }
     Ok(None)
+}
+
+/// Copies the sources to `tree` and makes the mistake there.
+///
+/// # Errors
+/// If the file does not have the mutation's lines, or something cannot be written.
+pub(crate) fn plant(sources: &Path, tree: &Path, mutation: &Mutation) -> Result<(), String> {
+    copy(sources, tree).map_err(|e| format!("{}: {e}", tree.display()))?;
+    let file = tree.join(&mutation.file);
+    let io = |e: std::io::Error| format!("{}: {e}", file.display());
+    let before = fs::read_to_string(&file).map_err(io)?;
+    fs::write(&file, mutated(&before, mutation)?).map_err(io)
 }
 
 /// Returns the modules that include `file`: only `module` if it is one of them.
@@ -218,7 +234,11 @@ fn mutated(text: &str, mutation: &Mutation) -> Result<String, String> {
     }
 }
 
-fn parse(module: &str, text: &str) -> Result<Vec<Mutation>, String> {
+/// Reads a list of mutations of the source `module`.
+///
+/// # Errors
+/// The number of a line that cannot be parsed.
+pub(crate) fn parse(module: &str, text: &str) -> Result<Vec<Mutation>, String> {
     let mut all: Vec<Mutation> = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let wrong = |why: &str| format!("line {}: {why}", number + 1);
@@ -267,7 +287,9 @@ mod tests {
     #[test]
     fn every_mutation_finds_its_lines_in_the_sources() {
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(SOURCES);
-        for (module, list) in lists(&sources, None).unwrap() {
+        let hopper = fs::read_to_string(sources.join("sm90/mutations.txt")).unwrap();
+        let hopper = ("sm90/prefill".to_owned(), parse("sm90/prefill", &hopper).unwrap());
+        for (module, list) in lists(&sources, None).unwrap().into_iter().chain([hopper]) {
             for mutation in list {
                 let text = fs::read_to_string(sources.join(&mutation.file)).unwrap();
                 if let Err(why) = mutated(&text, &mutation) {

@@ -3,7 +3,10 @@
 use std::time::{Duration, Instant};
 
 use crate::cargo::cargo_with;
-use crate::{arm64, clients, container, deny, fuzz, lint, mutate, release, sanitize, simulated, suites};
+use crate::{
+    arm64, clients, container, deny, fuzz, gpu_pack, gpu_root, lint, mutate, ptx, release, sanitize,
+    simulated, suites,
+};
 
 /// A check: its name and the function that runs it.
 type Stage = (&'static str, fn() -> bool);
@@ -21,7 +24,9 @@ const STAGES: &[Stage] = &[
     ("property tests with other seeds", properties),
     ("scheduler simulation, 20 million steps", simulation),
     ("soak, an hour", || suites::soak("60")),
-    ("sim, in all orders", || simulated::all_orders(None)),
+    ("sim, in all orders on all GPUs", simulated::all_orders_on_all_gpus),
+    ("ptx, all tests in both orders", || ptx::run(Some("all"))),
+    ("gpu-pack, started in an empty root", || gpu_pack::run() && gpu_root::run()),
     ("arm64, all cases", arm64::all),
     ("advisories", deny::advisories),
     ("release", || release::run(&[])),

@@ -17,6 +17,10 @@ use crate::cargo;
 /// Fiber schedules of the simulated GPU, the cheapest first.
 pub(crate) const ORDERS: [&str; 4] = ["forward", "reverse", "greedy", "greedy-reverse"];
 
+/// GPUs whose limits the simulated GPU can have, one of each kind. Each fiber schedule gets another
+/// one.
+const GPUS: [&str; 4] = ["l40s", "a100", "h100", "b200"];
+
 /// Folder of the CUDA sources, from the workspace's root.
 pub(crate) const SOURCES: &str = "kernels/cuda";
 
@@ -128,9 +132,18 @@ pub(crate) fn bench() -> bool {
     passed
 }
 
-/// Runs the tests whose names contain `filter`, or all, with every fiber schedule. Returns whether
-/// they passed.
+/// Runs the tests whose names contain `filter`, or all, with every fiber schedule, each on another
+/// GPU. Returns whether they passed.
 pub(crate) fn all_orders(filter: Option<&str>) -> bool {
+    run_on(ORDERS.into_iter().zip(GPUS), filter)
+}
+
+/// Runs all tests with every fiber schedule on every GPU. Returns whether they passed.
+pub(crate) fn all_orders_on_all_gpus() -> bool {
+    run_on(ORDERS.into_iter().flat_map(|order| GPUS.map(|gpu| (order, gpu))), None)
+}
+
+fn run_on(mut devices: impl Iterator<Item = (&'static str, &'static str)>, filter: Option<&str>) -> bool {
     let tests = match tests() {
         Ok(tests) => tests,
         Err(e) => {
@@ -138,12 +151,13 @@ pub(crate) fn all_orders(filter: Option<&str>) -> bool {
             return false;
         }
     };
-    ORDERS.iter().all(|order| {
+    devices.all(|(order, gpu)| {
         let start = Instant::now();
         let mut command = Command::new(&tests);
-        command.arg("--quiet").args(filter).current_dir("kernels").env("MILLRACE_SIM_ORDER", order);
+        command.arg("--quiet").args(filter).current_dir("kernels");
+        command.env("MILLRACE_SIM_ORDER", order).env("MILLRACE_SIM_GPU", gpu);
         let passed = command.status().is_ok_and(|status| status.success());
-        println!("{order}: {:.1} s", start.elapsed().as_secs_f64());
+        println!("{order} on {gpu}: {:.1} s", start.elapsed().as_secs_f64());
         passed
     })
 }

@@ -8,6 +8,7 @@ mod config;
 mod quantized;
 #[cfg(test)]
 mod tests;
+mod writer;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use config::Keys;
 use quantized::Quantized;
 use serde_json::json;
+pub use writer::{FlmKind, FlmTensor, FlmToken, flm_header};
 
 use crate::cursor::Cursor;
 use crate::dtype::DType;

@@ -113,7 +113,14 @@ impl Quantized {
             let Quantized { name, scales, zero_points, codes, group, .. } = self;
             let derivation = Derivation::Codes { cols, bits, group, scales, zero_points };
             let shape = vec![rows, cols];
-            model.derived.push(DerivedTensor { name, dtype: DType::F32, shape, range: codes, derivation });
+            model.derived.push(DerivedTensor {
+                name,
+                dtype: DType::F32,
+                shape,
+                file: 0,
+                range: codes,
+                derivation,
+            });
             return;
         }
         let module = self.name.strip_suffix(".weight").unwrap_or(&self.name);
@@ -121,6 +128,7 @@ impl Quantized {
             name: format!("{module}.{suffix}"),
             dtype,
             shape,
+            file: 0,
             range,
             derivation,
         };
@@ -144,7 +152,7 @@ impl Quantized {
 }
 
 /// Returns scale and zero point of a range, which always contains 0.
-fn scale(min: f32, max: f32, bits: usize) -> (f32, u8) {
+pub(super) fn scale(min: f32, max: f32, bits: usize) -> (f32, u8) {
     let (min, max) = (min.min(0.0), max.max(0.0));
     let largest = ((1u32 << bits) - 1) as f32;
     let scale = (max - min) / largest;

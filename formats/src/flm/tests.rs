@@ -148,6 +148,66 @@ fn damaged_files_are_refused_by_name() {
     assert!(twice.contains("tensor a.weight in") && twice.contains("is listed twice"), "{twice}");
 }
 
+/// A file that is written has the bytes of the one that is put together above.
+#[test]
+fn written_files_are_those_of_the_format() {
+    let keys = [
+        ("bos_token_id", "1"),
+        ("eos_token_id", "2"),
+        ("hidden_size", "8"),
+        ("model_type", "llama"),
+        ("tokenizer_has_special_tokens", "1"),
+        ("tokenizer_use_score", "1"),
+        ("torch_dtype", "torch.float16"),
+    ];
+    let keys = keys.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let tokens = ["<unk>", "<s>", "</s>", "<0x0A>", "▁ü", "<end>"];
+    let token = |(id, text): (usize, &&str)| FlmToken {
+        text: (*text).to_owned(),
+        id: id as u32,
+        score: Some(-(id as f32)),
+    };
+    let tokens: Vec<FlmToken> = tokens.iter().enumerate().map(token).collect();
+    let tensor =
+        |name: &str, shape: &[usize], kind| FlmTensor { name: name.to_owned(), shape: shape.to_vec(), kind };
+    let ranges = [(-1.0, 1.0), (0.5, 2.0)];
+    let written = [
+        (tensor("a.weight", &[2], FlmKind::F32), &[][..], floats(&[1.5, -2.0])),
+        (tensor("b.weight", &[2, 1], FlmKind::F16), &[], vec![0, 0x3c, 0, 0x40]),
+        (tensor("bytes.weight", &[2, 8], FlmKind::Int8), &ranges, (0..16).collect()),
+        (tensor("odd.weight", &[1, 3], FlmKind::Int4), &ranges[..1], vec![0x12, 0x30]),
+    ];
+    let special = ["<end>".to_owned()];
+    let mut bytes = flm_header(&keys, &tokens, Some(&special), written.len());
+    let mut want = tensors();
+    want.truncate(3);
+    want.push([head("odd.weight", &[1, 3], 8), word(0), floats(&[-1.0, 1.0]), vec![0x12, 0x30]].concat());
+    for ((tensor, ranges, data), want) in written.iter().zip(&want) {
+        let before = bytes.len();
+        bytes.extend(tensor.description(ranges));
+        bytes.extend(data);
+        assert_eq!(bytes.len() - before, tensor.bytes());
+        assert_eq!(tensor.bytes(), want.len(), "{}", tensor.name);
+    }
+    assert_eq!(bytes, file(&want));
+}
+
+#[test]
+fn codes_are_the_nearest_to_their_numbers() {
+    for kind in [FlmKind::Int8, FlmKind::Int4] {
+        for range in [(-1.0, 2.0), (0.5, 0.75), (-3.0, -1.0), (0.0, 0.0)] {
+            let (scale, zero_point) = kind.scale(range);
+            for step in 0..=20 {
+                let number = range.0 + (range.1 - range.0) * step as f32 / 20.0;
+                let code = kind.code(number, (scale, zero_point));
+                let read = (f32::from(code) - f32::from(zero_point)) * scale;
+                // The zero point is rounded, so that an end of the range may lie beyond the codes.
+                assert!((read - number).abs() <= scale * 1.01, "{kind:?} {range:?}: {read} for {number}");
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 

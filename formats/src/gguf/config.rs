@@ -2,10 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
+use super::architectures::{ARCHITECTURES, Architecture, Window};
 use super::file::{Header, StoredTensor};
-use super::names::{self, Naming};
+use super::model::Model;
 use crate::dtype::DType;
-use crate::error::{Error, TensorFault};
+use crate::error::Error;
 use crate::fault::FileFault;
 
 /// The tensor with the divisors of the rotary frequencies.
@@ -14,75 +15,12 @@ pub(super) const ROPE_DIVISORS: &str = "rope_freqs.weight";
 /// The largest number of divisors, one for each pair of features of a head.
 const MAX_DIVISORS: usize = 1 << 11;
 
-/// A value of `general.architecture` whose models can be served.
-pub(super) struct Architecture {
-    /// The value.
-    name: &'static str,
-    /// The values of `model_type` and `architectures` of the same model in Hugging Face layout.
-    model_type: &'static str,
-    class: &'static str,
-    /// Whether features `2 * i` and `2 * i + 1` are rotated together. Converters have reordered the
-    /// rows of query and key for this where the original model rotates others together.
-    interleaved: bool,
-    pub(super) naming: Naming,
-}
-
-const ARCHITECTURES: [Architecture; 5] = [
-    Architecture {
-        name: "llama",
-        model_type: "llama",
-        class: "LlamaForCausalLM",
-        interleaved: true,
-        naming: names::LLAMA,
-    },
-    // With query, key and value in tensors of their own, Baichuan 7B is a Llama.
-    Architecture {
-        name: "baichuan",
-        model_type: "llama",
-        class: "LlamaForCausalLM",
-        interleaved: true,
-        naming: names::LLAMA,
-    },
-    Architecture {
-        name: "qwen2",
-        model_type: "qwen2",
-        class: "Qwen2ForCausalLM",
-        interleaved: false,
-        naming: names::LLAMA,
-    },
-    Architecture {
-        name: "qwen3",
-        model_type: "qwen3",
-        class: "Qwen3ForCausalLM",
-        interleaved: false,
-        naming: names::LLAMA,
-    },
-    Architecture {
-        name: "chatglm",
-        model_type: "chatglm",
-        class: "ChatGLMForConditionalGeneration",
-        interleaved: true,
-        naming: names::CHATGLM,
-    },
-];
-
-/// The metadata and tensors of a model.
-pub(super) struct Model<'a> {
-    /// The header of the first file, which has all keys.
-    pub(super) header: &'a Header<'a>,
-    pub(super) architecture: &'static Architecture,
-    /// The tensors of all files.
-    pub(super) tensors: &'a [&'a StoredTensor],
-    /// The divisors of the rotary frequencies, if the file has them.
-    pub(super) divisors: Option<Vec<f32>>,
-}
-
 /// Returns the architecture of a file.
 pub(super) fn architecture(header: &Header<'_>) -> Result<&'static Architecture, Error> {
     const KEY: &str = "general.architecture";
     let name = header.text(KEY)?.ok_or_else(|| header.fault(FileFault::MissingKey(KEY.to_owned())))?;
     ARCHITECTURES.iter().find(|known| known.name == name).ok_or_else(|| {
-        let known = ARCHITECTURES.map(|known| known.name).join(", ");
+        let known = ARCHITECTURES.iter().map(|known| known.name).collect::<Vec<_>>().join(", ");
         let shown: String = name.chars().filter(|c| !c.is_control()).take(100).collect();
         let reason = format!(
             "is {shown}, and GGUF files can be served of {known}; take the model in Hugging Face layout instead"
@@ -108,107 +46,42 @@ pub(super) fn divisors(header: &Header<'_>, tensor: &StoredTensor, bytes: &[u8])
 }
 
 /// Returns the keys of the configuration.
-pub(super) fn read(model: &Model<'_>) -> Result<Map<String, Value>, Error> {
+pub(super) fn read(model: &Model<'_>, architecture: &Architecture) -> Result<Map<String, Value>, Error> {
     let mut config = Map::new();
-    let architecture = model.architecture;
     config.insert("model_type".into(), architecture.model_type.into());
     config.insert("architectures".into(), json!([architecture.class]));
     config.insert("torch_dtype".into(), model.dtype().into());
     let head_dim = match architecture.model_type {
         "chatglm" => model.chatglm(&mut config)?,
-        _ => model.llama(&mut config)?,
+        _ => model.llama(&mut config, architecture)?,
     };
     model.rope(&mut config, head_dim)?;
     model.tokens(&mut config)?;
-    if architecture.interleaved && architecture.model_type != "chatglm" {
+    (architecture.adapt)(model, &mut config)?;
+    if architecture.interleaved {
         config.insert("millrace".into(), json!({"rope_interleaved": true}));
     }
     Ok(config)
 }
 
 impl Model<'_> {
-    fn key(&self, name: &str) -> String {
-        format!("{}.{name}", self.architecture.name)
-    }
-
-    fn fault(&self, name: &str, reason: String) -> Error {
-        self.header.fault(FileFault::Value { key: self.key(name), reason })
-    }
-
-    fn count(&self, name: &str) -> Result<u64, Error> {
-        let key = self.key(name);
-        self.header.count(&key)?.ok_or_else(|| self.header.fault(FileFault::MissingKey(key)))
-    }
-
-    /// Reads a count that a file may give for each layer. All layers must have the same.
-    fn layer_count(&self, name: &str) -> Result<Option<u64>, Error> {
-        let key = self.key(name);
-        let Some(super::value::Value::Array(_)) = self.header.value(&key) else {
-            return self.header.count(&key);
-        };
-        let counts = self.header.array(&key, |array, key| array.counts(key))?.unwrap_or_default();
-        match counts.split_first() {
-            Some((first, rest)) if rest.iter().all(|count| count == first) => Ok(Some(*first)),
-            _ => Err(self.fault(name, "differs between layers, which is not supported".to_owned())),
-        }
-    }
-
-    fn tensor(&self, name: &str) -> Option<&StoredTensor> {
-        self.tensors.iter().find(|tensor| tensor.name == name).copied()
-    }
-
-    /// Returns the rows of the embedding. The key for the size of the vocabulary is often missing.
-    fn vocabulary(&self) -> Result<usize, Error> {
-        const EMBEDDING: &str = "token_embd.weight";
-        match self.tensor(EMBEDDING).map(|tensor| &tensor.shape[..]) {
-            Some(&[rows, _]) => Ok(rows),
-            Some(found) => {
-                let fault = TensorFault::Shape { found: found.to_vec(), expected: Vec::new() };
-                Err(self.header.tensor_fault(EMBEDDING, fault))
-            }
-            None => Err(self.header.fault(FileFault::SpecialTensor {
-                tensor: EMBEDDING.to_owned(),
-                reason: "is missing; the file holds no complete model".to_owned(),
-            })),
-        }
-    }
-
-    /// Returns the element type of weights that are not kept as they are: that of most matrices, or
-    /// bfloat16, whose range no weight and no activation exceeds.
-    fn dtype(&self) -> &'static str {
-        let elements = |dtype: &DType| -> u128 {
-            let matrices = self.tensors.iter().filter(|tensor| tensor.shape.len() > 1);
-            matrices
-                .filter(|tensor| tensor.dtype == *dtype)
-                .map(|tensor| tensor.shape.iter().map(|&size| size as u128).product::<u128>())
-                .sum()
-        };
-        let has_blocks = self.tensors.iter().any(|tensor| matches!(tensor.dtype, DType::Blocks(_)));
-        match [DType::F32, DType::F16, DType::BF16].map(|dtype| elements(&dtype)) {
-            _ if has_blocks => "bfloat16",
-            [f32, f16, bf16] if f32 >= f16.max(bf16) => "float32",
-            [_, f16, bf16] if f16 >= bf16 => "float16",
-            _ => "bfloat16",
-        }
-    }
-
     /// Adds the sizes of a model in the layout of Llama. Returns the features of a head.
-    fn llama(&self, config: &mut Map<String, Value>) -> Result<u64, Error> {
+    fn llama(&self, config: &mut Map<String, Value>, architecture: &Architecture) -> Result<u64, Error> {
         let hidden = self.count("embedding_length")?;
         let missing = |name: &str| self.header.fault(FileFault::MissingKey(self.key(name)));
         let heads =
             self.layer_count("attention.head_count")?.ok_or_else(|| missing("attention.head_count"))?;
         let width = self.layer_count("feed_forward_length")?.ok_or_else(|| missing("feed_forward_length"))?;
-        let eps = "attention.layer_norm_rms_epsilon";
-        let eps = self.header.number(&self.key(eps))?.ok_or_else(|| missing(eps))?;
-        for (name, what) in
-            [("expert_count", "a mixture of experts"), ("attention.max_alibi_bias", "ALiBi positions")]
-        {
-            if self.header.number(&self.key(name))?.is_some_and(|number| number != 0.0) {
-                return Err(
-                    self.fault(name, format!("says that the model has {what}, which is not supported"))
-                );
-            }
+        let (eps, eps_key) = architecture.epsilon;
+        let eps = self.number(eps)?.ok_or_else(|| missing(eps))?;
+        let refused = |name: &str, what: &str| {
+            Err(self.fault(name, format!("says that the model has {what}, which is not supported")))
+        };
+        if !architecture.has_experts && self.has_experts()? {
+            return refused("expert_count", "a mixture of experts");
+        }
+        if self.number("attention.max_alibi_bias")?.is_some_and(|number| number != 0.0) {
+            return refused("attention.max_alibi_bias", "ALiBi positions");
         }
         let kv_heads = self.layer_count("attention.head_count_kv")?.unwrap_or(heads);
         let head_dim = match self.header.count(&self.key("attention.key_length"))? {
@@ -230,38 +103,41 @@ impl Model<'_> {
             ("intermediate_size".into(), width.into()),
             ("vocab_size".into(), self.vocabulary()?.into()),
             ("max_position_embeddings".into(), self.count("context_length")?.into()),
-            ("rms_norm_eps".into(), eps.into()),
+            (eps_key.into(), eps.into()),
             ("tie_word_embeddings".into(), self.tensor("output.weight").is_none().into()),
         ]);
-        self.biases(config);
-        self.window(config)?;
+        self.biases(config, architecture);
+        self.window(config, architecture.window)?;
         Ok(head_dim)
     }
 
     /// Adds the biases that the tensors have, for the families whose configuration says so.
-    fn biases(&self, config: &mut Map<String, Value>) {
-        if matches!(self.architecture.model_type, "llama" | "qwen3") {
+    fn biases(&self, config: &mut Map<String, Value>, architecture: &Architecture) {
+        if matches!(architecture.model_type, "llama" | "qwen3") {
             let has = |name: &str| self.tensor(name).is_some();
             config.insert("attention_bias".into(), has("blk.0.attn_q.bias").into());
             config.insert("mlp_bias".into(), has("blk.0.ffn_up.bias").into());
         }
     }
 
-    /// Adds the sliding window. In a file for `llama` it is that of Mistral.
-    fn window(&self, config: &mut Map<String, Value>) -> Result<(), Error> {
+    /// Adds the sliding window.
+    fn window(&self, config: &mut Map<String, Value>, meaning: Window) -> Result<(), Error> {
         const NAME: &str = "attention.sliding_window";
         let Some(window) = self.header.count(&self.key(NAME))?.filter(|&window| window > 0) else {
             return Ok(());
         };
-        if window >= self.count("context_length")? {
-            return Ok(());
+        match meaning {
+            Window::ByFamily => {}
+            _ if window >= self.count("context_length")? => return Ok(()),
+            Window::Mistral => {
+                config.insert("model_type".into(), "mistral".into());
+                config.insert("architectures".into(), json!(["MistralForCausalLM"]));
+            }
+            Window::Unknown => {
+                let reason = format!("is {window}, but the file does not say which layers have this window");
+                return Err(self.fault(NAME, reason));
+            }
         }
-        if self.architecture.name != "llama" {
-            let reason = format!("is {window}, but the file does not say which layers have this window");
-            return Err(self.fault(NAME, reason));
-        }
-        config.insert("model_type".into(), "mistral".into());
-        config.insert("architectures".into(), json!(["MistralForCausalLM"]));
         config.insert("sliding_window".into(), window.into());
         Ok(())
     }
@@ -295,7 +171,7 @@ impl Model<'_> {
 
     /// Adds the rotation: its base, its share of the features, and its scaling.
     fn rope(&self, config: &mut Map<String, Value>, head_dim: u64) -> Result<(), Error> {
-        let number = |name: &str| self.header.number(&self.key(name));
+        let number = |name: &str| self.number(name);
         config.insert("rope_theta".into(), number("rope.freq_base")?.unwrap_or(10_000.0).into());
         if let Some(rotated) = self.header.count(&self.key("rope.dimension_count"))?
             && rotated != head_dim

@@ -4,8 +4,10 @@
 //! is in one file: configuration, tokenizer, chat template and weights. A large model may be split
 //! into several files, of which the first has all metadata.
 
+mod architectures;
 mod config;
 mod file;
+mod model;
 #[cfg(test)]
 mod model_tests;
 mod names;
@@ -20,17 +22,20 @@ mod writer;
 
 use std::sync::Arc;
 
+use architectures::Architecture;
 use config::ROPE_DIVISORS;
-use file::Header;
 pub(crate) use file::{GgmlType, MAGIC};
+use file::{Header, StoredTensor};
+use model::Model;
 pub use names::gguf_tensor_name;
 pub use split::split_model_name;
-pub use writer::{GgufTensor, GgufType, GgufValue, gguf_padding, write_gguf_header};
+pub use writer::{GgufTensor, GgufType, GgufValue, gguf_header, gguf_padding};
 
-use crate::error::Error;
+use crate::dtype::DType;
+use crate::error::{Error, TensorFault};
 use crate::header::Entry;
 use crate::mapped_file::MappedFile;
-use crate::translated::ModelFile;
+use crate::translated::{Derivation, DerivedTensor, ModelFile};
 use crate::vocabulary::TokenizerData;
 
 /// Opens a model whose first file is `first`. `beside` maps another file of the same folder.
@@ -42,35 +47,91 @@ pub(crate) fn open(
     let model = read(&files);
     // The header of a truncated file is damaged too, but the truncation is the reason to report.
     files.iter().try_for_each(|file| file.check_readable())?;
-    let (config, tensors) = model?;
-    Ok(ModelFile { tensors, ..ModelFile::new(config, files.into_iter().map(Arc::new).collect()) })
+    let Contents { config, tensors, derived } = model?;
+    let files = files.into_iter().map(Arc::new).collect();
+    Ok(ModelFile { tensors, derived, ..ModelFile::new(config, files) })
 }
 
-/// The configuration, and each tensor with the index of its file.
-type Contents = (serde_json::Map<String, serde_json::Value>, Vec<(usize, Entry)>);
+/// The largest number of experts of a layer.
+const MAX_EXPERTS: usize = 1 << 12;
+
+/// The contents of the files of a model.
+#[derive(Default)]
+struct Contents {
+    config: serde_json::Map<String, serde_json::Value>,
+    /// Each tensor with the index of its file.
+    tensors: Vec<(usize, Entry)>,
+    derived: Vec<DerivedTensor>,
+}
+
+impl Contents {
+    /// Adds a tensor under its name in Hugging Face layout.
+    fn add(
+        &mut self,
+        architecture: &Architecture,
+        file: usize,
+        tensor: &StoredTensor,
+    ) -> Result<(), TensorFault> {
+        let StoredTensor { name, dtype, shape, range } = tensor;
+        if let Some(one) = architecture.naming.expert(name) {
+            let experts = match shape[..] {
+                [experts @ 1..=MAX_EXPERTS, _, _] if !range.is_empty() => experts,
+                _ => return Err(TensorFault::Shape { found: shape.clone(), expected: Vec::new() }),
+            };
+            // The rows of an expert are whole blocks, and follow those of the one before it.
+            let bytes = range.len() / experts;
+            for expert in 0..experts {
+                let start = range.start + expert * bytes;
+                let (dtype, shape) = (dtype.clone(), shape[1..].to_vec());
+                let name = one.replace('*', &expert.to_string());
+                self.tensors.push((file, Entry { name, dtype, shape, range: start..start + bytes }));
+            }
+            return Ok(());
+        }
+        let (name, mut shape) = (architecture.naming.translate(name), shape.clone());
+        if name.ends_with("shared_expert_gate.weight") && shape.len() == 1 {
+            shape.insert(0, 1);
+        }
+        if architecture.norms_plus_one && name.ends_with("norm.weight") && *dtype == DType::F32 {
+            let derivation = Derivation::LessOne;
+            self.derived.push(DerivedTensor {
+                name,
+                dtype: DType::F32,
+                shape,
+                file,
+                range: range.clone(),
+                derivation,
+            });
+            return Ok(());
+        }
+        self.tensors.push((file, Entry { name, dtype: dtype.clone(), shape, range: range.clone() }));
+        Ok(())
+    }
+}
 
 fn read(files: &[MappedFile]) -> Result<Contents, Error> {
     let headers: Vec<Header<'_>> =
         files.iter().map(|file| Header::read(&file.path, file)).collect::<Result<_, _>>()?;
-    let Some(header) = headers.first() else { return Ok(Default::default()) };
+    let Some(header) = headers.first() else { return Ok(Contents::default()) };
     split::check(&headers)?;
     let architecture = config::architecture(header)?;
     let all: Vec<_> = headers.iter().flat_map(|header| &header.tensors).collect();
     let mut divisors = None;
-    let mut tensors = Vec::with_capacity(all.len());
+    let mut contents = Contents::default();
     for (index, (header, file)) in headers.iter().zip(files).enumerate() {
         for tensor in &header.tensors {
             if tensor.name == ROPE_DIVISORS {
                 divisors = Some(config::divisors(header, tensor, &file[tensor.range.clone()])?);
                 continue;
             }
-            let name = architecture.naming.translate(&tensor.name);
-            let (dtype, shape) = (tensor.dtype.clone(), tensor.shape.clone());
-            tensors.push((index, Entry { name, dtype, shape, range: tensor.range.clone() }));
+            contents
+                .add(architecture, index, tensor)
+                .map_err(|fault| header.tensor_fault(&tensor.name, fault))?;
         }
     }
-    let config = config::read(&config::Model { header, architecture, tensors: &all, divisors })?;
-    Ok((config, tensors))
+    let model = Model { header, architecture: architecture.name, tensors: &all, divisors };
+    contents.config = config::read(&model, architecture)?;
+    Ok(contents)
 }
 
 /// Reads the tokenizer of a file. Returns `None` if the file has none.

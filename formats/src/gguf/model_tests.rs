@@ -130,8 +130,8 @@ fn models_that_cannot_be_served_are_refused_by_their_keys() {
         unknown.contains("general.architecture is mamba, and GGUF files can be served of llama"),
         "{unknown}"
     );
-    let experts = refusal(with_tensors(keys("llama")).key("llama.expert_count", TestValue::U32(8)));
-    assert!(experts.contains("llama.expert_count says that the model has a mixture of experts"), "{experts}");
+    let experts = refusal(with_tensors(keys("qwen2")).key("qwen2.expert_count", TestValue::U32(8)));
+    assert!(experts.contains("qwen2.expert_count says that the model has a mixture of experts"), "{experts}");
     let none = refusal(TestFile::new(3).key("general.architecture", TestValue::Text("llama")));
     assert!(none.contains("the key llama.embedding_length is missing"), "{none}");
     let embedding = refusal(keys("llama"));
@@ -222,4 +222,46 @@ fn other_files_are_no_models() {
     assert!(refused(b"version https://git-lfs.github.com/spec/v1\n").contains("it is a Git LFS pointer"));
     let missing = Source::File(Path::new("/nowhere/x.gguf").to_owned()).config().unwrap_err().to_string();
     assert!(missing.contains("/nowhere/x.gguf does not exist"), "{missing}");
+}
+
+/// A mixture of experts with `experts` stacked matrices of one row.
+fn experts(experts: u32, shape: &[usize], bytes: &[u8]) -> TestFile {
+    with_tensors(keys("llama"))
+        .key("llama.expert_count", TestValue::U32(experts))
+        .key("llama.expert_used_count", TestValue::U32(1))
+        .tensor("blk.0.ffn_up_exps.weight", shape, 0, bytes)
+}
+
+#[test]
+fn stacked_experts_become_one_tensor_each() {
+    let numbers: Vec<u8> = (0..12).flat_map(|number| (number as f32).to_le_bytes()).collect();
+    let folder = Folder::with(&[("x.gguf", experts(3, &[2, 2, 3], &numbers))]);
+    let config: Value = serde_json::from_slice(&folder.source("x.gguf").config().unwrap()).unwrap();
+    assert_eq!((&config["model_type"], &config["num_local_experts"]), (&json!("mixtral"), &json!(3)));
+    let checkpoint = Checkpoint::open(&folder.source("x.gguf")).unwrap();
+    for expert in 0..3 {
+        let name = format!("model.layers.0.block_sparse_moe.experts.{expert}.w3.weight");
+        let tensor = checkpoint.find(&name).unwrap();
+        assert_eq!((tensor.shape, tensor.bytes), (&[2, 2][..], &numbers[expert * 16..][..16]));
+    }
+    for shape in [&[2, 6][..], &[0, 2, 1 << 40], &[2, 2, 3, 1]] {
+        let elements: usize = shape.iter().product();
+        let file = experts(3, shape, &vec![0; 4 * elements.min(12)]);
+        let folder = Folder::with(&[("x.gguf", file)]);
+        let refused = Checkpoint::open(&folder.source("x.gguf")).unwrap_err().to_string();
+        assert!(refused.contains("ffn_up_exps"), "{refused}");
+    }
+}
+
+#[test]
+fn the_one_that_a_converter_adds_to_norms_is_taken_back() {
+    let scales: Vec<u8> = [1.5f32, 0.75, 1.0, 3.0].iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    for (architecture, want) in [("gemma", [0.5, -0.25, 0.0, 2.0]), ("qwen2", [1.5, 0.75, 1.0, 3.0])] {
+        let file = with_tensors(keys(architecture)).tensor("blk.0.attn_norm.weight", &[4], 0, &scales);
+        let folder = Folder::with(&[("x.gguf", file)]);
+        let checkpoint = Checkpoint::open(&folder.source("x.gguf")).unwrap();
+        let bytes = checkpoint.find("model.layers.0.input_layernorm.weight").unwrap().bytes;
+        let found: Vec<f32> = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        assert_eq!(found, want, "{architecture}");
+    }
 }

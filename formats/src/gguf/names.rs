@@ -9,6 +9,11 @@ pub(super) struct Naming {
     outer: &'static [(&'static str, &'static str)],
     /// Pairs of names of a layer's modules.
     inner: &'static [(&'static str, &'static str)],
+    /// Pairs that precede `inner`.
+    special: &'static [(&'static str, &'static str)],
+    /// The modules with the matrices of all experts, and the name of the matrix of one expert, with
+    /// `*` for its number.
+    experts: &'static [(&'static str, &'static str)],
 }
 
 /// The prefix of the names of a layer's tensors in GGUF.
@@ -31,7 +36,58 @@ pub(super) const LLAMA: Naming = Naming {
         ("ffn_up", "mlp.up_proj"),
         ("ffn_down", "mlp.down_proj"),
     ],
+    // Those of Mixtral, which Llama does not have.
+    special: &[("ffn_gate_inp", "block_sparse_moe.gate")],
+    experts: &[
+        ("ffn_gate_exps", "block_sparse_moe.experts.*.w1"),
+        ("ffn_up_exps", "block_sparse_moe.experts.*.w3"),
+        ("ffn_down_exps", "block_sparse_moe.experts.*.w2"),
+    ],
 };
+
+/// Qwen 2 and 3 with experts.
+pub(super) const QWEN_MOE: Naming = Naming {
+    special: &[
+        ("ffn_gate_inp", "mlp.gate"),
+        ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+        ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+        ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+        ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+    ],
+    experts: &[
+        ("ffn_gate_exps", "mlp.experts.*.gate_proj"),
+        ("ffn_up_exps", "mlp.experts.*.up_proj"),
+        ("ffn_down_exps", "mlp.experts.*.down_proj"),
+    ],
+    ..LLAMA
+};
+
+/// Norms before and after both branches (Gemma 2 and 3).
+pub(super) const SANDWICH: Naming = Naming {
+    special: &[
+        ("post_attention_norm", "post_attention_layernorm"),
+        ("ffn_norm", "pre_feedforward_layernorm"),
+        ("post_ffw_norm", "post_feedforward_layernorm"),
+    ],
+    ..LLAMA
+};
+
+/// Norms after both branches (OLMo 2).
+pub(super) const OLMO2: Naming = Naming {
+    special: &[
+        ("post_attention_norm", "post_attention_layernorm"),
+        ("post_ffw_norm", "post_feedforward_layernorm"),
+    ],
+    ..LLAMA
+};
+
+/// Fused projections (Phi 3).
+pub(super) const PHI3: Naming =
+    Naming { special: &[("attn_qkv", "self_attn.qkv_proj"), ("ffn_up", "mlp.gate_up_proj")], ..LLAMA };
+
+/// An MLP without a gate (StarCoder 2).
+pub(super) const STARCODER2: Naming =
+    Naming { special: &[("ffn_up", "mlp.c_fc"), ("ffn_down", "mlp.c_proj")], ..LLAMA };
 
 /// ChatGLM2 and its successors, with fused query, key and value, and fused gate and up.
 pub(super) const CHATGLM: Naming = Naming {
@@ -49,6 +105,8 @@ pub(super) const CHATGLM: Naming = Naming {
         ("ffn_up", "mlp.dense_h_to_4h"),
         ("ffn_down", "mlp.dense_4h_to_h"),
     ],
+    special: &[],
+    experts: &[],
 };
 
 impl Naming {
@@ -63,11 +121,21 @@ impl Naming {
         };
         match name.strip_prefix(LAYERS).and_then(|rest| rest.split_once('.')) {
             Some((layer, rest)) => {
-                let rest = find(self.inner, rest).unwrap_or_else(|| rest.to_owned());
+                let known = find(self.special, rest).or_else(|| find(self.inner, rest));
+                let rest = known.unwrap_or_else(|| rest.to_owned());
                 format!("{}{layer}.{rest}", self.layers)
             }
             None => find(self.outer, name).unwrap_or_else(|| name.to_owned()),
         }
+    }
+
+    /// Returns the name of the matrix of one expert, with `*` for its number, if the tensor `name`
+    /// has those of all experts of a layer.
+    pub(super) fn expert(&self, name: &str) -> Option<String> {
+        let (layer, rest) = name.strip_prefix(LAYERS)?.split_once('.')?;
+        let (module, suffix) = rest.rsplit_once('.')?;
+        let (_, one) = self.experts.iter().find(|(stacked, _)| *stacked == module)?;
+        Some(format!("{}{layer}.{one}.{suffix}", self.layers))
     }
 
     /// Returns the name in GGUF of the tensor that is `name` in Hugging Face layout, the reverse of

@@ -1,7 +1,6 @@
 //! Writes GGUF files of version 3.
 
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 
 use super::file::{GgmlType, MAGIC};
 
@@ -73,16 +72,12 @@ impl GgufTensor {
     }
 }
 
-/// Writes the header, with `keys` and the descriptions of `tensors`. The data of the tensors
-/// follows in the same order, each filled up with [`padding`].
+/// Returns the header, with `keys` and the descriptions of `tensors`. The data of the tensors
+/// follows in the same order, each filled up with [`gguf_padding`].
 ///
 /// # Errors
-/// If the file cannot be written, or the rows of a tensor are not whole blocks.
-pub fn write_gguf_header(
-    file: &mut File,
-    keys: &[(String, GgufValue)],
-    tensors: &[GgufTensor],
-) -> io::Result<()> {
+/// If the rows of a tensor are not whole blocks.
+pub fn gguf_header(keys: &[(String, GgufValue)], tensors: &[GgufTensor]) -> io::Result<Vec<u8>> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend(VERSION.to_le_bytes());
     bytes.extend((tensors.len() as u64).to_le_bytes());
@@ -105,7 +100,7 @@ pub fn write_gguf_header(
         offset += tensor.bytes().ok_or_else(partial)?.next_multiple_of(ALIGNMENT) as u64;
     }
     bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
-    file.write_all(&bytes)
+    Ok(bytes)
 }
 
 /// Returns the zeros that follow the data of a tensor with this many bytes.

@@ -73,7 +73,7 @@ fn cache(
             let count = WRITTEN.min(tokens - start);
             let mut queue = queue(cpu, count, 1);
             let step = opened(cpu, &mut queue, &vec![0; count], &[(start, count, table)]);
-            let prologue = Prologue { layout: LAYOUT, head_norm: None, rope: None };
+            let prologue = Prologue { layout: LAYOUT, head_norm: None, rope: None, query_scale: None };
             cpu.prologue(&step, &mut qkv, &prologue, &mut kv).unwrap();
         }
     }

@@ -2,8 +2,8 @@
 //! models from 0.6 to 70 billion parameters.
 
 use millrace_kernels::cuda::ops::decode::{
-    AttentionHeads, DecodeAttention, DecodeLimits, PlanDecode, cost, decode, plan, plan_len, splits,
-    workspace_len,
+    AttentionHeads, DecodeAttention, DecodeLimits, PlanDecode, arrivals_len, cost, decode, plan, plan_len,
+    splits, workspace_len,
 };
 use millrace_kernels::cuda::ops::paged::{AttentionScores, PagedKv, SequenceBatch};
 use millrace_kernels::cuda::{Elem, Memory};
@@ -103,6 +103,8 @@ fn measure(bench: &mut Bench, name: &str, heads: AttentionHeads, contexts: &[usi
         DecodeLimits { rows, queries: 1, splits: contexts.iter().map(|&c| splits(heads.cache, c)).sum() };
     let list = bench.device.allocate(Elem::I32, plan_len(&limits))?;
     let workspace = bench.device.allocate(Elem::F32, workspace_len(&heads, &limits))?;
+    let arrivals = bench.device.allocate(Elem::U32, arrivals_len(&heads, &limits))?;
+    bench.device.fill(arrivals.view(Elem::U32), 0)?;
     let list = list.view(Elem::I32);
     let splits = limits.splits;
     plan(&bench.device, &PlanDecode { batch, scores, cache: heads.cache, limits, splits, plan: list })?;
@@ -124,6 +126,7 @@ fn measure(bench: &mut Bench, name: &str, heads: AttentionHeads, contexts: &[usi
         scores,
         plan: list,
         workspace: workspace.view(Elem::F32),
+        arrivals: arrivals.view(Elem::U32),
         out: out.view(Elem::BF16),
     };
     bench.measure(&format!("decode {name}"), cost(&heads, 1, contexts), |device| decode(device, &layer))

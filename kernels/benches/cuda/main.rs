@@ -20,6 +20,7 @@ mod prefill;
 mod products;
 mod prologue;
 mod quant_gemm;
+mod recurrent;
 mod sample;
 mod step;
 
@@ -40,6 +41,7 @@ fn main() -> Result<()> {
     quant_gemm::run(&mut bench)?;
     fp8::run(&mut bench)?;
     grouped_gemm::run(&mut bench)?;
+    recurrent::run(&mut bench)?;
     sample::run(&mut bench)?;
     bench.finish()
 }

@@ -32,6 +32,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
                 logits: logits.view(elem),
                 scores: RouterScoreKind::Softmax,
                 bias: None,
+                scales: None,
                 normalize: true,
                 factor: 1.0,
                 chosen: chosen.view(Elem::I32),

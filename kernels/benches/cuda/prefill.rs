@@ -26,7 +26,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     } else {
         &[(1, 2048, 2048), (1, 8192, 8192), (1, 2048, 32768), (32, 256, 256)]
     };
-    let hopper = bench.device.properties().capability == (9, 0);
+    let hopper = bench.device.properties().runs_hopper_kernels;
     for (model, heads, kv_heads, head_dim) in MODELS {
         for &(rows, queries, context) in steps {
             for kernel in [PrefillKernel::Mma, PrefillKernel::Hopper] {

@@ -80,8 +80,8 @@ fn one(bench: &mut Bench, model: &Model, tokens: usize) -> Result<()> {
             table_positions: POSITIONS,
             positions: positions.view(Elem::I32),
             second_positions: model.two_positions.then(|| positions.view(Elem::I32)),
-            query_scale: None,
         }),
+        query_scale: None,
         slots: slots.view(Elem::I32),
         kv: PagedKv {
             keys: keys.view(model.cache),

@@ -25,16 +25,25 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         let rows: Vec<u8> =
             (0..n).flat_map(|r| [r as i32, CONTEXT as i32 - 2, 1, 1]).flat_map(i32::to_le_bytes).collect();
         let (rows, count) = (device.upload(&rows)?, device.upload(&(n as i32).to_le_bytes())?);
-        let rows = StepRows { most: n, count: count.view(Elem::I32), rows: rows.view(Elem::I32) };
-        let (out_tables, per_row, counts) = (words(n * stride)?, words(10 * (n + 1))?, words(2)?);
+        let prefixes = words(2 * n)?;
+        device.fill(prefixes.view(Elem::I32), 0)?;
+        let rows = StepRows {
+            most: n,
+            count: count.view(Elem::I32),
+            rows: rows.view(Elem::I32),
+            prefixes: prefixes.view(Elem::I32),
+        };
+        let (out_tables, per_row, counts) = (words(n * stride)?, words(12 * (n + 1))?, words(2)?);
         let part = |i: usize| per_row.view(Elem::I32).slice(i * (n + 1)..(i + 1) * (n + 1));
         let prepared = PreparedStep {
             max_tokens: n,
             query_start: part(0),
             context: part(1),
+            prefix: part(9),
             tables: out_tables.view(Elem::I32),
             tokens: part(2),
             positions: part(3),
+            axes: per_row.view(Elem::I32).slice(10 * (n + 1)..12 * (n + 1)),
             slots: part(4),
             outputs: part(5),
             output_slots: part(6),

@@ -2,6 +2,7 @@
 // keys a query sees.
 #pragma once
 #include "kv.cuh"
+#include "splits.cuh"
 
 // The sequences of a step, as `SequenceBatch` in ops/paged.rs has them.
 struct SequenceParams {
@@ -11,7 +12,7 @@ struct SequenceParams {
   const int *prefix;       // null or [rows]
   int rows;
   int table_stride;
-  int window;  // keys that a query sees at most; the largest int for all
+  int window;  // as `first_visible` takes it; the largest int for all keys
 };
 
 // How scores become weights, as `AttentionScores` in ops/paged.rs has it.
@@ -37,10 +38,10 @@ struct Sequence {
     window = all.window;
   }
 
-  // The query at `position` sees the keys [begin, end), whatever the features: its window, or all
-  // of the prefix that it lies in, which its window cannot leave. Both bounds rise with the
-  // position.
-  DEVICE int begin(int position) const { return position < prefix ? 0 : max(position - window + 1, 0); }
+  // The query at `position` sees the keys [begin, end), whatever the features: its window, its
+  // chunk, or all of the prefix that it lies in, which its window cannot leave. Both bounds rise
+  // with the position.
+  DEVICE int begin(int position) const { return position < prefix ? 0 : first_visible(position, window); }
   DEVICE int end(int position) const { return position < prefix ? prefix : position + 1; }
 };
 

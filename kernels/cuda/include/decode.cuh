@@ -2,9 +2,9 @@
 //
 // A work item is one split of a sequence (a fixed number of tokens from a fixed position), one
 // key/value head, and up to 8 or 16 of the query rows that share this head. A planning kernel lists
-// the splits of all sequences, and a grid that fills the GPU walks through their items. Sequences
-// of one split write their output; for the others, the kernel writes partial sums, which another
-// kernel combines in order.
+// the splits of all sequences, and a grid that fills the GPU walks through their items. Items of
+// sequences of one split write their output. The others write partial sums, and the block that
+// writes the last of a sequence's tile adds them up (decode_sums.cuh).
 //
 // Scores are computed transposed, S^T = K Q^T and O^T += V^T P^T, so that tokens and features fill
 // the 16 rows of the MMA and the few query rows its 8 columns. Within a block each warp takes every
@@ -12,6 +12,7 @@
 // that run ahead into the next item, so that only the end of an item needs a barrier of the block.
 #pragma once
 #include "attention.cuh"
+#include "decode_sums.cuh"
 #include "decode_tile.cuh"
 #include "splits.cuh"
 
@@ -59,24 +60,19 @@ template <int Most> DEVICE void copy_wait_for(int pending) {
   }
 }
 
-// exp2(a - b), where b is a maximum that includes a; 0 if a is minus infinity, as for keys that are
-// not seen.
-DEVICE float exp2_below(float a, float b) { return exp2_fast(a - (b == -infinity() ? 0.0f : b)); }
-
 // Parameters of decode attention.
 // Kernels: decode_bf16/decode_*, decode_f16/decode_*
 template <class T, class C> struct DecodeParams {
-  T *out;                 // [tokens, heads, head_dim]
-  float *partials;        // [items, kept_rows, head_dim]
-  float2 *partial_stats;  // [items, kept_rows]: the maximum in units of log2, and the sum
-  const T *queries;       // [tokens, query_stride]
-  const C *keys;          // [blocks, kv_heads, 16, head_dim]
+  T *out;            // [tokens, heads, head_dim]
+  const T *queries;  // [tokens, query_stride]
+  const C *keys;     // [blocks, kv_heads, 16, head_dim]
   const C *values;
   const float *key_scales;  // null or [blocks, kv_heads, 16]
   const float *value_scales;
   const int *split_count;
-  const int2 *list;  // [split_count]: (row, split)
-  SequenceParams sequences;
+  const DecodeSplitRecord *list;  // [capacity], of which `split_count` are set
+  DecodeSumParams sums;
+  SequenceParams sequences;  // only the tables and the window are read
   ScoreParams scores;
   int query_stride;
   int heads;
@@ -84,6 +80,7 @@ template <class T, class C> struct DecodeParams {
   int head_dim;
   int row_tiles;  // tiles of query rows of a key/value head
   int kept_rows;  // rows of a tile that partial sums are kept of
+  int capacity;   // at least 1
 };
 
 // Sums of values are kept too large by this factor: in f16, weights times a small scale would be
@@ -124,34 +121,40 @@ template <class T, class C, int D, int Columns> struct Decode {
     int rows;           // query rows of the item, at most kRows
     int first, tiles;   // the warp's blocks of the sequence: first, first + kWarps, …
     int block;          // in lane i: the place of block i of these in the pool
-    bool whole;         // the sequence has no other split
+    int start;          // place of the sequence's first split in the list
+
+    DEVICE Splits splits() const { return splits_of(context, lowest, kSplitTokens); }
   };
 
-  static DEVICE WorkItem resolve(const DecodeParams<T, C> &a, int work, int count) {
+  // Loads the record of a work item; any other if there is no such item.
+  static DEVICE DecodeSplitRecord record_of(const DecodeParams<T, C> &a, int work) {
+    return a.list[min(work / (a.kv_heads * a.row_tiles), a.capacity - 1)];
+  }
+
+  static DEVICE WorkItem resolve(const DecodeParams<T, C> &a, int work, int count,
+                                 const DecodeSplitRecord &entry) {
     WorkItem item = {};
     item.work = work;
-    const int per_split = a.kv_heads * a.row_tiles;
+    const int per_split = a.kv_heads * a.row_tiles, within = work % per_split;
     if (work >= count * per_split) return item;
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    const int2 entry = a.list[work / per_split];
-    const int row = entry.x, within = work % per_split;
     item.head = within / a.row_tiles;
     item.first_row = within % a.row_tiles * kRows;
-    item.token = a.sequences.query_start[row];
-    item.queries = a.sequences.query_start[row + 1] - item.token;
-    item.context = a.sequences.context[row];
-    item.prefix = a.sequences.prefix ? a.sequences.prefix[row] : 0;
-    item.lowest = lowest_visible(item.context, item.queries, a.sequences.window, item.prefix);
-    item.whole = splits_of(item.context, item.lowest, kSplitTokens).count() == 1;
+    item.token = entry.token;
+    item.queries = entry.queries;
+    item.context = entry.context;
+    item.prefix = entry.prefix;
+    item.lowest = entry.lowest;
+    item.start = entry.start;
     item.rows = min(kRows, item.queries * (a.heads / a.kv_heads) - item.first_row);
-    const int begin = entry.y * kSplitTokens, end = min(begin + kSplitTokens, item.context);
+    const int begin = entry.split * kSplitTokens, end = min(begin + kSplitTokens, item.context);
     const int from = max(begin, item.lowest) / kBlockTokens;
     // A warp takes blocks by their place in the sequence.
     item.first = from + ((warp - from) & (kWarps - 1));
     const int left = ceil_div(end, kBlockTokens) - item.first;
     item.tiles = item.rows > 0 && left > 0 ? ceil_div(left, kWarps) : 0;
     if (lane < item.tiles)
-      item.block = a.sequences.tables[int64_t(row) * a.sequences.table_stride + item.first + lane * kWarps];
+      item.block = a.sequences.tables[int64_t(entry.row) * a.sequences.table_stride + item.first + lane * kWarps];
     return item;
   }
 
@@ -201,45 +204,81 @@ template <class T, class C, int D, int Columns> struct Decode {
     copy_commit();
   }
 
-  // Adds up the warps' sums and writes the item's result: the output, or partial sums for the
-  // combining kernel.
+  // Writes the output of four features of a query row: the sum of values, which is too large by the
+  // factor `lift`, divided by the sum of weights.
+  static DEVICE void write_output(const DecodeParams<T, C> &a, const WorkItem &item, int r, int d,
+                                  const RowSum &all, float lift) {
+    const int group = a.heads / a.kv_heads, row = item.first_row + r;
+    const int query = row / group, head = item.head * group + row % group;
+    float sum = all.sum;
+    if (a.scores.sinks) sum += exp2_fast(a.scores.sinks[head] * kLog2E - all.most);
+    const float factor = 1.0f / (sum * lift);
+    uint2 packed;
+    packed.x = pack2<T>(all.values.x * factor, all.values.y * factor);
+    packed.y = pack2<T>(all.values.z * factor, all.values.w * factor);
+    *reinterpret_cast<uint2 *>(a.out + (int64_t(item.token + query) * a.heads + head) * a.head_dim + d) = packed;
+  }
+
+  // Writes a part of a sequence: four features of a query row, and once the statistics of the row.
+  static DEVICE void write_part(const DecodeParams<T, C> &a, float2 *stats, int64_t slot, int d,
+                                const RowSum &all, float lower) {
+    *reinterpret_cast<float4 *>(a.sums.partials + slot * a.head_dim + d) = make_float4(
+        all.values.x * lower, all.values.y * lower, all.values.z * lower, all.values.w * lower);
+    if (d == 0) stats[slot] = make_float2(all.most, all.sum);
+  }
+
+  // Adds up the warps' sums and writes the item's result: the output, or a part.
   static DEVICE void write_item(const DecodeParams<T, C> &a, const WorkItem &item, const float *exchange,
                                 const float2 *warp_stats) {
-    const int group = a.heads / a.kv_heads, units = a.head_dim / 4;
+    const int units = a.head_dim / 4;
+    const bool whole = item.splits().count() == 1;
     for (int u = threadIdx.x; u < item.rows * units; u += kThreads) {
       const int r = u / units, d = u % units * 4;
-      float most = -infinity();
+      RowSum all;
 #pragma unroll
-      for (int w = 0; w < kWarps; w++) most = fmaxf(most, warp_stats[w * kRows + r].x);
-      float sum = 0.0f;
-      float4 all = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      for (int w = 0; w < kWarps; w++) all.most = fmaxf(all.most, warp_stats[w * kRows + r].x);
 #pragma unroll
       for (int w = 0; w < kWarps; w++) {
         const float2 stats = warp_stats[w * kRows + r];
         if (stats.x == -infinity()) continue;  // the warp had no key, and may have left no sums
-        const float factor = exp2_below(stats.x, most);
+        const float factor = exp2_below(stats.x, all.most);
         const float4 part = *reinterpret_cast<const float4 *>(exchange + (w * kRows + r) * kStride + d);
-        sum += stats.y * factor;
-        all.x += part.x * factor, all.y += part.y * factor, all.z += part.z * factor,
-            all.w += part.w * factor;
+        all.sum += stats.y * factor;
+        all.values.x += part.x * factor, all.values.y += part.y * factor, all.values.z += part.z * factor,
+            all.values.w += part.w * factor;
       }
-      const int query = (item.first_row + r) / group, head = item.head * group + (item.first_row + r) % group;
-      if (item.whole) {
-        if (a.scores.sinks) sum += exp2_fast(a.scores.sinks[head] * kLog2E - most);
-        const float factor = 1.0f / (sum * kLift);
-        uint2 packed;
-        packed.x = pack2<T>(all.x * factor, all.y * factor);
-        packed.y = pack2<T>(all.z * factor, all.w * factor);
-        *reinterpret_cast<uint2 *>(a.out + (int64_t(item.token + query) * a.heads + head) * a.head_dim +
-                                   d) = packed;
-      } else {
-        const int64_t slot = int64_t(item.work) * a.kept_rows + r;
-        constexpr float lower = 1.0f / kLift;
-        *reinterpret_cast<float4 *>(a.partials + slot * a.head_dim + d) = make_float4(
-            all.x * lower, all.y * lower, all.z * lower, all.w * lower);
-        if (d == 0) a.partial_stats[slot] = make_float2(most, sum);
-      }
+      if (whole) write_output(a, item, r, d, all, kLift);
+      else write_part(a, a.sums.stats, int64_t(item.work) * a.kept_rows + r, d, all, 1.0f / kLift);
     }
+  }
+
+  // Adds up the parts of the item's sequence that are complete: its group of splits, and if that is
+  // the last group, all groups.
+  static DEVICE void add_splits(const DecodeParams<T, C> &a, const WorkItem &item, int count) {
+    const Splits all = item.splits();
+    // A plan that does not fit lists a part of the sequence, for which no block would come last.
+    if (all.count() == 1 || item.rows <= 0 || item.start + all.count() > count) return;
+    const int per_split = a.kv_heads * a.row_tiles, within = item.work % per_split;
+    auto item_of = [&](int split) { return (item.start + split - all.first) * per_split + within; };
+    auto slot_of = [&](int split) { return int64_t(item_of(split)) * a.kept_rows; };
+    const int number = (all.first + item.work / per_split - item.start) / kGroupSplits;
+    const Splits group = {max(all.first, number * kGroupSplits), min(all.last, (number + 1) * kGroupSplits)};
+    if (!is_last_part(a.sums.group_arrivals + item_of(group.first), group.count())) return;
+    const bool is_only = group.count() == all.count();
+    auto write_sum = [&](int r, int d, const RowSum &sum) { write_output(a, item, r, d, sum, 1.0f); };
+    add_parts<kThreads>(
+        a.sums.partials, a.sums.stats, a.head_dim, item.rows, group.count(),
+        [&](int i) { return slot_of(group.first + i); },
+        [&](int r, int d, const RowSum &sum) {
+          if (is_only) write_sum(r, d, sum);
+          else write_part(a, a.sums.group_stats, slot_of(group.first) + r, d, sum, 1.0f);
+        });
+    if (is_only) return;
+    const int first_group = all.first / kGroupSplits, groups = ceil_div(all.last, kGroupSplits) - first_group;
+    if (!is_last_part(a.sums.row_arrivals + item_of(all.first), groups)) return;
+    add_parts<kThreads>(
+        a.sums.partials, a.sums.group_stats, a.head_dim, item.rows, groups,
+        [&](int i) { return slot_of(max(all.first, (first_group + i) * kGroupSplits)); }, write_sum);
   }
 
   static DEVICE void run(const DecodeParams<T, C> &a) {
@@ -257,13 +296,17 @@ template <class T, class C, int D, int Columns> struct Decode {
     };
 
     wait_for_previous_kernel();
+    // The records are loaded together with the count, which says whether the plan has written them.
+    const DecodeSplitRecord first_record = record_of(a, blockIdx.x),
+                            second_record = record_of(a, blockIdx.x + gridDim.x);
     const int count = *a.split_count, works = count * a.kv_heads * a.row_tiles;
     const int group = a.heads / a.kv_heads;
     const bool capped = a.scores.soft_cap > 0.0f;
     const float inner = capped ? a.scores.scale / a.scores.soft_cap * 2.0f * kLog2E : a.scores.scale * kLog2E,
                 outer = a.scores.soft_cap * kLog2E;
 
-    WorkItem now = resolve(a, blockIdx.x, count), next = resolve(a, blockIdx.x + gridDim.x, count);
+    WorkItem now = resolve(a, blockIdx.x, count, first_record),
+             next = resolve(a, blockIdx.x + gridDim.x, count, second_record);
     // The warp's tiles are numbered from the first of `now` on, followed by those of `next`. The
     // copies of `started` tiles have been started.
     int started = 0, stage = 0;
@@ -376,14 +419,14 @@ template <class T, class C, int D, int Columns> struct Decode {
           }
         }
         const bool masked = token - g + kBlockTokens - 1 > first_position ||
-                            token - g <= now.context - 1 - a.sequences.window;
+                            token - g < first_visible(now.context - 1, a.sequences.window);
         if (masked) {
 #pragma unroll
           for (int n = 0; n < Columns; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
               const int i = position[n][e % 2], j = token + e / 2 * 8;
-              const bool seen = (j <= i && j > i - a.sequences.window) ||
+              const bool seen = (j <= i && j >= first_visible(i, a.sequences.window)) ||
                                 (i < now.prefix && j < now.prefix && j < now.context);
               if (!seen) s[n][e] = -infinity();
             }
@@ -471,9 +514,11 @@ template <class T, class C, int D, int Columns> struct Decode {
       }
       __syncthreads();
       write_item(a, now, exchange, warp_stats);
+      add_splits(a, now, count);
       started -= now.tiles;
       now = next;
-      next = resolve(a, work + 2 * gridDim.x, count);
+      const int later = work + 2 * gridDim.x;
+      next = resolve(a, later, count, record_of(a, later));
     }
   }
 };

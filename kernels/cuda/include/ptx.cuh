@@ -56,9 +56,12 @@ DEVICE void mma_m16n8k32_e4m3(float (&d)[4], const uint32_t (&a)[4], const uint3
 }
 DEVICE void wait_for_previous_kernel() { sim::wait_for_previous_kernel(); }
 DEVICE void let_next_kernel_start() {}
+// Makes the compiler compute again what it has computed from this register before.
+DEVICE void forget_origin(uint32_t &) {}
 DEVICE float exp2_fast(float x) { return std::exp2(x); }
 template <class T> DEVICE T load_acquire_system(const T *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 template <class T> DEVICE void store_release_system(T *p, T v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+template <class T> DEVICE T add_acquire_release(T *p, T v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
 DEVICE uint64_t nanoseconds() { return sim::nanoseconds(); }
 // Must be called in every round of a loop that waits for memory.
 DEVICE void pause_spin() { sim::spin_pause(); }
@@ -173,6 +176,7 @@ DEVICE void let_next_kernel_start() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+DEVICE void forget_origin(uint32_t &x) { asm volatile("" : "+r"(x)); }
 DEVICE float exp2_fast(float x) {
   float r;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -186,6 +190,13 @@ DEVICE uint32_t load_acquire_system(const uint32_t *p) {
 }
 DEVICE void store_release_system(uint32_t *p, uint32_t v) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+// Adds to a counter of blocks of one device, and returns its old value. A block that sees the
+// additions of others can read what these wrote before them, and what barriers ordered before them.
+DEVICE uint32_t add_acquire_release(uint32_t *p, uint32_t v) {
+  uint32_t old;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+  return old;
 }
 // A clock that all multiprocessors share; it advances in steps of up to a microsecond.
 DEVICE uint64_t nanoseconds() {

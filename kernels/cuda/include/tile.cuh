@@ -10,8 +10,10 @@
 EXPORT_CONSTANT int kTileOut = 128;
 // k of a step.
 EXPORT_CONSTANT int kStep = 64;
-// Steps in shared memory at the same time.
+// Steps in shared memory at the same time, and those in kernels for GPUs whose blocks have 99 KiB
+// of shared memory. Their number has no influence on results.
 EXPORT_CONSTANT int kTileStages = 4;
+EXPORT_CONSTANT int kFewTileStages = 3;
 // Rows of the two kinds of tiles.
 EXPORT_CONSTANT int kNarrowRows = 16;
 EXPORT_CONSTANT int kWideRows = 128;
@@ -19,9 +21,8 @@ EXPORT_CONSTANT int kTileThreads = 256;
 // Bytes of a stage's group words: two words per output if the weights are packed.
 EXPORT_FUNCTION int tile_group_bytes(int weight_bits) { return weight_bits < 16 ? kTileOut * 2 * 4 : 0; }
 // Bytes of dynamic shared memory: in each stage the weights, their group words, and the rows of x.
-EXPORT_FUNCTION int tile_shared_bytes(int weight_bits, int rows) {
-  return kTileStages *
-         (kTileOut * kStep * weight_bits / 8 + tile_group_bytes(weight_bits) + rows * kStep * 2);
+EXPORT_FUNCTION int tile_shared_bytes(int weight_bits, int rows, int stages) {
+  return stages * (kTileOut * kStep * weight_bits / 8 + tile_group_bytes(weight_bits) + rows * kStep * 2);
 }
 
 // Weights of 16 bits as they are stored, [outputs, inputs].
@@ -112,20 +113,21 @@ template <class Format> struct PackedStage {
 };
 
 // The division of a tile among warps: a warp has 128 / WarpsM outputs and Rows / WarpsN rows.
-template <int RowsOfTile, int WarpsM_, int WarpsN_> struct TileShape {
-  static constexpr int kRows = RowsOfTile, kWarpsM = WarpsM_, kWarpsN = WarpsN_,
+template <int RowsOfTile, int WarpsM_, int WarpsN_, int Stages> struct TileShape {
+  static constexpr int kRows = RowsOfTile, kWarpsM = WarpsM_, kWarpsN = WarpsN_, kStages = Stages,
                        kThreads = WarpsM_ * WarpsN_ * kWarp;
   static constexpr int kTilesM = kTileOut / WarpsM_ / kTileOutputs, kTilesN = RowsOfTile / WarpsN_ / 8;
   static_assert(kThreads == kTileThreads, "the host launches this many threads");
 };
-using NarrowTile = TileShape<kNarrowRows, 8, 1>;
-using WideTile = TileShape<kWideRows, 4, 2>;
+using NarrowTile = TileShape<kNarrowRows, 8, 1, kTileStages>;
+using WideTile = TileShape<kWideRows, 4, 2, kTileStages>;
+using FewStagesTile = TileShape<kWideRows, 4, 2, kFewTileStages>;
 
 // Bits of a weight in shared memory.
 template <class W> constexpr int kWeightBits = W::kBytes * 8 / (kTileOut * kStep);
 template <class W> constexpr int kGroupBytes = tile_group_bytes(kWeightBits<W>);
 template <class W, class S>
-constexpr int kStageBytes = tile_shared_bytes(kWeightBits<W>, S::kRows) / kTileStages;
+constexpr int kStageBytes = tile_shared_bytes(kWeightBits<W>, S::kRows, 1);
 // Floats from one row of the finished tile to the next. A remainder of 4 spreads a warp's stores
 // over all banks.
 constexpr int kDoneStride = kTileOut + 4;
@@ -136,7 +138,7 @@ template <class T, class W, class S, class XRow, class OutRow>
 DEVICE void multiply_tile(const ProductParams<T> &p, const W &weights, int depth, int output0, XRow x_row,
                           OutRow out_row) {
   constexpr int kThreads = S::kThreads, kCopies = (S::kRows * 8 + kThreads - 1) / kThreads;
-  static_assert(S::kRows * kDoneStride * 4 <= kTileStages * kStageBytes<W, S>,
+  static_assert(S::kRows * kDoneStride * 4 <= S::kStages * kStageBytes<W, S>,
                 "the finished tile takes the stages' place");
   DYNAMIC_SHARED(unsigned char, shared);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
@@ -152,7 +154,7 @@ DEVICE void multiply_tile(const ProductParams<T> &p, const W &weights, int depth
     rows[i] = row < S::kRows ? x_row(row) : -1;
   }
   auto copy_step = [&](int step) {
-    unsigned char *stage = shared + step % kTileStages * kStageBytes<W, S>;
+    unsigned char *stage = shared + step % S::kStages * kStageBytes<W, S>;
     const int k = step * kStep;
     weights.template copy<kThreads>(stage, output0, k);
     weights.template copy_groups<kThreads>(reinterpret_cast<uint32_t *>(stage + W::kBytes), output0, k);
@@ -169,7 +171,7 @@ DEVICE void multiply_tile(const ProductParams<T> &p, const W &weights, int depth
 
   float sum[S::kTilesM][S::kTilesN][4] = {}, part[S::kTilesM][S::kTilesN][4] = {};
   auto multiply_step = [&](int step) {
-    const unsigned char *stage = shared + step % kTileStages * kStageBytes<W, S>;
+    const unsigned char *stage = shared + step % S::kStages * kStageBytes<W, S>;
     const uint32_t *words = reinterpret_cast<const uint32_t *>(stage + W::kBytes);
     const T *xs = reinterpret_cast<const T *>(stage + W::kBytes + kGroupBytes<W>);
     auto word = [&](int m, int c, int more) {
@@ -220,16 +222,16 @@ DEVICE void multiply_tile(const ProductParams<T> &p, const W &weights, int depth
 
   const int steps = ceil_div(depth, kStep);
 #pragma unroll
-  for (int step = 0; step < kTileStages - 1; step++) {
+  for (int step = 0; step < S::kStages - 1; step++) {
     if (step < steps) copy_step(step);
     copy_commit();
   }
 #pragma unroll 1
   for (int step = 0; step < steps; step++) {
-    copy_wait<kTileStages - 2>();
+    copy_wait<S::kStages - 2>();
     // All copies of this step have arrived, and no thread reads the stage of the next copies.
     __syncthreads();
-    if (step + kTileStages - 1 < steps) copy_step(step + kTileStages - 1);
+    if (step + S::kStages - 1 < steps) copy_step(step + S::kStages - 1);
     copy_commit();
     multiply_step(step);
   }

@@ -133,6 +133,7 @@ struct LaunchRequest {
   unsigned grid[3];
   unsigned block[3];
   size_t dynamic_shared;  // bytes
+  size_t most_shared;     // bytes that a block can have, static and dynamic
   const void *params;
   const char *params_type;  // the struct's name without the arguments of a template
   size_t params_bytes;

@@ -1,6 +1,9 @@
 // A replacement of NCCL between simulated devices, whose memory is the host's. It has the functions
 // that the host code calls, for ranks in threads or processes of one machine. Sums run in f32 in
 // the order of the ranks and are rounded once.
+//
+// Communicators do not block, and are as late as the real library may be: a collective is in
+// progress until its state has been asked for several times, and only then does it move data.
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -8,9 +11,11 @@
 #include <cstring>
 #include <ctime>
 #include <fcntl.h>
+#include <functional>
 #include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -25,6 +30,8 @@ enum Result {
 };
 constexpr int kMaxRanks = 64;
 constexpr size_t kChunk = 64 << 10;
+// Answers "in progress" before a collective is done.
+constexpr int kLateAnswers = 3;
 
 // The memory that all ranks have mapped.
 struct Region {
@@ -45,6 +52,8 @@ struct UniqueId {
 struct Communicator {
   Region *region;
   int rank, world;
+  std::function<Result()> pending;  // the collective in progress
+  int late_answers;                 // how often its state is still in progress
 };
 
 thread_local char last_error[256];
@@ -121,6 +130,14 @@ Result exchange(Communicator *c, const void *from, size_t bytes, uint64_t intent
   return kSuccess;
 }
 
+// Begins a collective.
+Result begin(Communicator *c, std::function<Result()> work) {
+  if (c->pending) return fail(kInvalidUsage, "the collective before is still in progress");
+  c->pending = std::move(work);
+  c->late_answers = kLateAnswers;
+  return kInProgress;
+}
+
 }  // namespace
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -150,13 +167,19 @@ EXPORT Result ncclCommInitRankConfig(Communicator **comm, int world, UniqueId id
   Region *region = static_cast<Region *>(at);
   if (region->taken[rank].exchange(1)) return fail(kInvalidUsage, "the rank is taken");
   region->joined.fetch_add(1);
-  *comm = new Communicator{region, rank, world};
+  *comm = new Communicator{region, rank, world, nullptr, 0};
   return kInProgress;
 }
 
 EXPORT Result ncclCommGetAsyncError(Communicator *c, Result *state) {
   const bool formed = c->region->joined.load() == uint32_t(c->world);
   *state = c->region->aborted.load() ? kRemoteError : formed ? kSuccess : kInProgress;
+  if (*state != kSuccess || !c->pending) return kSuccess;
+  if (c->late_answers-- > 0) {
+    *state = kInProgress;
+  } else {
+    *state = std::exchange(c->pending, nullptr)();
+  }
   return kSuccess;
 }
 
@@ -171,33 +194,39 @@ EXPORT Result ncclAllReduce(const void *from, void *to, size_t count, int type, 
                             Communicator *c, void *) {
   if (operation != 0 || (type != 6 && type != 7 && type != 9))
     return fail(kInvalidArgument, "only sums of floats");
-  const size_t size = size_of(type);
-  std::vector<float> sums(kChunk / size);
-  return exchange(c, from, count * size, 1000 + uint64_t(type),
-                  [&](int rank, size_t at, const unsigned char *chunk, size_t bytes) {
-                    for (size_t i = 0; i < bytes / size; i++) {
-                      const float v = widen(chunk + i * size, type);
-                      sums[i] = rank == 0 ? v : sums[i] + v;
-                      if (rank == c->world - 1)
-                        narrow(static_cast<unsigned char *>(to) + at + i * size, sums[i], type);
-                    }
-                  });
+  return begin(c, [=] {
+    const size_t size = size_of(type);
+    std::vector<float> sums(kChunk / size);
+    return exchange(c, from, count * size, 1000 + uint64_t(type),
+                    [&](int rank, size_t at, const unsigned char *chunk, size_t bytes) {
+                      for (size_t i = 0; i < bytes / size; i++) {
+                        const float v = widen(chunk + i * size, type);
+                        sums[i] = rank == 0 ? v : sums[i] + v;
+                        if (rank == c->world - 1)
+                          narrow(static_cast<unsigned char *>(to) + at + i * size, sums[i], type);
+                      }
+                    });
+  });
 }
 
 EXPORT Result ncclAllGather(const void *from, void *to, size_t count, int type, Communicator *c, void *) {
-  const size_t part = count * size_of(type);
-  return exchange(c, from, part, 2000 + uint64_t(type),
-                  [&](int rank, size_t at, const unsigned char *chunk, size_t bytes) {
-                    std::memcpy(static_cast<unsigned char *>(to) + size_t(rank) * part + at, chunk, bytes);
-                  });
+  return begin(c, [=] {
+    const size_t part = count * size_of(type);
+    return exchange(c, from, part, 2000 + uint64_t(type),
+                    [&](int rank, size_t at, const unsigned char *chunk, size_t bytes) {
+                      std::memcpy(static_cast<unsigned char *>(to) + size_t(rank) * part + at, chunk, bytes);
+                    });
+  });
 }
 
 EXPORT Result ncclBroadcast(const void *from, void *to, size_t count, int type, int root, Communicator *c,
                             void *) {
-  return exchange(c, from, count * size_of(type), 3000 + uint64_t(type),
-                  [&](int rank, size_t at, const unsigned char *chunk, size_t bytes) {
-                    if (rank == root) std::memcpy(static_cast<unsigned char *>(to) + at, chunk, bytes);
-                  });
+  return begin(c, [=] {
+    return exchange(c, from, count * size_of(type), 3000 + uint64_t(type),
+                    [&](int rank, size_t at, const unsigned char *chunk, size_t bytes) {
+                      if (rank == root) std::memcpy(static_cast<unsigned char *>(to) + at, chunk, bytes);
+                    });
+  });
 }
 
 EXPORT const char *ncclGetErrorString(Result code) {

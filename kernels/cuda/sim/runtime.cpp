@@ -102,8 +102,6 @@ thread_local Machine machine;
 namespace {
 
 constexpr size_t kStack = 256 << 10;
-// The shared memory that a block can have on a Hopper GPU.
-constexpr size_t kMaxShared = 227 << 10;
 // The time that a block may wait for memory that another thread should write.
 constexpr auto kSpinLimit = std::chrono::seconds(30);
 
@@ -478,7 +476,7 @@ std::string refusal(const LaunchRequest &launch, const Kernel *kernel) {
   if (blocks == 0 || grid[1] > 65535 || grid[2] > 65535 || grid[0] > 2147483647u) {
     return "the grid is empty or larger than a device takes";
   }
-  if (launch.dynamic_shared > kMaxShared) return "more shared memory than a block can have";
+  if (launch.dynamic_shared > launch.most_shared) return "more shared memory than a block can have";
   if (launch.pointer_count > kMaxPointers || !forbidden().start) {
     return "too many pointers, or no memory for the simulated device";
   }
@@ -561,9 +559,10 @@ extern "C" __attribute__((visibility("default"))) int millrace_sim_launch(const 
         // The block's threads have stopped in the middle of their functions.
         if (is_ahead) ASAN_UNPOISON_MEMORY_REGION(self.stacks, bytes);
 #endif
-        size_t all = dynamic_shared;
-        for (const SharedArray *a = shared_arrays; a; a = a->next) all += a->bytes;
-        if (own_fault.empty() && all > kMaxShared) own_fault = "more shared memory than a block can have";
+        size_t static_shared = 0;
+        for (const SharedArray *a = shared_arrays; a; a = a->next) static_shared += a->bytes;
+        if (own_fault.empty() && dynamic_shared + static_shared > launch.most_shared)
+          own_fault = "more shared memory than a block can have";
       }
       worker = nullptr;
     }

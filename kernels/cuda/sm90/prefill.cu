@@ -144,8 +144,10 @@ template <class T, int D> struct HopperConsumer {
       }
       now = fmaxf(now, __shfl_xor_sync(kAllLanes, now, 1));
       now = fmaxf(now, __shfl_xor_sync(kAllLanes, now, 2));
-      const float finite = now == -infinity() ? 0.0f : now, base = finite * to_log2;
-      old[half] = exp2_fast((most[half] - finite) * to_log2);
+      // This function is compiled twice, for whole tiles and for partial ones, and a query may meet
+      // either. The roundings are explicit, so that the compiler chooses none of them.
+      const float finite = now == -infinity() ? 0.0f : now, base = __fmul_rn(finite, to_log2);
+      old[half] = exp2_fast(__fmul_rn(most[half] - finite, to_log2));
       most[half] = now;
       float added = 0.0f;
 #pragma unroll
@@ -153,11 +155,11 @@ template <class T, int D> struct HopperConsumer {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
           float &x = score[n * 4 + half * 2 + i];
-          x = exp2_fast(x * to_log2 - base);
+          x = exp2_fast(__fmaf_rn(x, to_log2, -base));
           added += x;
         }
       }
-      weights[half] = weights[half] * old[half] + added;
+      weights[half] = __fmaf_rn(weights[half], old[half], added);
     }
   }
   // The weights as the first operand of the next product.
@@ -276,17 +278,17 @@ template <class T, int D> DEVICE void prefill_hopper(const HopperPrefillParams<T
     barrier_wait(&barriers->values[stage], (tiles - 1) / kStages % 2);
     T *values = v + stage * N * D;
     // Memory after the sequence's end in its last block may hold NaN, and a NaN times a weight of
-    // zero is a NaN. Both groups write the same zeros.
+    // zero is a NaN. Both groups write zeros and wait for each other's.
     const int behind = s.context - (start + (tiles - 1) * N);
     if (behind < N && behind % kBlockTokens != 0) {
       const int rows = kBlockTokens - behind % kBlockTokens;
-      for (int i = threadIdx.x % kGroup; i < rows * Tile::halves * 8; i += kGroup) {
+      for (int i = threadIdx.x - kGroup; i < rows * Tile::halves * 8; i += 2 * kGroup) {
         const int half = i / (rows * 8), at = i % (rows * 8);
         *reinterpret_cast<uint4 *>(values + half * Tile::strip + (behind + at / 8) * Tile::row +
                                    at % 8 * 8) = make_uint4(0, 0, 0, 0);
       }
       publish_shared();
-      named_sync(3 + group, kGroup);
+      named_sync(3, 2 * kGroup);
     }
     products_begin();
     c.add_values(values);

@@ -2,6 +2,7 @@
 //! addresses of variables are numbers.
 
 use crate::exec::alu::{Fn1, Fn2, Fn3};
+use crate::hopper::HopperOp;
 use crate::types::{Space, Type};
 
 /// The index of a register. All lanes of a warp have one value each.
@@ -26,6 +27,8 @@ pub(crate) enum Special {
     Lane,
     Warp,
     GlobalTimer,
+    /// A block is the only one of its cluster: these are the same everywhere.
+    Constant(u32),
 }
 
 /// An address operand: a base and a constant offset.
@@ -42,6 +45,8 @@ pub(crate) struct Instruction {
     /// A predicate, and whether it is negated.
     pub(crate) guard: Option<(Register, bool)>,
     pub(crate) op: Op,
+    /// All registers that the instruction names, with its guard.
+    pub(crate) registers: Box<[Register]>,
 }
 
 /// An operation.
@@ -156,6 +161,7 @@ pub(crate) enum Op {
     },
     Mma(Mma),
     GridWait,
+    Hopper(HopperOp),
 }
 
 /// A load.

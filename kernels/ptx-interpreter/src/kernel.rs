@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::exec::{Launch, Stats, run};
+use crate::exec::{Grid, Launch, Stats};
 use crate::instruction::Instruction;
 use crate::{DeviceMemory, Fault, ParseError};
 
@@ -34,11 +34,21 @@ impl Module {
     /// # Errors
     /// The first operation that PTX leaves undefined. Blocks that ran before have had their effect.
     pub fn launch(&self, kernel: &str, launch: &Launch, memory: &mut DeviceMemory) -> Result<Stats, Fault> {
+        let mut grid = self.begin(kernel, launch)?;
+        while !grid.advance(memory)? {}
+        Ok(grid.stats())
+    }
+
+    /// Begins a grid, which the caller advances to its end.
+    ///
+    /// # Errors
+    /// A kernel that does not exist, or a launch that it does not allow.
+    pub fn begin<'a>(&'a self, kernel: &str, launch: &'a Launch) -> Result<Grid<'a>, Fault> {
         let Some(found) = self.kernels.get(kernel) else {
             let message = "the module has no such kernel".to_owned();
             return Err(Fault { kernel: kernel.to_owned(), block: None, thread: None, line: None, message });
         };
-        run(found, launch, memory)
+        Grid::new(found, launch)
     }
 }
 
@@ -56,4 +66,6 @@ pub(crate) struct Kernel {
     pub(crate) max_threads: Option<[u32; 3]>,
     /// Whether instructions wait for the previous grid.
     pub(crate) waits_for_grid: bool,
+    /// Whether products of warpgroups occur, whose registers other instructions must leave alone.
+    pub(crate) has_products: bool,
 }

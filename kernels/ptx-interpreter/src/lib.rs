@@ -1,16 +1,21 @@
 //! Runs PTX, the assembly language of NVIDIA GPUs, on the CPU.
 //!
-//! The interpreter accepts the instructions that nvcc emits for GPUs from sm_80 on, without those
-//! that only Hopper has (`wgmma`, `mbarrier` and tensor copies), and runs a grid of blocks, one
-//! block after the other. It is for tests: it is slow, and it is strict where a GPU is silent. An
+//! The interpreter accepts the instructions that nvcc emits for GPUs from sm_80 on, with those that
+//! only Hopper has (`wgmma`, `mbarrier` and tensor copies), and runs a grid of blocks, one block
+//! after the other. It is for tests: it is slow, and it is strict where a GPU is silent. An
 //! operation that PTX leaves undefined ends the launch with a [`Fault`] that names the kernel, the
 //! block, the thread and the line of the PTX text: an access outside of an allocation, a misaligned
 //! address, a read of shared memory that nobody has written or that an asynchronous copy may still
 //! write, lanes that never meet, a barrier that never completes.
 //!
-//! Asynchronous copies take effect as late as the rules allow, and warps run in either order
-//! ([`WarpOrder`]). A kernel that lacks a barrier gives another result in at least one of them, or
-//! a fault.
+//! Asynchronous copies take effect as late as the rules allow ([`Arrival`]), and warps run in
+//! either order ([`WarpOrder`]). A kernel that lacks a barrier gives another result in at least one
+//! of them, or a fault. What the copy engine and the tensor cores do by themselves is checked by
+//! vector clocks, and so does not depend on the order: an access to their memory that no wait,
+//! barrier and proxy fence orders is a fault even if it happens to see the right bytes.
+//!
+//! [`TensorMapLayout`] encodes tensor maps, in a form of its own. A block is the only one of its
+//! cluster.
 //!
 //! ```
 //! use millrace_ptx_interpreter::{DeviceMemory, Launch, Module};
@@ -46,6 +51,7 @@
 mod error;
 mod exec;
 mod float;
+mod hopper;
 mod instruction;
 mod kernel;
 mod memory;
@@ -53,6 +59,6 @@ mod parse;
 mod types;
 
 pub use error::{Fault, MemoryError, ParseError};
-pub use exec::{Launch, Stats, WarpOrder};
+pub use exec::{Arrival, Grid, Launch, Stats, WarpOrder};
 pub use kernel::Module;
-pub use memory::DeviceMemory;
+pub use memory::{DeviceMemory, Fill, MAP_BYTES, Swizzle, TensorElement, TensorMapError, TensorMapLayout};

@@ -111,9 +111,9 @@ impl Space {
     pub(crate) fn parse(name: &str) -> Option<Space> {
         Some(match name {
             "global" => Space::Global,
-            "shared" | "shared::cta" => Space::Shared,
+            "shared" | "shared::cta" | "shared::cluster" => Space::Shared,
             "local" => Space::Local,
-            "param" => Space::Param,
+            "param" | "param::entry" => Space::Param,
             _ => return None,
         })
     }

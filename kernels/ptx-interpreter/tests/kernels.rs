@@ -135,11 +135,13 @@ fn a_product_of_matrices_agrees_with_its_definition() {
 
 #[test]
 fn warps_reduce_and_count_atomically() {
-    let body = "setp.eq.s32 %p1, %r1, 77; bar.red.or.pred %p2, 0, %p1; selp.u32 %r3, 1, 0, %p2;\n\
-        atom.global.add.u32 %r4, [%rd1], %r3;";
-    for order in ORDERS {
-        assert_eq!(run(body, 96, &[5], order).unwrap(), [5 + 96]);
-        assert_eq!(run(body, 64, &[5], order).unwrap(), [5]);
+    let reduce = "setp.eq.s32 %p1, %r1, 77; bar.red.or.pred %p2, 0, %p1; selp.u32 %r3, 1, 0, %p2;";
+    for atomic in ["atom.global.add.u32", "atom.acq_rel.gpu.global.add.u32"] {
+        let body = format!("{reduce}\n{atomic} %r4, [%rd1], %r3;");
+        for order in ORDERS {
+            assert_eq!(run(&body, 96, &[5], order).unwrap(), [5 + 96]);
+            assert_eq!(run(&body, 64, &[5], order).unwrap(), [5]);
+        }
     }
 }
 

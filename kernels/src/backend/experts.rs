@@ -53,6 +53,9 @@ pub struct RouterSpec {
     pub normalize: bool,
     /// Factor on all weights.
     pub factor: f32,
+    /// Whether weights multiply the inputs of experts, and not their results (Llama 4). GPUs
+    /// compute it if one expert is chosen for each token.
+    pub weighs_inputs: bool,
     /// The groups that limit the choice.
     pub groups: Option<ExpertGroups>,
 }

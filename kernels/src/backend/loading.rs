@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use super::experts::RoutingSpec;
 use super::format::{KvSpec, WeightFormat};
+use super::recurrent::StateSpec;
 use super::sizing::{ProductShape, StepSize};
 use super::types::DeviceTypes;
 use crate::tensor::{flatten, stacked_shape};
@@ -218,6 +219,13 @@ pub trait ModelLoading: DeviceTypes {
     /// [`Error::Unsupported`] for a shape that the device has no kernels for,
     /// [`Error::OutOfMemory`] if it lacks memory.
     fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
+
+    /// Allocates the recurrent states of one layer. A sequence whose row starts at position 0
+    /// begins with a state of zeros, whatever its slot holds.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if the device lacks memory.
+    fn states(&self, spec: StateSpec) -> Result<Self::States>;
 
     /// Allocates a queue for steps up to this size.
     ///

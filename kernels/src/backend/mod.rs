@@ -13,27 +13,31 @@
 //! rows of the step, not on how many there are, not on how a prompt was cut into chunks, and not on
 //! the number of threads.
 
+mod activation;
 mod experts;
 mod format;
 mod loading;
 mod ops;
 mod queue;
+mod recurrent;
 mod sizing;
 mod step;
 mod types;
 
+pub use activation::{Activation, Gating, MlpKind};
 pub use experts::{ExpertGroups, GroupScore, RouterScores, RouterSpec, RoutingSpec};
 pub use format::{KvFormat, KvSpec, WeightFormat};
 pub use loading::{HeadRows, ModelLoading, Segment};
 pub use ops::{
-    Activation, AttentionSpec, ExpertMlp, ForwardOps, Gating, HeadNorm, LatentSpec, Norm, NormKind, Prologue,
-    QkvLayout, RopeSpec, RopeStyle, RowParts, ScoreTerms,
+    AttentionSpec, ExpertMlp, ForwardOps, HeadNorm, KeyWindow, LatentSpec, Norm, NormKind, Prologue,
+    QkvLayout, RopeSpec, RopeStyle, RouterTerms, RowParts, ScoreTerms,
 };
 pub use queue::StepQueue;
+pub use recurrent::{Convolution, GateFunction, Recurrence, RecurrenceRule, RecurrentHeads, StateSpec};
 pub use sizing::{Overheads, ProductShape, Sizing, StepSize};
 pub use step::{
-    BegunStep, ComputedStep, OpenStep, PaddedStep, PausedStep, RowKind, SampledRows, SeqRow, StepInput,
-    SynchronousStep,
+    BegunStep, ComputedStep, OpenStep, PaddedStep, PausedStep, RowKind, SampledRows, SeqRow, SequencePrefix,
+    StepInput, SynchronousStep,
 };
 pub use types::DeviceTypes;
 

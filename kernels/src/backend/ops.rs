@@ -1,5 +1,7 @@
 //! The operations of a forward pass.
 
+use super::activation::{Activation, Gating, MlpKind};
+use super::recurrent::{Convolution, GateFunction, Recurrence};
 use super::step::OpenStep;
 use super::types::DeviceTypes;
 use crate::Result;
@@ -66,20 +68,23 @@ pub enum RopeStyle {
     Interleaved,
 }
 
-/// Rotary position embedding over the first `rotary_dim` features of each query and key head.
+/// Rotary position embedding over the first features of each query and key head. The others pass
+/// through.
 #[derive(Debug)]
 pub struct RopeSpec<V> {
     /// Pairing of features.
     pub style: RopeStyle,
-    /// Number of features that are rotated; the others pass through.
+    /// Number of features that are rotated by the angles of one position.
     pub rotary_dim: usize,
+    /// Whether there are two axes: the first `rotary_dim` features are rotated by the position on
+    /// the first axis, and as many after them by that on the second one, as
+    /// [`SequencePrefix::axes`](super::SequencePrefix::axes) says (ChatGLM-6B). Latent attention
+    /// has one axis.
+    pub two_axes: bool,
     /// Cosines by position, `[positions, rotary_dim / 2]`, scaled by the attention factor.
     pub cos: V,
     /// Sines by position, in the same shape and scale.
     pub sin: V,
-    /// Factors on all features of query heads by position, `[positions]`, after the rotation
-    /// (Ministral 3). Latent attention has none.
-    pub query_scale: Option<V>,
 }
 
 /// The layout of one row of the fused projection: query heads, then key heads, then value heads.
@@ -91,6 +96,13 @@ pub struct QkvLayout {
     pub kv_heads: usize,
     /// Features per head.
     pub head_dim: usize,
+}
+
+impl<V> RopeSpec<V> {
+    /// Returns the number of features that are rotated.
+    pub const fn rotated(&self) -> usize {
+        if self.two_axes { 2 * self.rotary_dim } else { self.rotary_dim }
+    }
 }
 
 impl QkvLayout {
@@ -109,6 +121,40 @@ pub struct Prologue<'a, V> {
     pub head_norm: Option<&'a HeadNorm<V>>,
     /// Rotation, if positions are rotary in this layer.
     pub rope: Option<&'a RopeSpec<V>>,
+    /// Factors on all features of query heads by the position in the sequence, `[positions]`, after
+    /// the rotation (Llama 4, Ministral 3).
+    pub query_scale: Option<&'a V>,
+}
+
+/// A limit on the keys that a query attends to, among those that it sees without one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum KeyWindow {
+    /// The last ones: a query at position i sees keys j with `i - window < j <= i`. At least 1.
+    Last(usize),
+    /// Those of its chunk: positions are divided into chunks of this length, at least 1 (Llama 4).
+    Chunk(usize),
+}
+
+impl KeyWindow {
+    /// Returns the first key that a query at `position` sees.
+    pub const fn first(self, position: usize) -> usize {
+        match self {
+            KeyWindow::Last(window) => (position + 1).saturating_sub(window),
+            KeyWindow::Chunk(size) => position / size * size,
+        }
+    }
+
+    /// Returns the length: the most keys that a query sees.
+    pub const fn len(self) -> usize {
+        match self {
+            KeyWindow::Last(len) | KeyWindow::Chunk(len) => len,
+        }
+    }
+
+    /// Returns whether queries see no keys, which no device computes.
+    pub const fn is_empty(self) -> bool {
+        self.len() == 0
+    }
 }
 
 /// The keys that a query attends to, and the scale of the scores.
@@ -121,13 +167,12 @@ pub struct AttentionSpec {
     pub layout: QkvLayout,
     /// Factor on the dot products.
     pub scale: f32,
-    /// Sliding window: a query at position i sees keys j with `i - window < j <= i`. With `None` it
-    /// sees all `j <= i`.
-    pub window: Option<usize>,
+    /// The limit on keys. With `None` a query at position i sees all `j <= i`.
+    pub window: Option<KeyWindow>,
     /// Bound on the absolute values of scores: `cap(x) = soft_cap * tanh(x / soft_cap)` (Gemma 2).
     pub soft_cap: Option<f32>,
-    /// Whether a query also sees the keys after it that belong to the same row of the step. There
-    /// is no window then.
+    /// Whether a query in its sequence's prefix sees all keys of the prefix, and not only those
+    /// before it. There is no window then.
     pub bidirectional: bool,
 }
 
@@ -179,55 +224,38 @@ impl<V> Clone for ScoreTerms<'_, V> {
 
 impl<V> Copy for ScoreTerms<'_, V> {}
 
-/// Elementwise non-linearities.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// `x * Φ(x)`, where Φ is the normal distribution (Hendrycks and Gimpel, "Gaussian Error Linear
-    /// Units").
-    Gelu,
-    /// The approximation of [`Activation::Gelu`] by the hyperbolic tangent.
-    GeluTanh,
-    /// `max(x, 0)`.
-    Relu,
+/// Numbers per expert that change the choice of a router or its weights.
+#[derive(Debug)]
+pub struct RouterTerms<'a, V> {
+    /// Added to the scores for the choice only, `[experts]` (DeepSeek-V3).
+    pub bias: Option<&'a V>,
+    /// Factors on the weights of the chosen experts, after all else, `[experts]` (Gemma 4).
+    pub scales: Option<&'a V>,
 }
 
-/// The way in which a gate and the features of up become one.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Gating {
-    /// `act(gate) * up`.
-    Product(Activation),
-    /// `g * sigmoid(alpha * g) * (u + 1)`, where g is the gate, at most `limit`, and u is up
-    /// between `-limit` and `limit` (gpt-oss).
-    Clamped {
-        /// Factor on the gate inside the sigmoid.
-        alpha: f32,
-        /// Bound on gate and up, above 0.
-        limit: f32,
-    },
-}
-
-impl From<Activation> for Gating {
-    fn from(act: Activation) -> Self {
-        Gating::Product(act)
+impl<V> Clone for RouterTerms<'_, V> {
+    fn clone(&self) -> Self {
+        *self
     }
 }
 
-/// The gated MLPs of all experts of a layer.
+impl<V> Copy for RouterTerms<'_, V> {}
+
+/// The MLPs of all experts of a layer.
 #[derive(Debug)]
 pub struct ExpertMlp<'a, E, V> {
-    /// The fused projections to gate and up, `[2 * width, hidden]` of each expert.
+    /// The fused projections to gate and up, `[2 * width, hidden]` of each expert, or without gates
+    /// those to up, `[width, hidden]`.
     pub gate_up: &'a E,
-    /// The biases of gate and up, `[experts, 2 * width]`.
+    /// The biases of gate and up, `[experts, 2 * width]`, or without gates `[experts, width]`.
     pub gate_up_bias: Option<&'a V>,
     /// The down projections, `[hidden, width]` of each expert.
     pub down: &'a E,
     /// The biases of the down projections, `[experts, hidden]`. A token's weights apply to them as
     /// well.
     pub down_bias: Option<&'a V>,
-    /// The gates.
-    pub gating: Gating,
+    /// The gates, or the activation function. GPUs compute experts with gates.
+    pub kind: MlpKind,
 }
 
 /// The operations of a forward pass.
@@ -357,6 +385,39 @@ pub trait ForwardOps: DeviceTypes {
         out: &mut Self::Buf,
     ) -> Result<()>;
 
+    /// Convolves the tokens of the step with those before them in their sequences, and remembers
+    /// the last inputs of each sequence in its state. `out` is `[n, channels]`.
+    fn convolve(
+        &self,
+        step: &OpenStep<'_, Self::Queue>,
+        x: &Self::Buf,
+        convolution: &Convolution<'_, Self::Vector>,
+        states: &mut Self::States,
+        out: &mut Self::Buf,
+    ) -> Result<()>;
+
+    /// Applies a recurrence to the tokens of the step, one after the other in each sequence, and
+    /// updates the states of the sequences. `inputs` are the queries, keys and values, `[n,
+    /// heads.cols()]`, and the rates that the rule reads; `out` is `[n, heads * value_dim]`.
+    fn recur(
+        &self,
+        step: &OpenStep<'_, Self::Queue>,
+        inputs: (&Self::Buf, &Self::Buf),
+        recurrence: &Recurrence<'_, Self::Vector>,
+        states: &mut Self::States,
+        out: &mut Self::Buf,
+    ) -> Result<()>;
+
+    /// `x[t, f] *= function(gate[t, first + f])` over the first `n` rows. `gates` are the buffer
+    /// with the gates, and the column of the first one.
+    fn multiply_gates(
+        &self,
+        n: usize,
+        gates: (&Self::Buf, usize),
+        function: GateFunction,
+        x: &mut Self::Buf,
+    ) -> Result<()>;
+
     /// `out[t, f] = gating(x[t, f], x[t, cols + f])` for `x` of `[n, 2 * cols]`: gate features
     /// first, then up features.
     fn gate(&self, n: usize, gating: Gating, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
@@ -365,20 +426,20 @@ pub trait ForwardOps: DeviceTypes {
     fn activate(&self, n: usize, act: Activation, x: &mut Self::Buf) -> Result<()>;
 
     /// Chooses the experts of the step's `n` tokens by the router's logits, `[n, experts]`, as the
-    /// specification says that `routing` was allocated for. `bias`, `[experts]`, is added to the
-    /// scores for the choice only (DeepSeek-V3).
+    /// specification says that `routing` was allocated for.
     fn route(
         &self,
         step: &OpenStep<'_, Self::Queue>,
         n: usize,
         logits: &Self::Buf,
-        bias: Option<&Self::Vector>,
+        terms: RouterTerms<'_, Self::Vector>,
         routing: &mut Self::Routing,
     ) -> Result<()>;
 
     /// `out[t] = Σ weight[t, e] * down[e](gating(gate[e](x[t]), up[e](x[t])))` over the experts e
     /// that the last [`ForwardOps::route`] chose for each of the same `n` tokens. `x` and `out` are
-    /// `[n, hidden]`. The order of the sum depends on the chosen experts only.
+    /// `[n, hidden]`. If the router weighs inputs, `weight[t, e] * x[t]` takes the place of `x[t]`,
+    /// and results have no weights. The order of the sum depends on the chosen experts only.
     fn expert_mlp(
         &self,
         n: usize,
@@ -407,4 +468,13 @@ pub trait ForwardOps: DeviceTypes {
 
     /// Waits for the device and returns the first `n` rows of `buf` as f32.
     fn read(&self, buf: &Self::Buf, n: usize) -> Result<Vec<f32>>;
+
+    /// Waits for the device and copies the first `n` rows of `buf` to `to`, `[n, cols]`, as f32.
+    /// `scratch` holds the rows in the type of the device on their way. Its contents are lost, and
+    /// it is kept for its allocation.
+    fn download(&self, buf: &Self::Buf, n: usize, scratch: &mut Vec<u8>, to: &mut [f32]) -> Result<()>;
+
+    /// Replaces the first `n` rows of `buf` by `from`, `[n, cols]`, rounded to the type of the
+    /// device. `scratch` is as for [`ForwardOps::download`].
+    fn upload(&self, n: usize, from: &[f32], scratch: &mut Vec<u8>, buf: &mut Self::Buf) -> Result<()>;
 }

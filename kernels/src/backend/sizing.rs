@@ -3,6 +3,7 @@
 use super::experts::RoutingSpec;
 use super::format::{KvFormat, KvSpec, WeightFormat};
 use super::ops::AttentionSpec;
+use super::recurrent::StateSpec;
 use crate::{DType, Part};
 
 /// The sizes for which a device allocates its step queue.
@@ -98,6 +99,11 @@ pub trait Sizing {
     /// Returns the bytes of one layer's KV cache, padding included. They grow in proportion to the
     /// blocks.
     fn kv_bytes(&self, spec: &KvSpec) -> usize;
+
+    /// Returns the bytes of one layer's recurrent states, padding included.
+    fn states_bytes(&self, spec: &StateSpec) -> usize {
+        spec.bytes()
+    }
 
     /// Returns the bytes that the device keeps for itself to compute these products.
     fn scratch_bytes(&self, products: &[ProductShape]) -> usize;

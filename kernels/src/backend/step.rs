@@ -15,6 +15,25 @@ pub enum RowKind {
     Decode,
 }
 
+/// The first tokens of a sequence, if they attend to each other in both directions (BERT,
+/// ChatGLM-6B).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SequencePrefix {
+    /// Number of tokens. The row that computes the first of them computes all of them.
+    pub len: usize,
+    /// Position in the prefix that stands for all later tokens on the first axis of a rotation with
+    /// two axes.
+    pub anchor: usize,
+}
+
+impl SequencePrefix {
+    /// Returns the positions of a token on the two axes of a rotation (ChatGLM-6B): the tokens of
+    /// the prefix are counted on the first axis, and those after it on the second one, from 1.
+    pub const fn axes(self, position: usize) -> [usize; 2] {
+        if position < self.len { [position, 0] } else { [self.anchor, position - self.len + 1] }
+    }
+}
+
 /// One sequence's share of a step, in consecutive tokens of the step.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
@@ -30,18 +49,35 @@ pub struct SeqRow<'a> {
     /// Blocks that hold positions `[0, start + count)`, in order. Block b of a table holds
     /// positions `[b * block_size, (b + 1) * block_size)`.
     pub blocks: &'a [u32],
+    /// The sequence's prefix. Only attention in both directions and rotations with two axes read
+    /// it.
+    pub prefix: SequencePrefix,
 }
 
 impl<'a> SeqRow<'a> {
     /// Creates a row of prompt tokens at `positions` of the sequence in `slot`.
     pub fn prefill(slot: usize, positions: Range<usize>, blocks: &'a [u32]) -> Self {
         let Range { start, end } = positions;
-        SeqRow { slot, start, count: end - start, kind: RowKind::Prefill, blocks }
+        SeqRow {
+            slot,
+            start,
+            count: end - start,
+            kind: RowKind::Prefill,
+            blocks,
+            prefix: SequencePrefix::default(),
+        }
     }
 
     /// Creates a row of the one sampled token at `position` of the sequence in `slot`.
     pub fn decode(slot: usize, position: usize, blocks: &'a [u32]) -> Self {
-        SeqRow { slot, start: position, count: 1, kind: RowKind::Decode, blocks }
+        let (start, count, kind) = (position, 1, RowKind::Decode);
+        SeqRow { slot, start, count, kind, blocks, prefix: SequencePrefix::default() }
+    }
+
+    /// Sets the sequence's prefix.
+    #[must_use]
+    pub fn with_prefix(self, prefix: SequencePrefix) -> Self {
+        SeqRow { prefix, ..self }
     }
 
     /// Tells whether the row is one of [`RowKind::Decode`].

@@ -17,6 +17,8 @@ pub trait DeviceTypes: 'static {
     type Routing;
     /// The paged KV cache of one layer.
     type Kv;
+    /// The recurrent states of one layer, one for each slot.
+    type States;
     /// The device's side of the steps: the current step's geometry, the sequences' tokens if the
     /// device keeps them, and the results of finished steps.
     type Queue;

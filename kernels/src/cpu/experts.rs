@@ -8,7 +8,8 @@ use super::memory::Shared;
 use super::{Buf, Cpu, Matrix};
 use crate::Result;
 use crate::backend::{
-    ExpertGroups, ExpertMlp, ForwardOps, GroupScore, RouterScores, RouterSpec, RoutingSpec,
+    ExpertGroups, ExpertMlp, ForwardOps, GroupScore, MlpKind, RouterScores, RouterSpec, RouterTerms,
+    RoutingSpec,
 };
 
 /// The chosen experts of a step's tokens, and the working memory of one expert's product.
@@ -82,12 +83,19 @@ impl Routing {
 
 impl Cpu {
     /// Chooses the experts of the first `n` tokens.
-    pub(super) fn choose_experts(&self, n: usize, logits: &Buf, bias: Option<&[f32]>, routing: &mut Routing) {
+    pub(super) fn choose_experts(
+        &self,
+        n: usize,
+        logits: &Buf,
+        terms: RouterTerms<'_, Vec<f32>>,
+        routing: &mut Routing,
+    ) {
         let RoutingSpec { tokens, router, .. } = routing.spec;
         let RouterSpec { experts, top_k, .. } = router;
         assert!(n <= tokens, "more tokens than the routing has room for");
         assert_eq!(logits.cols, experts, "a logit for each expert");
-        assert!(bias.is_none_or(|bias| bias.len() == experts), "length of the router's bias");
+        assert!(terms.bias.is_none_or(|bias| bias.len() == experts), "length of the router's bias");
+        assert!(terms.scales.is_none_or(|scales| scales.len() == experts), "a scale for each expert");
         let logits = logits.rows(n);
         let keys = Shared::new(&mut routing.keys);
         let (chosen, weights) = (Shared::new(&mut routing.chosen), Shared::new(&mut routing.weights));
@@ -95,7 +103,7 @@ impl Cpu {
             let logits = &logits[t * experts..(t + 1) * experts];
             // SAFETY: row t of all three belongs to this task alone.
             unsafe {
-                let choice = Choice { logits, bias, keys: keys.slice(t * experts, experts) };
+                let choice = Choice { logits, terms, keys: keys.slice(t * experts, experts) };
                 choice.make(&router, chosen.slice(t * top_k, top_k), weights.slice(t * top_k, top_k));
             }
         });
@@ -112,7 +120,7 @@ impl Cpu {
         routing: &mut Routing,
         out: &mut Buf,
     ) -> Result<()> {
-        let RoutingSpec { hidden, router: RouterSpec { top_k, .. }, .. } = routing.spec;
+        let RoutingSpec { hidden, router: RouterSpec { top_k, weighs_inputs, .. }, .. } = routing.spec;
         assert!(x.cols == hidden && out.cols == hidden, "columns of the experts");
         let (x, out) = (x.rows(n), out.rows_mut(n));
         out.fill(0.0);
@@ -126,14 +134,26 @@ impl Cpu {
                 // SAFETY: the row belongs to this task alone.
                 let to = unsafe { inputs.slice(row * hidden, hidden) };
                 to.copy_from_slice(&x[token(row) * hidden..][..hidden]);
+                if weighs_inputs {
+                    let weight = routing.weights[pairs[row] as usize];
+                    to.iter_mut().for_each(|x| *x *= weight);
+                }
             });
             let bias = bias_of(mlp.gate_up_bias, expert, gate_up);
-            self.multiply(rows, &routing.x, gate_up, bias, &mut routing.gate_up)?;
-            self.gate(rows, mlp.gating, &routing.gate_up, &mut routing.gated)?;
+            match mlp.kind {
+                MlpKind::Gated(gating) => {
+                    self.multiply(rows, &routing.x, gate_up, bias, &mut routing.gate_up)?;
+                    self.gate(rows, gating, &routing.gate_up, &mut routing.gated)?;
+                }
+                MlpKind::Plain(act) => {
+                    self.multiply(rows, &routing.x, gate_up, bias, &mut routing.gated)?;
+                    self.activate(rows, act, &mut routing.gated)?;
+                }
+            }
             self.multiply(rows, &routing.gated, down, bias_of(mlp.down_bias, expert, down), &mut routing.y)?;
             let y = routing.y.rows(rows);
             self.for_rows(rows, hidden, |row| {
-                let weight = routing.weights[pairs[row] as usize];
+                let weight = if weighs_inputs { 1.0 } else { routing.weights[pairs[row] as usize] };
                 // SAFETY: an expert has each token once, so the row belongs to this task alone.
                 let out = unsafe { out.slice(token(row) * hidden, hidden) };
                 out.iter_mut().zip(&y[row * hidden..][..hidden]).for_each(|(out, y)| *out += weight * y);
@@ -169,7 +189,7 @@ fn sigmoid(x: f32) -> f32 {
 /// The choice of one token's experts.
 struct Choice<'a> {
     logits: &'a [f32],
-    bias: Option<&'a [f32]>,
+    terms: RouterTerms<'a, Vec<f32>>,
     /// Room for the keys. Experts that cannot be chosen, or have been, get NaN.
     keys: &'a mut [f32],
 }
@@ -177,7 +197,7 @@ struct Choice<'a> {
 impl Choice<'_> {
     /// Writes the experts and their weights, best first.
     fn make(self, router: &RouterSpec, chosen: &mut [u32], weights: &mut [f32]) {
-        let Choice { logits, bias, keys } = self;
+        let Choice { logits, terms, keys } = self;
         let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let lost = !most.is_finite();
         let most = if lost { 0.0 } else { most };
@@ -197,7 +217,7 @@ impl Choice<'_> {
         // The order of sums of scores is not that of sums of logits.
         let are_summed = router.groups.is_some_and(|groups| groups.score == GroupScore::TwoBest);
         for (expert, key) in keys.iter_mut().enumerate() {
-            *key = match bias {
+            *key = match terms.bias {
                 Some(bias) => score(expert) / total + bias[expert],
                 None if are_summed => score(expert) / total,
                 None => logit(expert),
@@ -220,6 +240,10 @@ impl Choice<'_> {
             false => total,
         };
         weights.iter_mut().for_each(|weight| *weight = *weight / divisor * router.factor);
+        if let Some(scales) = terms.scales {
+            let of_chosen = chosen.iter().map(|&expert| scales[expert as usize]);
+            weights.iter_mut().zip(of_chosen).for_each(|(weight, scale)| *weight *= scale);
+        }
     }
 }
 

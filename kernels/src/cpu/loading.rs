@@ -7,10 +7,10 @@ use super::quant::{self, IntPanels};
 use super::queue::Queue;
 use super::super_blocks::{self, KPanels};
 use super::tables::{QUANTIZED_FP8, QUANTIZED_NF4, TablePanels};
-use super::{Buf, Cpu, HeadMatrices, Kv, Matrix, Routing, attention, gemm, lock};
+use super::{Buf, Cpu, HeadMatrices, Kv, Matrix, Routing, States, attention, gemm, lock};
 use crate::backend::{
-    DeviceTypes, HeadRows, KvSpec, ModelLoading, ProductShape, RoutingSpec, Segment, Sizing, StepSize,
-    WeightFormat,
+    DeviceTypes, HeadRows, KvSpec, ModelLoading, ProductShape, RoutingSpec, Segment, Sizing, StateSpec,
+    StepSize, WeightFormat,
 };
 use crate::encoding::StoredCodes;
 use crate::stored::{CodeRows, exact_format};
@@ -25,6 +25,7 @@ impl DeviceTypes for Cpu {
     type HeadMatrices = HeadMatrices;
     type Routing = Routing;
     type Kv = Kv;
+    type States = States;
     type Queue = Queue;
 }
 
@@ -179,6 +180,10 @@ impl ModelLoading for Cpu {
             return Err(Error::Unsupported(format!("heads of {keys} features, and values of {values}")));
         }
         Kv::new(spec, self.bf16_pairs())
+    }
+
+    fn states(&self, spec: StateSpec) -> Result<States> {
+        States::new(spec)
     }
 
     fn queue(&self, size: &StepSize<'_>) -> Result<Queue> {

@@ -29,6 +29,7 @@ mod outputs;
 mod prologue;
 mod quant;
 mod queue;
+mod recurrent;
 mod rows;
 mod simd;
 mod super_blocks;
@@ -46,6 +47,7 @@ pub use heads::HeadMatrices;
 pub use kv::Kv;
 pub use matrix::Matrix;
 pub use queue::Queue;
+pub use recurrent::States;
 pub use simd::Isa;
 
 use crate::thread_pool::ThreadPool;

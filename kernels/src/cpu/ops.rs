@@ -13,10 +13,10 @@ use super::prologue::Token;
 use super::queue::Queue;
 use super::rows::{Activate, Add, Gate, Scale, SoftCap};
 use super::tile::Tiles;
-use super::{Buf, Cpu, HeadMatrices, Kv, Matrix, PackedInputs, Routing, latent, lock};
+use super::{Buf, Cpu, HeadMatrices, Kv, Matrix, PackedInputs, Routing, States, latent, lock};
 use crate::backend::{
-    Activation, AttentionSpec, ExpertMlp, ForwardOps, Gating, KvSpec, LatentSpec, Norm, OpenStep, Prologue,
-    QkvLayout, RopeSpec, RowParts, ScoreTerms,
+    Activation, AttentionSpec, Convolution, ExpertMlp, ForwardOps, GateFunction, Gating, KvSpec, LatentSpec,
+    Norm, OpenStep, Prologue, QkvLayout, Recurrence, RopeSpec, RouterTerms, RowParts, ScoreTerms,
 };
 use crate::{Error, Result};
 
@@ -163,7 +163,7 @@ impl ForwardOps for Cpu {
         check_cache(step, kv, layout);
         assert_eq!(qkv.cols, layout.cols(), "columns of the projection");
         if let Some(rope) = prologue.rope {
-            assert!(rope.rotary_dim <= layout.head_dim && rope.rotary_dim % 2 == 0, "rotated features");
+            assert!(rope.rotated() <= layout.head_dim && rope.rotary_dim % 2 == 0, "rotated features");
         }
 
         let rows = qkv.rows_mut(step.tokens.len());
@@ -233,6 +233,41 @@ impl ForwardOps for Cpu {
         Ok(())
     }
 
+    fn convolve(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        x: &Buf,
+        convolution: &Convolution<'_, Vec<f32>>,
+        states: &mut States,
+        out: &mut Buf,
+    ) -> Result<()> {
+        self.convolve_rows(step.queue(), x, convolution, states, out);
+        Ok(())
+    }
+
+    fn recur(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        inputs: (&Buf, &Buf),
+        recurrence: &Recurrence<'_, Vec<f32>>,
+        states: &mut States,
+        out: &mut Buf,
+    ) -> Result<()> {
+        self.recur_rows(step.queue(), inputs, recurrence, states, out);
+        Ok(())
+    }
+
+    fn multiply_gates(
+        &self,
+        n: usize,
+        gates: (&Buf, usize),
+        function: GateFunction,
+        x: &mut Buf,
+    ) -> Result<()> {
+        self.multiply_rows(n, gates, function, x);
+        Ok(())
+    }
+
     fn gate(&self, n: usize, gating: Gating, x: &Buf, out: &mut Buf) -> Result<()> {
         assert_eq!(x.cols, 2 * out.cols, "gate and up features");
         let cols = out.cols;
@@ -260,10 +295,10 @@ impl ForwardOps for Cpu {
         _step: &OpenStep<'_, Queue>,
         n: usize,
         logits: &Buf,
-        bias: Option<&Vec<f32>>,
+        terms: RouterTerms<'_, Vec<f32>>,
         routing: &mut Routing,
     ) -> Result<()> {
-        self.choose_experts(n, logits, bias.map(Vec::as_slice), routing);
+        self.choose_experts(n, logits, terms, routing);
         Ok(())
     }
 
@@ -304,6 +339,16 @@ impl ForwardOps for Cpu {
 
     fn read(&self, buf: &Buf, n: usize) -> Result<Vec<f32>> {
         Ok(buf.rows(n).to_vec())
+    }
+
+    fn download(&self, buf: &Buf, n: usize, _scratch: &mut Vec<u8>, to: &mut [f32]) -> Result<()> {
+        to.copy_from_slice(buf.rows(n));
+        Ok(())
+    }
+
+    fn upload(&self, n: usize, from: &[f32], _scratch: &mut Vec<u8>, buf: &mut Buf) -> Result<()> {
+        buf.rows_mut(n).copy_from_slice(from);
+        Ok(())
     }
 }
 
@@ -410,7 +455,8 @@ impl Cpu {
             let (block, slot) = (blocks[position / block_size], position % block_size);
             // SAFETY: row t belongs to this task alone.
             let qkv = unsafe { rows.slice(t * cols, cols) };
-            self.target.dispatch(Token { qkv, prologue, position, block, slot, kv });
+            let axes = step.row(t).prefix.axes(position);
+            self.target.dispatch(Token { qkv, prologue, position, axes, block, slot, kv });
         });
     }
 }

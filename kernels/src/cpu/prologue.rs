@@ -12,6 +12,8 @@ pub(super) struct Token<'a, W> {
     pub(super) qkv: &'a mut [f32],
     pub(super) prologue: &'a Prologue<'a, Vec<f32>>,
     pub(super) position: usize,
+    /// The positions on the axes of a rotation that has two.
+    pub(super) axes: [usize; 2],
     /// The block that holds the position.
     pub(super) block: u32,
     /// The position's place in the block.
@@ -34,11 +36,17 @@ impl<W: WriteKv> Kernel for Token<'_, W> {
                 unsafe { norm_part::<S>(head, norm, 0) };
             }
             if let Some(rope) = self.prologue.rope {
-                rotate(head, rope, self.position);
-                if let Some(scale) = rope.query_scale.as_ref().filter(|_| h < heads) {
-                    let scale = scale[self.position];
-                    head.iter_mut().for_each(|x| *x *= scale);
+                if rope.two_axes {
+                    let (first, second) = head.split_at_mut(rope.rotary_dim);
+                    rotate(first, rope, self.axes[0]);
+                    rotate(second, rope, self.axes[1]);
+                } else {
+                    rotate(head, rope, self.position);
                 }
+            }
+            if let Some(scale) = self.prologue.query_scale.filter(|_| h < heads) {
+                let scale = scale[self.position];
+                head.iter_mut().for_each(|x| *x *= scale);
             }
         }
         let keys = qk[heads * head_dim..].chunks_exact(head_dim);

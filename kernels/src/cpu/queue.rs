@@ -1,6 +1,6 @@
 //! The step queue. The CPU computes during the calls, so that at most one step is under way.
 
-use crate::backend::{SeqRow, StepInput, StepSize};
+use crate::backend::{SeqRow, SequencePrefix, StepInput, StepSize};
 use crate::sampling::Sampled;
 
 /// The current step, in memory that was reserved for the largest one.
@@ -16,11 +16,19 @@ pub struct Queue {
     /// One more than the highest block in all tables.
     pub(super) blocks_end: usize,
     pub(super) sampled: Vec<Sampled>,
+    /// Number of steps so far.
+    steps: u64,
+    /// For each slot the number of the last step with a row of it.
+    last_steps: Vec<u64>,
+    /// Whether no two rows of the step have the same slot.
+    slots_differ: bool,
 }
 
 /// One sequence's share of a step.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Row {
+    /// The sequence's slot.
+    pub(super) slot: usize,
     /// Position of the first token.
     pub(super) start: usize,
     pub(super) count: usize,
@@ -29,6 +37,7 @@ pub(super) struct Row {
     /// Index of the first block in `tables`.
     table: usize,
     blocks: usize,
+    pub(super) prefix: SequencePrefix,
 }
 
 impl Queue {
@@ -41,6 +50,9 @@ impl Queue {
             tables: Vec::with_capacity(size.rows * size.table_blocks()),
             blocks_end: 0,
             sampled: Vec::with_capacity(size.rows),
+            steps: 0,
+            last_steps: vec![0; size.rows],
+            slots_differ: true,
         }
     }
 
@@ -50,13 +62,19 @@ impl Queue {
             list.clear();
         }
         self.rows.clear();
+        self.steps += 1;
+        self.slots_differ = true;
         self.tokens.extend_from_slice(input.tokens);
         self.outputs.extend_from_slice(input.outputs);
-        for &SeqRow { start, count, blocks, .. } in input.rows {
+        for &SeqRow { slot, start, count, blocks, prefix, .. } in input.rows {
             let token = self.row_of.len();
             self.row_of.extend(std::iter::repeat_n(self.rows.len() as u32, count));
-            self.rows.push(Row { start, count, token, table: self.tables.len(), blocks: blocks.len() });
+            let (table, blocks_of_row) = (self.tables.len(), blocks.len());
+            self.rows.push(Row { slot, start, count, token, table, blocks: blocks_of_row, prefix });
             self.tables.extend_from_slice(blocks);
+            if let Some(last) = self.last_steps.get_mut(slot) {
+                self.slots_differ &= std::mem::replace(last, self.steps) != self.steps;
+            }
         }
         assert_eq!(self.row_of.len(), self.tokens.len(), "tokens of the rows and of the step");
         assert!(self.outputs.iter().all(|&t| (t as usize) < self.tokens.len()), "outputs among the tokens");
@@ -81,9 +99,24 @@ impl Queue {
         }
     }
 
+    /// Checks that each row has a slot of its own among `slots`, where the recurrent states are.
+    ///
+    /// # Panics
+    /// If not, which is a bug.
+    pub(super) fn check_slots(&self, slots: usize) {
+        assert!(slots <= self.last_steps.len(), "more states than slots");
+        assert!(self.slots_differ, "two rows of one slot");
+        assert!(self.rows.iter().all(|row| row.slot < slots), "a slot outside the states");
+    }
+
     /// Returns the position of a token of the step in its sequence, and the sequence's block table.
     pub(super) fn place(&self, token: usize) -> (usize, &[u32]) {
-        let row = &self.rows[self.row_of[token] as usize];
+        let row = self.row(token);
         (row.start + token - row.token, self.blocks(row))
+    }
+
+    /// Returns the row of a token of the step.
+    pub(super) fn row(&self, token: usize) -> &Row {
+        &self.rows[self.row_of[token] as usize]
     }
 }

@@ -2,7 +2,7 @@
 
 use super::exp::exp;
 use super::simd::{Extension, Kernel, Simd};
-use crate::backend::{Activation, Gating};
+use crate::backend::{Activation, GateFunction, Gating};
 
 /// `out = gating(gate, up)`, where `x` holds the gate features, then the up features.
 pub(super) struct Gate<'a> {
@@ -49,6 +49,45 @@ impl Kernel for Activate<'_> {
         let act = self.act;
         // SAFETY: the caller guarantees the instruction set.
         unsafe { map::<S>(self.x, |x| activate::<S>(act, x)) }
+    }
+}
+
+/// `x *= function(gates)`.
+pub(super) struct MultiplyGates<'a> {
+    pub(super) function: GateFunction,
+    pub(super) gates: &'a [f32],
+    pub(super) x: &'a mut [f32],
+}
+
+impl Kernel for MultiplyGates<'_> {
+    const USES: Extension = Extension::None;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let len = self.x.len();
+        assert_eq!(self.gates.len(), len, "gates of a row");
+        let (gates, x) = (self.gates.as_ptr(), self.x.as_mut_ptr());
+        let function = self.function;
+        // SAFETY: the caller guarantees the instruction set.
+        let product = |gate: S::V, x: S::V| unsafe {
+            let factor = sigmoid::<S>(gate);
+            match function {
+                GateFunction::Sigmoid => S::mul(factor, x),
+                GateFunction::Silu => S::mul(S::mul(gate, factor), x),
+            }
+        };
+        let whole = len - len % S::LANES;
+        // SAFETY: all vectors are inside the slices, which have the same length.
+        unsafe {
+            for i in (0..whole).step_by(S::LANES) {
+                S::store(x.add(i), product(S::load(gates.add(i)), S::load(x.add(i))));
+            }
+            if whole < len {
+                let (gates, x, rest) = (gates.add(whole), x.add(whole), len - whole);
+                S::store_first(x, product(S::load_first(gates, rest), S::load_first(x, rest)), rest);
+            }
+        }
     }
 }
 
@@ -126,6 +165,10 @@ unsafe fn activate<S: Simd>(act: Activation, x: S::V) -> S::V {
                 S::mul(x, sigmoid::<S>(S::mul(S::splat(1.595_769), inner)))
             }
             Activation::Relu => S::max(x, S::splat(0.0)),
+            Activation::ReluSquared => {
+                let x = S::max(x, S::splat(0.0));
+                S::mul(x, x)
+            }
         }
     }
 }

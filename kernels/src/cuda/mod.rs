@@ -38,4 +38,4 @@ pub use device::{
     TensorMap, View,
 };
 #[cfg(feature = "cpu-sim")]
-pub use device::{FiberSchedule, Simulated};
+pub use device::{FiberSchedule, GpuModel, Simulated};

@@ -15,13 +15,9 @@ pub(super) fn run(
     let QkvLayout { heads, kv_heads, head_dim } = spec.layout;
     for (t, &(position, table)) in step.places.iter().enumerate() {
         let blocks = &step.tables[table];
-        let first = spec.window.map_or(0, |window| (position + 1).saturating_sub(window));
-        // The tokens of a row follow each other, and each row has a table.
-        let of_row = step.places.iter().filter(|(_, other)| *other == table);
-        let last = match spec.bidirectional {
-            true => of_row.map(|(position, _)| *position).max().unwrap_or(position),
-            false => position,
-        };
+        let first = spec.window.map_or(0, |window| window.first(position));
+        let prefix = step.prefixes[table].len;
+        let last = if spec.bidirectional && position < prefix { prefix - 1 } else { position };
         for h in 0..heads {
             let kv_head = h / (heads / kv_heads);
             let query = &qkv.row(t)[h * head_dim..(h + 1) * head_dim];

@@ -1,6 +1,6 @@
 //! The objects of the reference, in plain vectors.
 
-use crate::backend::{KvFormat, KvSpec};
+use crate::backend::{KvFormat, KvSpec, SequencePrefix};
 use crate::kv_int8;
 use crate::sampling::Sampled;
 
@@ -83,5 +83,9 @@ pub struct Queue {
     /// For each token of the step its position and the index of its sequence in `tables`.
     pub(super) places: Vec<(usize, usize)>,
     pub(super) tables: Vec<Vec<u32>>,
+    /// The slot of each sequence in `tables`.
+    pub(super) slots: Vec<usize>,
+    /// The prefix of each sequence in `tables`.
+    pub(super) prefixes: Vec<SequencePrefix>,
     pub(super) sampled: Vec<Sampled>,
 }

@@ -1,8 +1,8 @@
 //! Mixture of experts: the choice of experts, their MLPs, and the weighted sum.
 
 use super::buffers::{Buf, Matrix};
-use super::math::{dot, gate};
-use crate::backend::{ExpertGroups, ExpertMlp, GroupScore, RouterScores, RouterSpec};
+use super::math::{activate, dot, gate};
+use crate::backend::{ExpertGroups, ExpertMlp, GroupScore, MlpKind, RouterScores, RouterSpec, RouterTerms};
 
 /// The routing of [`Reference`](super::Reference).
 #[derive(Debug, Clone)]
@@ -19,11 +19,15 @@ impl Routing {
 }
 
 /// Chooses the experts of one token.
-pub(super) fn route(logits: &[f32], router: &RouterSpec, bias: Option<&Vec<f32>>) -> Vec<(usize, f64)> {
+pub(super) fn route(
+    logits: &[f32],
+    router: &RouterSpec,
+    terms: RouterTerms<'_, Vec<f32>>,
+) -> Vec<(usize, f64)> {
     let &RouterSpec { experts, top_k, normalize, factor, groups, .. } = router;
     let logits = usable(logits);
     let scores = scores(&logits, router.scores);
-    let keys: Vec<f64> = match bias {
+    let keys: Vec<f64> = match terms.bias {
         Some(bias) => scores.iter().zip(bias).map(|(score, bias)| score + f64::from(*bias)).collect(),
         // The order of sums of scores is not that of sums of logits.
         None if groups.is_some_and(|groups| groups.score == GroupScore::TwoBest) => scores.clone(),
@@ -33,7 +37,8 @@ pub(super) fn route(logits: &[f32], router: &RouterSpec, bias: Option<&Vec<f32>>
     let chosen = best(&keys, allowed, top_k);
     let sum: f64 = if normalize { chosen.iter().map(|e| scores[*e]).sum() } else { 1.0 };
     let sum = if sum == 0.0 { 1.0 } else { sum };
-    chosen.into_iter().map(|e| (e, scores[e] / sum * f64::from(factor))).collect()
+    let scale = |e: usize| terms.scales.map_or(1.0, |scales| f64::from(scales[e]));
+    chosen.into_iter().map(|e| (e, scores[e] / sum * f64::from(factor) * scale(e))).collect()
 }
 
 /// Replaces logits that cannot be compared.
@@ -95,9 +100,17 @@ pub(super) fn run(
         let mut sums = vec![0.0; out.cols];
         for &(e, weight) in chosen {
             let (gate_up, down) = (&mlp.gate_up[e], &mlp.down[e]);
-            let features = product(gate_up, x.row(t), bias_of(mlp.gate_up_bias, e, gate_up));
-            let (gates, ups) = features.split_at(gate_up.out / 2);
-            let gated: Vec<f32> = gates.iter().zip(ups).map(|(g, u)| gate(mlp.gating, *g, *u)).collect();
+            // Either the input has the weight or the result.
+            let (before, weight) = if routing.router.weighs_inputs { (weight, 1.0) } else { (1.0, weight) };
+            let input: Vec<f32> = x.row(t).iter().map(|x| (f64::from(*x) * before) as f32).collect();
+            let features = product(gate_up, &input, bias_of(mlp.gate_up_bias, e, gate_up));
+            let gated: Vec<f32> = match mlp.kind {
+                MlpKind::Gated(gating) => {
+                    let (gates, ups) = features.split_at(gate_up.out / 2);
+                    gates.iter().zip(ups).map(|(g, u)| gate(gating, *g, *u)).collect()
+                }
+                MlpKind::Plain(act) => features.iter().map(|x| activate(act, f64::from(*x)) as f32).collect(),
+            };
             for (sum, y) in sums.iter_mut().zip(product(down, &gated, bias_of(mlp.down_bias, e, down))) {
                 *sum += weight * f64::from(y);
             }

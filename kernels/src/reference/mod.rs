@@ -12,17 +12,19 @@ mod latent;
 mod math;
 mod ops;
 mod prologue;
+mod recurrent;
 
 use std::convert::Infallible;
 
 pub use buffers::{Buf, Kv, Matrix, Queue};
 pub use experts::Routing;
 pub use latent::HeadMatrices;
+pub use recurrent::States;
 
 use crate::backend::{
     Backend, BegunStep, ComputedStep, DeviceTypes, HeadRows, HostMemory, KvSpec, ModelLoading, OpenStep,
-    ProductShape, RoutingSpec, SampledRows, Segment, Sizing, StepInput, StepQueue, StepSize, SynchronousStep,
-    WeightFormat,
+    ProductShape, RoutingSpec, SampledRows, Segment, Sizing, StateSpec, StepInput, StepQueue, StepSize,
+    SynchronousStep, WeightFormat,
 };
 use crate::quantize::nf4;
 use crate::sampling::{SampleRow, Sampled, ScoreRow, Scored};
@@ -42,6 +44,7 @@ impl DeviceTypes for Reference {
     type HeadMatrices = HeadMatrices;
     type Routing = Routing;
     type Kv = Kv;
+    type States = States;
     type Queue = Queue;
 }
 
@@ -108,6 +111,10 @@ impl ModelLoading for Reference {
         Ok(Kv::new(spec))
     }
 
+    fn states(&self, spec: StateSpec) -> Result<States> {
+        Ok(States::new(spec))
+    }
+
     fn queue(&self, _size: &StepSize<'_>) -> Result<Queue> {
         Ok(Queue::default())
     }
@@ -144,6 +151,8 @@ impl StepQueue for Reference {
             let table = queue.tables.len();
             queue.places.extend((row.start..row.start + row.count).map(|position| (position, table)));
             queue.tables.push(row.blocks.to_vec());
+            queue.slots.push(row.slot);
+            queue.prefixes.push(row.prefix);
         }
         Ok(BegunStep::new(queue))
     }

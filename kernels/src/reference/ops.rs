@@ -1,11 +1,14 @@
 //! The operations of a forward pass.
 
 use super::math::{activate, dot, gate, normalize, soft_cap};
-use super::{Buf, HeadMatrices, Kv, Matrix, Queue, Reference, Routing, attention, experts, latent, prologue};
+use super::{
+    Buf, HeadMatrices, Kv, Matrix, Queue, Reference, Routing, States, attention, experts, latent, prologue,
+    recurrent,
+};
 use crate::Result;
 use crate::backend::{
-    Activation, AttentionSpec, ExpertMlp, ForwardOps, Gating, LatentSpec, Norm, OpenStep, Prologue, RopeSpec,
-    RowParts, ScoreTerms,
+    Activation, AttentionSpec, Convolution, ExpertMlp, ForwardOps, GateFunction, Gating, LatentSpec, Norm,
+    OpenStep, Prologue, Recurrence, RopeSpec, RouterTerms, RowParts, ScoreTerms,
 };
 
 impl ForwardOps for Reference {
@@ -155,6 +158,41 @@ impl ForwardOps for Reference {
         Ok(())
     }
 
+    fn convolve(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        x: &Buf,
+        convolution: &Convolution<'_, Vec<f32>>,
+        states: &mut States,
+        out: &mut Buf,
+    ) -> Result<()> {
+        recurrent::convolve(step.queue(), x, convolution, states, out);
+        Ok(())
+    }
+
+    fn recur(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        inputs: (&Buf, &Buf),
+        recurrence: &Recurrence<'_, Vec<f32>>,
+        states: &mut States,
+        out: &mut Buf,
+    ) -> Result<()> {
+        recurrent::recur(step.queue(), inputs, recurrence, states, out);
+        Ok(())
+    }
+
+    fn multiply_gates(
+        &self,
+        n: usize,
+        gates: (&Buf, usize),
+        function: GateFunction,
+        x: &mut Buf,
+    ) -> Result<()> {
+        recurrent::multiply_gates(n, gates, function, x);
+        Ok(())
+    }
+
     fn gate(&self, n: usize, gating: Gating, x: &Buf, out: &mut Buf) -> Result<()> {
         for t in 0..n {
             let (gates, ups) = x.row(t).split_at(x.cols / 2);
@@ -177,11 +215,11 @@ impl ForwardOps for Reference {
         _step: &OpenStep<'_, Queue>,
         n: usize,
         logits: &Buf,
-        bias: Option<&Vec<f32>>,
+        terms: RouterTerms<'_, Vec<f32>>,
         routing: &mut Routing,
     ) -> Result<()> {
         let Routing { router, chosen } = routing;
-        *chosen = (0..n).map(|t| experts::route(logits.row(t), router, bias)).collect();
+        *chosen = (0..n).map(|t| experts::route(logits.row(t), router, terms)).collect();
         Ok(())
     }
 
@@ -223,5 +261,15 @@ impl ForwardOps for Reference {
 
     fn read(&self, buf: &Buf, n: usize) -> Result<Vec<f32>> {
         Ok(buf.data[..n * buf.cols].to_vec())
+    }
+
+    fn download(&self, buf: &Buf, n: usize, _scratch: &mut Vec<u8>, to: &mut [f32]) -> Result<()> {
+        to.copy_from_slice(&buf.data[..n * buf.cols]);
+        Ok(())
+    }
+
+    fn upload(&self, n: usize, from: &[f32], _scratch: &mut Vec<u8>, buf: &mut Buf) -> Result<()> {
+        buf.data[..n * buf.cols].copy_from_slice(from);
+        Ok(())
     }
 }

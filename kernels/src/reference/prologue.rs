@@ -14,10 +14,16 @@ pub(super) fn run(step: &Queue, qkv: &mut Buf, prologue: &Prologue<'_, Vec<f32>>
                 normalize(head, if h < heads { &norms.q } else { &norms.k }, 0);
             }
             if let Some(rope) = prologue.rope {
-                rotate(head, rope, position);
-                if let Some(scale) = rope.query_scale.as_ref().filter(|_| h < heads) {
-                    head.iter_mut().for_each(|x| *x *= scale[position]);
+                if rope.two_axes {
+                    let [first, second] = step.prefixes[table].axes(position);
+                    rotate(head, rope, first);
+                    rotate(&mut head[rope.rotary_dim..], rope, second);
+                } else {
+                    rotate(head, rope, position);
                 }
+            }
+            if let Some(scale) = prologue.query_scale.filter(|_| h < heads) {
+                head.iter_mut().for_each(|x| *x *= scale[position]);
             }
         }
         for h in 0..kv_heads {

@@ -1,6 +1,11 @@
 //! All-reduce: every rank runs in a thread of its own, and each is late once.
+//!
+//! On a GPU the ranks are streams of one context, whose kernels wait for each other. While they
+//! wait, nothing may make the driver wait for the whole context: no kernel is loaded and no memory
+//! is allocated or freed. So each rank prepares its buffers and launches its kernels once alone
+//! before any rank starts, and keeps its buffers until all are done.
 
-use std::sync::Arc;
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -8,18 +13,16 @@ use millrace_kernels::cuda::ops::allreduce::{
     AllGatherColumns, AllReduceForm, AllReduceNorm, PeerGroup, all_gather, all_reduce, all_reduce_norm,
 };
 use millrace_kernels::cuda::ops::norm::{NormKind, NormRows, norm};
-use millrace_kernels::cuda::{Device, Elem, Gpu, Memory, Simulated};
+use millrace_kernels::cuda::{Device, Elem, Memory};
 
 use crate::common::*;
 
-/// The timeout, which is long enough for eight ranks on a small machine.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// A device with a stream of its own for one rank.
-fn device_of_a_rank() -> Device {
-    match std::env::var("MILLRACE_TEST_DEVICE").as_deref() {
-        Ok("cuda") => Device::new(Arc::new(Gpu::new(0).unwrap())),
-        _ => Device::new(Arc::new(Simulated::new().unwrap())),
+/// The timeout. On a small machine, eight simulated ranks need long; on a GPU only ranks that wait
+/// for each other for ever do.
+fn patience() -> Duration {
+    match std::env::var_os("MILLRACE_TEST_DEVICE") {
+        Some(_) => Duration::from_secs(2),
+        None => Duration::from_secs(20),
     }
 }
 
@@ -97,29 +100,108 @@ fn random(rng: &mut Rng, world: usize, most: usize) -> Round {
     }
 }
 
-/// The result of a rank: `x` or the normalized rows, and the residual.
-fn run(round: &Round, device: &Device, group: &PeerGroup<'_>) -> (Vec<f32>, Vec<f32>) {
-    let elem = round.elem;
-    let (x, residual) = (put(elem, &round.inputs[group.rank]), put(elem, &round.residual));
-    let weight = put(Elem::F32, &round.weight);
-    thread::sleep(Duration::from_millis(round.delays[group.rank]));
-    match round.form {
-        Some(form) => all_reduce(device, group, form, x.view(elem), round.rows * round.cols).unwrap(),
-        None => {
-            let n = AllReduceNorm {
-                rows: round.rows,
-                cols: round.cols,
-                eps: 1e-5,
-                x: x.view(elem),
-                residual: residual.view(elem),
-                weight: weight.view(Elem::F32),
-                out: x.view(elem),
-            };
-            all_reduce_norm(device, group, &n).unwrap();
+/// The memory that a rank's part in a round reads and writes.
+struct Buffers {
+    x: Memory,
+    residual: Memory,
+    weight: Memory,
+}
+
+impl Buffers {
+    fn new(round: &Round, rank: usize) -> Buffers {
+        Buffers {
+            x: put(round.elem, &round.inputs[rank]),
+            residual: put(round.elem, &round.residual),
+            weight: put(Elem::F32, &round.weight),
         }
     }
-    device.synchronize().unwrap();
-    (get(x.view(elem)), get(residual.view(elem)))
+
+    fn launch(&self, round: &Round, device: &Device, group: &PeerGroup<'_>) {
+        let elem = round.elem;
+        let x = self.x.view(elem);
+        match round.form {
+            Some(form) => all_reduce(device, group, form, x, round.rows * round.cols).unwrap(),
+            None => {
+                let n = AllReduceNorm {
+                    rows: round.rows,
+                    cols: round.cols,
+                    eps: 1e-5,
+                    x,
+                    residual: self.residual.view(elem),
+                    weight: self.weight.view(Elem::F32),
+                    out: x,
+                };
+                all_reduce_norm(device, group, &n).unwrap();
+            }
+        }
+        device.synchronize().unwrap();
+    }
+
+    /// The result of a rank: `x` or the normalized rows, and the residual.
+    fn read(&self, elem: Elem) -> (Vec<f32>, Vec<f32>) {
+        (get(self.x.view(elem)), get(self.residual.view(elem)))
+    }
+}
+
+/// Runs these ranks of a group, each in a thread with a device, and returns their results in order.
+///
+/// `prepare` makes a rank's buffers and launches its kernels once, in a group of its own. `work`
+/// runs when all have been prepared. Buffers and devices are freed when all ranks are done.
+fn as_ranks<B: Send, T: Send>(
+    region: &Region,
+    ranks: &[usize],
+    prepare: impl Fn(&Device, usize) -> B + Sync,
+    work: impl Fn(&Device, &PeerGroup<'_>, &B) -> T + Sync,
+) -> Vec<T> {
+    let ready = Barrier::new(ranks.len());
+    let done: Vec<(T, B, Device)> = thread::scope(|scope| {
+        let start = |&rank: &usize| {
+            let (prepare, work, ready) = (&prepare, &work, &ready);
+            scope.spawn(move || {
+                let device = own_device();
+                let buffers = prepare(&device, rank);
+                device.synchronize().unwrap();
+                ready.wait();
+                let result = work(&device, &region.group(rank, patience()), &buffers);
+                (result, buffers, device)
+            })
+        };
+        let ranks: Vec<_> = ranks.iter().map(start).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    done.into_iter().map(|(result, ..)| result).collect()
+}
+
+/// Makes the buffers of all rounds and launches their kernels once, in a group of one rank.
+fn prepare_rounds(rounds: &[Round], device: &Device, rank: usize) -> Vec<Buffers> {
+    let alone = Region::new(1, capacity_of(rounds), 0);
+    for round in rounds {
+        Buffers::new(round, rank).launch(round, device, &alone.group(0, patience()));
+    }
+    rounds.iter().map(|round| Buffers::new(round, rank)).collect()
+}
+
+/// The results of all ranks in all rounds.
+fn run_rounds(region: &Region, rounds: &[Round]) -> Vec<Vec<(Vec<f32>, Vec<f32>)>> {
+    let all: Vec<usize> = (0..region.regions.len()).collect();
+    as_ranks(
+        region,
+        &all,
+        |device, rank| prepare_rounds(rounds, device, rank),
+        |device, group, buffers| {
+            for (round, buffers) in rounds.iter().zip(buffers) {
+                thread::sleep(Duration::from_millis(round.delays[group.rank]));
+                buffers.launch(round, device, group);
+            }
+            assert_eq!(group.missed(device).unwrap(), None);
+            rounds.iter().zip(buffers).map(|(round, buffers)| buffers.read(round.elem)).collect()
+        },
+    )
+}
+
+/// Bytes of the longest message.
+fn capacity_of(rounds: &[Round]) -> usize {
+    rounds.iter().map(|r| (r.rows * r.cols * 4).next_multiple_of(16)).max().unwrap_or(16)
 }
 
 fn reference(round: &Round) -> (Vec<f32>, Vec<f32>) {
@@ -149,22 +231,8 @@ fn round_to(elem: Elem, x: f64) -> f32 {
 }
 
 fn check(world: usize, rounds: &[Round], epoch: u32) {
-    let capacity = rounds.iter().map(|r| (r.rows * r.cols * 4).next_multiple_of(16)).max().unwrap_or(16);
-    let region = Region::new(world, capacity, epoch);
-    let results: Vec<Vec<(Vec<f32>, Vec<f32>)>> = thread::scope(|scope| {
-        let ranks: Vec<_> = (0..world)
-            .map(|rank| {
-                let region = &region;
-                scope.spawn(move || {
-                    let (device, group) = (device_of_a_rank(), region.group(rank, PATIENCE));
-                    let results = rounds.iter().map(|round| run(round, &device, &group)).collect();
-                    assert_eq!(group.missed(&device).unwrap(), None);
-                    results
-                })
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    });
+    let region = Region::new(world, capacity_of(rounds), epoch);
+    let results = run_rounds(&region, rounds);
     for (i, round) in rounds.iter().enumerate() {
         let (want, residual) = reference(round);
         let name = format!(
@@ -188,6 +256,32 @@ fn rounds_of(world: usize, seeds: u64, rounds: usize) {
         // Epochs wrap around too.
         check(world, &rounds, rng.pick(&[0, u32::MAX - 3, 0x7fff_fffe]));
     });
+}
+
+/// Each compiled variant runs, whatever the random shapes are.
+#[test]
+fn every_form_and_type_matches_the_reference() {
+    let rng = &mut Rng(9);
+    let mut rounds = Vec::new();
+    for elem in ACTIVATIONS {
+        for form in [Some(AllReduceForm::OneShot), Some(AllReduceForm::TwoShot), None] {
+            for cols in [64, 37] {
+                let inputs = (0..2).map(|_| rng.values(elem, 2 * cols)).collect();
+                let (residual, weight) = (rng.values(elem, 2 * cols), rng.values(Elem::F32, cols));
+                rounds.push(Round {
+                    elem,
+                    form,
+                    rows: 2,
+                    cols,
+                    delays: vec![0; 2],
+                    inputs,
+                    residual,
+                    weight,
+                });
+            }
+        }
+    }
+    check(2, &rounds, 0);
 }
 
 #[test]
@@ -219,34 +313,11 @@ fn forms_give_the_same_bits() {
         let x: Vec<Vec<f32>> = [AllReduceForm::OneShot, AllReduceForm::TwoShot]
             .map(|form| {
                 let round = Round { form: Some(form), ..one.clone() };
-                let region = Region::new(4, 1 << 17, 0);
-                thread::scope(|scope| {
-                    let ranks: Vec<_> = (0..4)
-                        .map(|rank| {
-                            let (region, round) = (&region, &round);
-                            scope.spawn(move || {
-                                run(round, &device_of_a_rank(), &region.group(rank, PATIENCE)).0
-                            })
-                        })
-                        .collect();
-                    ranks.into_iter().map(|rank| rank.join().unwrap()).last().unwrap()
-                })
+                run_rounds(&Region::new(4, 1 << 17, 0), &[round]).remove(3).remove(0).0
             })
             .to_vec();
         assert_eq!(x[0], x[1]);
     });
-}
-
-/// Runs `work` as each rank of a group, and returns the results in the order of the ranks.
-fn as_ranks<T: Send>(region: &Region, work: impl Fn(&Device, &PeerGroup<'_>) -> T + Sync) -> Vec<T> {
-    thread::scope(|scope| {
-        let rank = |rank| {
-            let work = &work;
-            scope.spawn(move || work(&device_of_a_rank(), &region.group(rank, PATIENCE)))
-        };
-        let ranks: Vec<_> = (0..region.regions.len()).map(rank).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
 }
 
 /// The fused kernel and the two that it replaces give the same bits, so that the choice by the
@@ -259,7 +330,7 @@ fn fused_and_separate_kernels_give_the_same_bits() {
         let of_form = |form| {
             let round = Round { form, ..round.clone() };
             let region = Region::new(2, n.next_multiple_of(4) * 4, 0);
-            as_ranks(&region, |device, group| run(&round, device, group)).remove(1)
+            run_rounds(&region, &[round]).remove(1).remove(0)
         };
         let (sums, _) = of_form(Some(AllReduceForm::OneShot));
         let (x, residual) = (put(round.elem, &sums), put(round.elem, &round.residual));
@@ -287,19 +358,30 @@ fn columns_are_gathered() {
         let shapes = [(1, 40, 0), (3, 7, 2), (70, 64, 8), (2, 1001, 5), (4, 1000, 4)];
         let region = Region::new(world, 1 << 16, rng.pick(&[0, u32::MAX - 2]));
         let value = |rank: usize, i: usize| (rank * 100_000 + i) as f32;
-        let all = as_ranks(&region, |device, group| {
-            let gathered = shapes.map(|(rows, part_cols, padding)| {
-                let own: Vec<f32> = (0..rows * part_cols).map(|i| value(group.rank, i)).collect();
-                let whole_cols = world * part_cols - padding;
-                let (part, whole) = (put(Elem::F32, &own), garbage(Elem::F32, rows * whole_cols));
-                let (of_rank, of_all) = (part.view(Elem::F32), whole.view(Elem::F32));
-                let columns = AllGatherColumns { rows, part_cols, whole_cols, part: of_rank, whole: of_all };
-                all_gather(device, group, &columns).unwrap();
-                device.synchronize().unwrap();
-                get(of_all)
-            });
+        let ranks: Vec<usize> = (0..world).collect();
+        let gather = |device: &Device, group: &PeerGroup<'_>, buffers: &[(Memory, Memory); 5]| {
+            for ((rows, part_cols, padding), (part, whole)) in shapes.into_iter().zip(buffers) {
+                let whole_cols = group.world * part_cols - padding;
+                let (part, whole) = (part.view(Elem::F32), whole.view(Elem::F32));
+                all_gather(device, group, &AllGatherColumns { rows, part_cols, whole_cols, part, whole })
+                    .unwrap();
+            }
+            device.synchronize().unwrap();
+        };
+        let buffers = |rank: usize| {
+            shapes.map(|(rows, part_cols, _)| {
+                let own: Vec<f32> = (0..rows * part_cols).map(|i| value(rank, i)).collect();
+                (put(Elem::F32, &own), garbage(Elem::F32, rows * world * part_cols))
+            })
+        };
+        let prepare = |device: &Device, rank: usize| {
+            gather(device, &Region::new(1, 1 << 16, 0).group(0, patience()), &buffers(rank));
+            buffers(rank)
+        };
+        let all = as_ranks(&region, &ranks, prepare, |device, group, buffers| {
+            gather(device, group, buffers);
             assert_eq!(group.missed(device).unwrap(), None);
-            gathered
+            buffers.each_ref().map(|(_, whole)| get(whole.view(Elem::F32)))
         });
         for (at, (rows, part_cols, padding)) in shapes.into_iter().enumerate() {
             let whole_cols = world * part_cols - padding;
@@ -308,7 +390,11 @@ fn columns_are_gathered() {
                 .map(|(row, col)| value(col / part_cols, row * part_cols + col % part_cols))
                 .collect();
             for of_rank in &all {
-                assert_eq!(of_rank[at], want, "{world} ranks, {rows} x {part_cols} less {padding}");
+                assert_eq!(
+                    of_rank[at][..rows * whole_cols],
+                    want,
+                    "{world} ranks, {rows} x {part_cols} less {padding}"
+                );
             }
         }
     });
@@ -319,27 +405,22 @@ fn columns_are_gathered() {
 fn a_missing_rank_is_noticed() {
     for form in [AllReduceForm::OneShot, AllReduceForm::TwoShot] {
         let region = Region::new(3, 1 << 12, 0);
-        let missed = thread::scope(|scope| {
-            let ranks: Vec<_> = [0, 2]
-                .map(|rank| {
-                    let region = &region;
-                    scope.spawn(move || {
-                        let (device, group) =
-                            (device_of_a_rank(), region.group(rank, Duration::from_millis(300)));
-                        let x = put(Elem::F32, &[1.0; 64]);
-                        all_reduce(&device, &group, form, x.view(Elem::F32), 64).unwrap();
-                        let missed = group.missed(&device).unwrap();
-                        let start = Instant::now();
-                        all_reduce(&device, &group, form, x.view(Elem::F32), 64).unwrap();
-                        device.synchronize().unwrap();
-                        assert!(start.elapsed() < Duration::from_millis(250), "waits again");
-                        assert_eq!(get(x.view(Elem::F32)), [1.0; 64]);
-                        missed
-                    })
-                })
-                .into_iter()
-                .collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+        let prepare = |device: &Device, _rank: usize| {
+            let (alone, x) = (Region::new(1, 1 << 12, 0), put(Elem::F32, &[1.0; 64]));
+            all_reduce(device, &alone.group(0, patience()), form, x.view(Elem::F32), 64).unwrap();
+            device.synchronize().unwrap();
+            x
+        };
+        let missed = as_ranks(&region, &[0, 2], prepare, |device, group, x| {
+            let group = PeerGroup { timeout: Duration::from_millis(300), ..*group };
+            all_reduce(device, &group, form, x.view(Elem::F32), 64).unwrap();
+            let missed = group.missed(device).unwrap();
+            let start = Instant::now();
+            all_reduce(device, &group, form, x.view(Elem::F32), 64).unwrap();
+            device.synchronize().unwrap();
+            assert!(start.elapsed() < Duration::from_millis(250), "waits again");
+            assert_eq!(get(x.view(Elem::F32)), [1.0; 64]);
+            missed
         });
         assert_eq!(missed, [Some(1), Some(1)]);
     }
@@ -348,7 +429,7 @@ fn a_missing_rank_is_noticed() {
 #[test]
 fn operands_that_do_not_fit_are_refused() {
     let region = Region::new(2, 64, 0);
-    let group = region.group(0, PATIENCE);
+    let group = region.group(0, patience());
     let x = garbage(Elem::F32, 64);
     let view = x.view(Elem::F32);
     let one = AllReduceForm::OneShot;

@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, LazyLock};
 
-use millrace_kernels::cuda::{Device, Elem, Gpu, Memory, Simulated, View};
+use millrace_kernels::cuda::{Device, Elem, FiberSchedule, Gpu, GpuModel, Memory, Simulated, View};
+
+use crate::ptx::PtxDevice;
 
 /// The device under test.
 pub(crate) static DEVICE: LazyLock<Device> = LazyLock::new(own_device);
@@ -11,9 +13,36 @@ pub(crate) static DEVICE: LazyLock<Device> = LazyLock::new(own_device);
 pub(crate) fn own_device() -> Device {
     match std::env::var("MILLRACE_TEST_DEVICE").as_deref() {
         Ok("cuda") => Device::new(Arc::new(Gpu::new(0).unwrap())),
-        Ok(other) => panic!("MILLRACE_TEST_DEVICE={other}: not `cuda`"),
+        Ok("ptx") => Device::new(Arc::new(PtxDevice::from_environment())),
+        Ok(other) => panic!("MILLRACE_TEST_DEVICE={other}: neither `cuda` nor `ptx`"),
         Err(_) => Device::new(Arc::new(Simulated::new().unwrap())),
     }
+}
+
+/// Whether the tests run on a simulated device. If not, prints that the test is skipped, and `why`.
+pub(crate) fn is_simulated(why: &str) -> bool {
+    let is_simulated = std::env::var_os("MILLRACE_TEST_DEVICE").is_none();
+    if !is_simulated {
+        eprintln!("skipped: {why}");
+    }
+    is_simulated
+}
+
+/// Devices with the limits of an L40S, whose blocks have the least shared memory, and of an A100.
+/// They can use memory of [`DEVICE`]. `None`, with a printed reason, if the tests run on a GPU.
+pub(crate) fn small_and_large_gpu() -> Option<[Device; 2]> {
+    if std::env::var("MILLRACE_TEST_DEVICE").as_deref() == Ok("ptx") {
+        let device = |kib: usize| {
+            Device::new(Arc::new(PtxDevice::from_environment().with_shared_per_block(kib << 10)))
+        };
+        return Some([99, 163].map(device));
+    }
+    let device = |gpu| {
+        let schedule = FiberSchedule::from_environment().unwrap();
+        Device::new(Arc::new(Simulated::with(schedule, GpuModel::named(gpu).unwrap()).unwrap()))
+    };
+    is_simulated("only simulated devices have the limits of several GPUs")
+        .then(|| ["l40s", "a100"].map(device))
 }
 
 /// The types of activations.
@@ -60,6 +89,15 @@ impl Rng {
     }
 }
 
+/// One of so many random cases runs on the PTX interpreter, which is slow.
+const REDUCTION: u64 = 8;
+
+/// Whether the tests run on the PTX interpreter without `MILLRACE_TEST_ALL_CASES`.
+fn is_reduced() -> bool {
+    std::env::var("MILLRACE_TEST_DEVICE").as_deref() == Ok("ptx")
+        && std::env::var_os("MILLRACE_TEST_ALL_CASES").is_none()
+}
+
 /// Runs `case` with `cases` seeds, or with the one that `MILLRACE_TEST_SEED` names. The seed of a
 /// failing case is printed.
 pub(crate) fn for_seeds(cases: u64, case: impl Fn(&mut Rng)) {
@@ -72,6 +110,7 @@ pub(crate) fn for_seeds(cases: u64, case: impl Fn(&mut Rng)) {
         }
     }
     let only = std::env::var("MILLRACE_TEST_SEED").ok().map(|seed| seed.parse().unwrap());
+    let cases = if is_reduced() { cases.div_ceil(REDUCTION) } else { cases };
     for seed in only.map_or(0..cases, |seed| seed..seed + 1) {
         let _report = Report(seed);
         case(&mut Rng(seed));

@@ -1,9 +1,10 @@
 //! Decode attention: every feature and type over random steps, and the same bits beside any other
 //! sequences.
 
+use millrace_kernels::KeyWindow;
 use millrace_kernels::cuda::ops::decode::{
-    AttentionHeads, DecodeAttention, DecodeLimits, PlanDecode, cost, decode, plan, plan_len, split_tokens,
-    splits, supports, workspace_len,
+    AttentionHeads, DecodeAttention, DecodeLimits, PlanDecode, arrivals_len, cost, decode, plan, plan_len,
+    split_tokens, splits, supports, workspace_len,
 };
 use millrace_kernels::cuda::ops::paged::{AttentionScores, PagedKv, SequenceBatch};
 use millrace_kernels::cuda::{Elem, Memory, View};
@@ -34,11 +35,17 @@ fn plan_memory(len: usize) -> Memory {
     garbage(Elem::I32, len)
 }
 
+/// The counters that layers share, before the first layer.
+fn arrivals_memory(heads: &AttentionHeads, limits: &DecodeLimits) -> Memory {
+    put_u32(&vec![0; arrivals_len(heads, limits)])
+}
+
 /// The step's output. Rows that are not in the plan are NaN.
 fn run_on(kv: PagedKv<'_>, shape: &Shape, step: &Step, limits: DecodeLimits) -> Vec<f32> {
     let heads = heads_of(shape);
     let list = plan_memory(plan_len(&limits));
     let workspace = garbage(Elem::F32, workspace_len(&heads, &limits));
+    let arrivals = arrivals_memory(&heads, &limits);
     let out = garbage(shape.activations, step.tokens() * shape.heads * shape.head_dim);
     let (batch, scores) = (step.batch(), step.scores());
     let list = list.view(Elem::I32);
@@ -54,12 +61,19 @@ fn run_on(kv: PagedKv<'_>, shape: &Shape, step: &Step, limits: DecodeLimits) -> 
         scores,
         plan: list,
         workspace: workspace.view(Elem::F32),
+        arrivals: arrivals.view(Elem::U32),
         out: out.view(shape.activations),
     };
-    // Two layers use the same plan and the same workspace.
+    // Two layers use the same plan, the same workspace and the same counters.
     decode(&DEVICE, &layer).unwrap();
+    let first = get(out.view(shape.activations));
+    DEVICE.fill(out.view(shape.activations), 0xFF).unwrap();
     decode(&DEVICE, &layer).unwrap();
-    get(out.view(shape.activations))
+    let second = get(out.view(shape.activations));
+    assert!(first.iter().zip(&second).all(|(a, b)| a.to_bits() == b.to_bits()), "the second layer differs");
+    let left = get_i32(arrivals.view(Elem::I32)).iter().filter(|&&count| count != 0).count();
+    assert_eq!(left, 0, "counters are not zero");
+    second
 }
 
 fn run(cache: &Cache, step: &Step, queries: usize) -> Vec<f32> {
@@ -180,6 +194,54 @@ fn a_context_of_128k_matches_the_reference() {
     assert_close("128k", &run(&cache, &step, 1), &want, precision(Elem::BF16) * 1.01, 1e-4);
 }
 
+/// Splits are added up in groups of 16, at fixed places: one group, two, a group of one split at
+/// either end, and more groups than are added up at once.
+#[test]
+fn groups_of_splits_match_the_reference() {
+    let mut rng = Rng(11);
+    for (cached, heads) in [(Elem::BF16, 2), (Elem::E4M3, 9)] {
+        let shape = Shape { cached, ..bf16_shape(heads, 1) };
+        let s = split_tokens(cached);
+        let contexts = [15 * s + 3, 16 * s, 16 * s + 1, 33 * s, 150 * s + 7];
+        let cache = Cache::random(&mut rng, shape, &contexts);
+        let rows: Vec<Row> = (0..contexts.len()).map(|i| row(i, 1, contexts[i])).collect();
+        // The rounding errors of the weights average out over many keys.
+        let long = Some(KeyWindow::Last(17 * s + s / 2));
+        for (window, absolute) in [(None, 2e-4), (Some(KeyWindow::Last(s + s / 2)), 1e-3), (long, 2e-4)] {
+            let sinks = Some((0..heads).map(|_| rng.unit()).collect());
+            let features = Features { scale: 0.5, window, sinks, ..Features::default() };
+            let step = Step::random(&mut rng, &cache, &rows, features);
+            let got = run(&cache, &step, 1);
+            assert_close(
+                &format!("{cached:?} {window:?}"),
+                &got,
+                &step.reference(&cache),
+                precision(Elem::BF16) * 1.01,
+                absolute,
+            );
+        }
+    }
+}
+
+/// A sequence beyond the plan's memory has no output, and leaves no trace in the counters.
+#[test]
+fn sequences_beyond_the_plan_are_left_out() {
+    let mut rng = Rng(12);
+    let shape = bf16_shape(2, 1);
+    let s = split_tokens(shape.cached);
+    let contexts = [3 * s, 2 * s + 1, 20];
+    let cache = Cache::random(&mut rng, shape, &contexts);
+    let rows: Vec<Row> = (0..3).map(|i| row(i, 1, contexts[i])).collect();
+    let step = Step::random(&mut rng, &cache, &rows, Features::plain(64));
+    let whole = run(&cache, &step, 1);
+    for splits in [4, 5] {
+        let limits = DecodeLimits { rows: 3, queries: 1, splits };
+        let part = run_on(cache.paged(), &shape, &step, limits);
+        assert_eq!(part[..128], whole[..128]);
+        assert!(part[128..].iter().all(|x| x.is_nan()), "{splits} splits");
+    }
+}
+
 /// A sequence's output has the same bits alone, with others before and behind it, and with other
 /// limits.
 #[test]
@@ -270,6 +332,23 @@ fn queries_before_make_no_difference() {
     });
 }
 
+/// A query has the same bits if the ones before it see a split that it does not see, alone in its
+/// group.
+#[test]
+fn queries_before_in_another_group_make_no_difference() {
+    let mut rng = Rng(13);
+    let shape = bf16_shape(2, 1);
+    let s = split_tokens(shape.cached);
+    let context = 36 * s + 10;
+    let cache = Cache::random(&mut rng, shape, &[context]);
+    let window = Some(KeyWindow::Last(context - 16 * s));
+    let features = Features { window, ..Features::plain(64) };
+    let queries = rng.values(shape.activations, 3 * 128);
+    let three = run(&cache, &Step::new(&cache, &[row(0, 3, context)], features.clone(), &queries), 3);
+    let one = Step::new(&cache, &[row(0, 1, context)], features, &queries[2 * 128..]);
+    assert_eq!(run(&cache, &one, 1), three[2 * 128..]);
+}
+
 /// A sequence of a plan's test.
 #[derive(Debug, Clone, Copy)]
 struct PlannedRow {
@@ -277,11 +356,21 @@ struct PlannedRow {
     context: u32,
 }
 
+/// The lowest position that a query of a row sees.
+fn lowest_position(row: PlannedRow, window: Option<KeyWindow>) -> u32 {
+    let first = row.context - row.queries;
+    match window {
+        None => 0,
+        Some(KeyWindow::Last(window)) => (first + 1).saturating_sub(window as u32),
+        Some(KeyWindow::Chunk(size)) => first - first % size as u32,
+    }
+}
+
 /// The splits of all rows as (row, split), and where each row's begin in the list, by the
 /// definition.
 fn expected_plan(
     rows: &[PlannedRow],
-    window: Option<usize>,
+    window: Option<KeyWindow>,
     max_queries: u32,
 ) -> (Vec<(u32, u32)>, Vec<u32>) {
     let split = split_tokens(Elem::BF16) as u32;
@@ -291,7 +380,7 @@ fn expected_plan(
         if queries == 0 || queries > max_queries {
             continue;
         }
-        let lowest = window.map_or(0, |w| (context - queries + 1).saturating_sub(w as u32));
+        let lowest = lowest_position(rows[r], window);
         list.extend((lowest / split..context.div_ceil(split)).map(|split| (r as u32, split)));
     }
     starts.push(list.len() as u32);
@@ -303,7 +392,9 @@ fn expected_plan(
 fn plans_match_their_definition() {
     for_seeds(6, |rng| {
         let n = rng.pick(&[0, 1, 33, 1500]);
-        let window = rng.pick(&[None, Some(1), Some(300), Some(5000)]);
+        let last = [1, 300, 5000].map(|len| Some(KeyWindow::Last(len)));
+        let chunks = [1, 300, 700].map(|len| Some(KeyWindow::Chunk(len)));
+        let window = rng.pick(&[&[None], &last[..], &chunks].concat());
         let rows: Vec<PlannedRow> = (0..n)
             .map(|_| PlannedRow { queries: rng.below(4) as u32, context: 4 + rng.below(3000) as u32 })
             .collect();
@@ -334,10 +425,14 @@ fn plans_match_their_definition() {
         plan(&DEVICE, &PlanDecode { batch, scores, cache: Elem::BF16, limits, splits, plan: view }).unwrap();
         let words: Vec<u32> = get_i32(view).into_iter().map(|word| word as u32).collect();
         assert_eq!(words[0], list.len() as u32);
-        let got: Vec<(u32, u32)> =
-            words[2..][..2 * list.len()].chunks_exact(2).map(|p| (p[0], p[1])).collect();
-        assert_eq!(got, list);
-        assert_eq!(words[2 + 2 * limits.splits..][..=n], starts);
+        let records = words[4..][..8 * list.len()].chunks_exact(8);
+        let want = list.iter().map(|&(row, split)| {
+            let (r, context) = (row as usize, rows[row as usize].context);
+            let lowest = lowest_position(rows[r], window);
+            [row, split, query_start[r], rows[r].queries, context, lowest, 0, starts[r]]
+        });
+        assert!(records.eq(want), "{rows:?} with {window:?}");
+        assert_eq!(words[4 + 8 * limits.splits..][..=n], starts);
     });
 }
 
@@ -352,6 +447,7 @@ fn operands_that_do_not_fit_are_refused() {
     assert_eq!(limits.splits, 3);
     let list = plan_memory(plan_len(&limits));
     let workspace = garbage(Elem::F32, workspace_len(&heads, &limits));
+    let arrivals = arrivals_memory(&heads, &limits);
     let out = garbage(Elem::BF16, 2 * 4 * 64);
     let planned = |limits: &DecodeLimits, splits| {
         let (batch, scores) = (step.batch(), step.scores());
@@ -375,6 +471,7 @@ fn operands_that_do_not_fit_are_refused() {
         scores: step.scores(),
         plan: list.view(Elem::I32),
         workspace: workspace.view(Elem::F32),
+        arrivals: arrivals.view(Elem::U32),
         out: out.view(Elem::BF16),
     };
     assert!(decode(&DEVICE, &layer).is_ok());
@@ -382,6 +479,8 @@ fn operands_that_do_not_fit_are_refused() {
     let short = workspace.view(Elem::F32).slice(0..100);
     assert!(refused(DecodeAttention { workspace: short, ..layer }).contains("workspace has 100"));
     assert!(refused(DecodeAttention { query_stride: 100, ..layer }).contains("rows of 100"));
+    let short = arrivals.view(Elem::U32).slice(0..11);
+    assert!(refused(DecodeAttention { arrivals: short, ..layer }).contains("arrivals has 11"));
     assert!(refused(DecodeAttention { query_stride: 1000, ..layer }).contains("queries has"));
     let kv = PagedKv { block_size: 8, ..layer.kv };
     assert!(refused(DecodeAttention { kv, ..layer }).contains("blocks of 8"));

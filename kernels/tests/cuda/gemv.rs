@@ -26,6 +26,12 @@ impl Case {
         Case { elem, rows, inputs, outputs, x, bias, residual, in_place: rng.below(2) == 1 }
     }
 
+    /// x is zero, and there is neither bias nor residual.
+    fn zeros(elem: Elem, rows: usize, inputs: usize, outputs: usize) -> Case {
+        let x = vec![0.0; rows * inputs];
+        Case { elem, rows, inputs, outputs, x, bias: None, residual: None, in_place: false }
+    }
+
     /// Row i of x picks input i.
     pub(crate) fn identity(elem: Elem, inputs: usize, outputs: usize) -> Case {
         let mut x = vec![0.0; inputs * inputs];
@@ -150,6 +156,19 @@ fn one_slice_matches_the_reference() {
     for elem in [Elem::F16, Elem::BF16] {
         for_seeds(2, |rng| check(rng, elem, 3, 200, 150));
     }
+}
+
+/// A slice of 1536 k of 16 rows is 48 KiB, which is more than a kernel with static shared memory
+/// may have without asking the driver. Slices of Qwen3-8B's `down_proj` are as long.
+#[test]
+fn a_slice_of_48_kib_can_be_launched() {
+    let (elem, rows, inputs, outputs) = (Elem::BF16, 16, 1536, 32_768);
+    let weight = DEVICE.allocate(elem, inputs * outputs).unwrap();
+    DEVICE.fill(weight.view(elem), 0).unwrap();
+    let case = Case { bias: Some(vec![1.5; outputs]), ..Case::zeros(elem, rows, inputs, outputs) };
+    let room = Room::new(rows, inputs, outputs);
+    let got = case.run(|p| gemv(&DEVICE, weight.view(elem), p, &room.workspace()).unwrap());
+    assert!(got.iter().all(|&value| value == 1.5));
 }
 
 /// A row has the same bits alone and with others, in blocks of 8 rows and of 16.

@@ -169,29 +169,49 @@ fn many_rows_match_the_reference() {
 #[test]
 fn packed_experts_match_the_reference() {
     for_seeds(6, |rng| {
-        let elem = rng.pick(&ACTIVATIONS);
-        let rows = rng.pick(&[3, 50, 100]);
-        let mut case = Case::random(rng, elem, rows);
-        while case.experts > 8 || !case.inputs.is_multiple_of(8) {
-            case = Case::random(rng, elem, rows);
-        }
-        // A part ends at a multiple of 16 outputs.
-        case.outputs = case.outputs.next_multiple_of(16);
-        let Case { experts, inputs, outputs, .. } = case;
-        case.bias = Some(rng.values(Elem::F32, experts * outputs));
-        let parts: Vec<_> =
-            (0..experts).map(|_| gptq(rng, inputs, outputs, inputs.min(64), Groups::Natural)).collect();
-        let mut all: PackedWeight = parts[0].packed.clone();
-        parts[1..].iter().for_each(|part| all.append(&part.packed).unwrap());
-        let loaded = all.upload(&DEVICE).unwrap();
-        let want = case.reference(|e, o, i| parts[e].dense[o * inputs + i]);
-        let (relative, absolute) = (precision(elem) * 1.01 + 1e-6, inputs as f32 * 1e-6);
-        let fast = case.run(|g| grouped_gemm(&DEVICE, ExpertWeights::Packed(loaded.weight()), g).unwrap());
-        assert_close(&case.name("packed, fast"), &fast, &want, relative, absolute);
-        let plain =
-            case.run(|g| grouped_gemm_plain(&DEVICE, ExpertWeights::Packed(loaded.weight()), g).unwrap());
-        assert_close(&case.name("packed, plain"), &plain, &want, relative, absolute);
+        let (elem, rows) = (rng.pick(&ACTIVATIONS), rng.pick(&[3, 50, 100]));
+        check_packed(rng, elem, rows);
     });
+}
+
+/// Each compiled variant runs, whatever the random shapes are.
+#[test]
+fn every_tile_and_type_matches_the_reference() {
+    for elem in ACTIVATIONS {
+        for rows in [3, 100] {
+            let rng = &mut Rng(rows as u64);
+            check_packed(rng, elem, rows);
+            let case = loop {
+                let case = Case::random(rng, elem, rows);
+                if case.experts <= 8 && case.inputs.is_multiple_of(8) {
+                    break case;
+                }
+            };
+            check_case(rng, &case);
+        }
+    }
+}
+
+fn check_packed(rng: &mut Rng, elem: Elem, rows: usize) {
+    let mut case = Case::random(rng, elem, rows);
+    while case.experts > 8 || !case.inputs.is_multiple_of(8) {
+        case = Case::random(rng, elem, rows);
+    }
+    // A part ends at a multiple of 16 outputs.
+    case.outputs = case.outputs.next_multiple_of(16);
+    let Case { experts, inputs, outputs, .. } = case;
+    case.bias = Some(rng.values(Elem::F32, experts * outputs));
+    let parts: Vec<_> =
+        (0..experts).map(|_| gptq(rng, inputs, outputs, inputs.min(64), Groups::Natural)).collect();
+    let mut all: PackedWeight = parts[0].packed.clone();
+    parts[1..].iter().for_each(|part| all.append(&part.packed).unwrap());
+    let loaded = all.upload(&DEVICE).unwrap();
+    let want = case.reference(|e, o, i| parts[e].dense[o * inputs + i]);
+    let (relative, absolute) = (precision(elem) * 1.01 + 1e-6, inputs as f32 * 1e-6);
+    let fast = case.run(|g| grouped_gemm(&DEVICE, ExpertWeights::Packed(loaded.weight()), g).unwrap());
+    assert_close(&case.name("packed, fast"), &fast, &want, relative, absolute);
+    let plain = case.run(|g| grouped_gemm_plain(&DEVICE, ExpertWeights::Packed(loaded.weight()), g).unwrap());
+    assert_close(&case.name("packed, plain"), &plain, &want, relative, absolute);
 }
 
 /// A row has the same bits in narrow tiles and in wide ones.
@@ -214,6 +234,31 @@ fn rows_do_not_depend_on_their_number() {
     case.sorted = (0..35).collect();
     case.offsets = vec![0, 30, 35];
     assert_eq!(run(&case), all[..35 * 40]);
+}
+
+/// GPUs whose blocks have little shared memory use a kernel with fewer stages, which gives the same
+/// bits.
+#[test]
+fn products_have_the_same_bits_on_gpus_with_little_shared_memory() {
+    let Some(devices) = small_and_large_gpu() else { return };
+    let mut rng = Rng(3);
+    for elem in [Elem::F16, Elem::BF16] {
+        let mut case = Case::random(&mut rng, elem, 80);
+        (case.top_k, case.experts, case.inputs, case.outputs) = (1, 2, 392, 136);
+        (case.x_order, case.out_order) = (RowOrder::Pairs, RowOrder::Pairs);
+        case.expert_of = (0..80).map(|row| Some(usize::from(row >= 30))).collect();
+        case.sorted = (0..80).collect();
+        case.offsets = vec![0, 30, 80];
+        case.x = rng.values(elem, 80 * 392);
+        let weights = rng.values(elem, 2 * 136 * 392);
+        let loaded = put(elem, &weights);
+        let [small, large] = devices.each_ref().map(|device| {
+            case.run(|g| grouped_gemm(device, ExpertWeights::Stored(loaded.view(elem)), g).unwrap())
+        });
+        assert_eq!(small, large);
+        let want = case.reference(|e, o, i| f64::from(weights[(e * 136 + o) * 392 + i]));
+        assert_close(&case.name("few stages"), &small, &want, precision(elem) * 1.01 + 1e-6, 392.0 * 1e-7);
+    }
 }
 
 #[test]

@@ -19,12 +19,13 @@ struct Case {
     top_k: usize,
     scores: RouterScoreKind,
     bias: bool,
+    scaled: bool,
     normalize: bool,
     factor: f32,
 }
 
 /// Experts and weights of a row, in f64.
-fn reference(c: &Case, logits: &[f32], bias: &[f32]) -> (Vec<i32>, Vec<f32>) {
+fn reference(c: &Case, logits: &[f32], bias: &[f32], scales: &[f32]) -> (Vec<i32>, Vec<f32>) {
     let logits: Vec<f64> = logits.iter().map(|x| f64::from(*x)).collect();
     let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let scores: Vec<f64> = match c.scores {
@@ -44,12 +45,14 @@ fn reference(c: &Case, logits: &[f32], bias: &[f32]) -> (Vec<i32>, Vec<f32>) {
     order.sort_by(|a, b| (keys[*b] + 0.0).total_cmp(&(keys[*a] + 0.0)));
     order.truncate(c.top_k);
     let sum: f64 = if c.normalize { order.iter().map(|e| scores[*e]).sum() } else { 1.0 };
-    let weights = order.iter().map(|e| (scores[*e] / sum * f64::from(c.factor)) as f32).collect();
+    let scale = |e: usize| if c.scaled { f64::from(scales[e]) } else { 1.0 };
+    let weights = order.iter().map(|e| (scores[*e] / sum * f64::from(c.factor) * scale(*e)) as f32).collect();
     (order.iter().map(|e| *e as i32).collect(), weights)
 }
 
-fn run(c: &Case, plain: bool, logits: &[f32], bias: &[f32]) -> (Vec<i32>, Vec<f32>) {
+fn run(c: &Case, plain: bool, logits: &[f32], bias: &[f32], scales: &[f32]) -> (Vec<i32>, Vec<f32>) {
     let (on_logits, on_bias) = (put(c.elem, logits), put(Elem::F32, bias));
+    let on_scales = put(Elem::F32, scales);
     let count = put_i32(&[c.count.unwrap_or(0) as i32]);
     let pairs = c.tokens * c.top_k;
     let (chosen, weights) = (garbage(Elem::I32, pairs), garbage(Elem::F32, pairs));
@@ -61,6 +64,7 @@ fn run(c: &Case, plain: bool, logits: &[f32], bias: &[f32]) -> (Vec<i32>, Vec<f3
         logits: on_logits.view(c.elem),
         scores: c.scores,
         bias: c.bias.then(|| on_bias.view(Elem::F32)),
+        scales: c.scaled.then(|| on_scales.view(Elem::F32)),
         normalize: c.normalize,
         factor: c.factor,
         chosen: chosen.view(Elem::I32),
@@ -81,6 +85,7 @@ fn random(rng: &mut Rng) -> Case {
         top_k: rng.pick(&[1, 2, 4, 8, 32, 40]).min(experts),
         scores: rng.pick(&[RouterScoreKind::Softmax, RouterScoreKind::Sigmoid]),
         bias: rng.below(2) == 1,
+        scaled: rng.below(2) == 1,
         normalize: rng.below(2) == 1,
         factor: rng.pick(&[1.0, 2.5]),
     }
@@ -94,18 +99,19 @@ fn routes_match_the_definition() {
         let coarse = |x: f32| (x * 8.0).round() / 4.0;
         let logits: Vec<f32> = (0..c.tokens * c.experts).map(|_| coarse(rng.unit())).collect();
         let bias: Vec<f32> = (0..c.experts).map(|_| coarse(rng.unit())).collect();
+        let scales: Vec<f32> = (0..c.experts).map(|_| rng.unit()).collect();
         let (mut experts, mut weights) = (Vec::new(), Vec::new());
         for (t, row) in logits.chunks_exact(c.experts).enumerate() {
             let (e, w) = if c.count.is_some_and(|count| t >= count) {
                 (vec![-1; c.top_k], vec![0.0; c.top_k])
             } else {
-                reference(&c, row, &bias)
+                reference(&c, row, &bias, &scales)
             };
             experts.extend(e);
             weights.extend(w);
         }
         for plain in [false, true] {
-            let got = run(&c, plain, &logits, &bias);
+            let got = run(&c, plain, &logits, &bias, &scales);
             assert_eq!(got.0, experts, "{c:?} plain: {plain}");
             assert_close(&format!("{c:?} plain: {plain}"), &got.1, &weights, 1e-5, 1e-9);
         }
@@ -131,11 +137,12 @@ fn rows_without_finite_logits_name_different_experts() {
             top_k: 4,
             scores,
             bias: false,
+            scaled: false,
             normalize: false,
             factor: 1.0,
         };
         for plain in [false, true] {
-            let (experts, weights) = run(&c, plain, &logits, &[]);
+            let (experts, weights) = run(&c, plain, &logits, &[], &[]);
             assert_eq!(experts[..8], [0, 1, 2, 3, 0, 1, 2, 3]);
             assert_close("equal parts", &weights[..8], &[equal; 8], 1e-6, 0.0);
             assert_eq!(experts[8..], [7, 3, 1, 0]);
@@ -282,6 +289,7 @@ fn operands_that_do_not_fit_are_refused() {
         logits: floats.view(Elem::F32),
         scores: RouterScoreKind::Softmax,
         bias: None,
+        scales: None,
         normalize: false,
         factor: 1.0,
         chosen: words.view(Elem::I32),

@@ -1,7 +1,8 @@
 //! RMSNorm and LayerNorm, with and without a residual.
 
+use millrace_kernels::RowParts;
 use millrace_kernels::cuda::Elem;
-use millrace_kernels::cuda::ops::norm::{NormKind, NormRows, norm, norm_plain};
+use millrace_kernels::cuda::ops::norm::{NormKind, NormRows, PartRows, norm, norm_parts, norm_plain};
 
 use crate::common::*;
 
@@ -90,6 +91,64 @@ fn random_shapes_match_the_reference() {
     for_seeds(40, |rng| check(random(rng), rng));
 }
 
+/// Each compiled variant runs, whatever the random shapes are.
+#[test]
+fn every_kind_and_type_matches_the_reference() {
+    for elem in ACTIVATIONS {
+        for (layer, residual) in [(false, false), (false, true), (true, false), (true, true)] {
+            for cols in [96, 1023] {
+                let case =
+                    Case { elem, rows: 2, cols, layer, bias: layer, residual, in_place: false, offset: 0.0 };
+                check(case, &mut Rng(cols as u64));
+            }
+        }
+    }
+}
+
+/// Parts of rows are normalized by themselves, and the rest of a row stays as it is.
+#[test]
+fn parts_of_rows_match_the_reference() {
+    for seed in 0..12 {
+        let rng = &mut Rng(seed);
+        let elem = ACTIVATIONS[seed as usize % 3];
+        let (layer, own) = (seed % 2 == 1, seed % 4 > 1);
+        let (rows, first, count, cols) =
+            (1 + rng.below(3), rng.below(10), 1 + rng.below(4), 1 + rng.below(300));
+        let row_cols = first + count * cols + rng.below(10);
+        let x = rng.values(elem, rows * row_cols);
+        let scales = if own { count * cols } else { cols };
+        let (weight, bias) = (rng.values(Elem::F32, scales), rng.values(Elem::F32, scales));
+        let mut want = x.clone();
+        for row in want.chunks_exact_mut(row_cols) {
+            for (part, values) in row[first..first + count * cols].chunks_exact_mut(cols).enumerate() {
+                let of_part = if own { part * cols..(part + 1) * cols } else { 0..cols };
+                let one = Case {
+                    elem,
+                    rows: 1,
+                    cols,
+                    layer,
+                    bias: layer,
+                    residual: false,
+                    in_place: true,
+                    offset: 0.0,
+                };
+                let (_, normed) = reference(&one, values, values, &weight[of_part.clone()], &bias[of_part]);
+                values.copy_from_slice(&normed);
+            }
+        }
+        let (w, b, on_x) = (put(Elem::F32, &weight), put(Elem::F32, &bias), put(elem, &x));
+        let which = match layer {
+            true => NormKind::Layer { weight: w.view(Elem::F32), bias: Some(b.view(Elem::F32)) },
+            false => NormKind::Rms { weight: w.view(Elem::F32) },
+        };
+        let parts = RowParts { first, count, cols };
+        let of = PartRows { rows, row_cols, parts, eps: 1e-5, x: on_x.view(elem) };
+        norm_parts(&DEVICE, which, &of).unwrap();
+        let name = format!("{elem:?} {parts:?} of {row_cols}, layer: {layer}, own: {own}");
+        assert_close(&name, &get(of.x), &want, precision(elem) * 1.01 + 1e-5, 2e-5);
+    }
+}
+
 /// The variance of values far from zero is not lost in their squares.
 #[test]
 fn layer_norm_is_accurate_far_from_zero() {
@@ -98,6 +157,39 @@ fn layer_norm_is_accurate_far_from_zero() {
         let far = Case { residual: false, ..far };
         check(far, rng);
     });
+}
+
+/// Weights or biases that 16 bytes cannot be loaded of at once are read one by one.
+#[test]
+fn weights_may_start_anywhere() {
+    let mut rng = Rng(5);
+    let c = Case {
+        elem: Elem::BF16,
+        rows: 2,
+        cols: 64,
+        layer: true,
+        bias: true,
+        residual: false,
+        in_place: false,
+        offset: 0.0,
+    };
+    let (x, weight, bias) = (rng.values(c.elem, 128), rng.values(Elem::F32, 64), rng.values(Elem::F32, 64));
+    let (_, want) = reference(&c, &x, &x, &weight, &bias);
+    let on_x = put(c.elem, &x);
+    for (weight_at, bias_at) in [(1, 0), (0, 1), (4, 4)] {
+        let shifted = |at: usize, values: &[f32]| put(Elem::F32, &[&vec![f32::NAN; at], values].concat());
+        let (w, b) = (shifted(weight_at, &weight), shifted(bias_at, &bias));
+        let which = NormKind::Layer {
+            weight: w.view(Elem::F32).slice(weight_at..weight_at + 64),
+            bias: Some(b.view(Elem::F32).slice(bias_at..bias_at + 64)),
+        };
+        let out = garbage(c.elem, 128);
+        let (view, x) = (out.view(c.elem), on_x.view(c.elem));
+        let rows = NormRows { rows: 2, cols: 64, eps: 1e-5, x, residual: None, out: view };
+        norm(&DEVICE, which, &rows).unwrap();
+        let name = format!("weights from {weight_at}, biases from {bias_at}");
+        assert_close(&name, &get(view), &want, precision(c.elem) * 1.01 + 1e-5, 2e-5);
+    }
 }
 
 #[test]

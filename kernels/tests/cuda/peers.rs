@@ -6,11 +6,16 @@ use std::time::{Duration, Instant};
 use millrace_kernels::cuda::ops::allreduce::AllGatherColumns;
 use millrace_kernels::cuda::{Device, Elem, PeerCollectives, PeerOffer, SharedName, Simulated};
 
-use crate::common::Rng;
+use crate::common::{Rng, is_simulated};
 
 const LONG: Duration = Duration::from_secs(20);
 /// Bytes of a message.
 const CAPACITY: usize = 1 << 10;
+
+/// Whether ranks in threads can open each other's memory. If not, prints that the test is skipped.
+fn has_shared_memory() -> bool {
+    is_simulated("CUDA shares memory between processes only, and the ranks of these tests are threads")
+}
 
 /// Runs `work` as every rank of a group.
 fn in_group(world: usize, patience: Duration, work: impl Fn(&Device, usize, PeerCollectives) + Sync) {
@@ -46,6 +51,9 @@ fn raw(values: &[f32]) -> Vec<u8> {
 /// Sums and columns of any length, also those that take several messages.
 #[test]
 fn sums_and_columns_of_any_length() {
+    if !has_shared_memory() {
+        return;
+    }
     for world in [1, 2, 5] {
         in_group(world, LONG, |device, rank, peers| {
             peers.self_test().unwrap();
@@ -84,6 +92,9 @@ fn sums_and_columns_of_any_length() {
 /// Whoever has waited in vain knows it without asking the device, and is not made to wait again.
 #[test]
 fn a_rank_that_is_missed_is_known_to_the_host() {
+    if !has_shared_memory() {
+        return;
+    }
     in_group(2, Duration::from_millis(300), |device, rank, peers| {
         let x = device.upload(&raw(&[1.0; 64])).unwrap();
         if rank == 1 {
@@ -107,6 +118,9 @@ fn a_rank_that_is_missed_is_known_to_the_host() {
 /// of.
 #[test]
 fn what_cannot_be_opened_is_named() {
+    if !has_shared_memory() {
+        return;
+    }
     let device = Device::new(Arc::new(Simulated::new().unwrap()));
     let offer = || PeerOffer::new(&device, CAPACITY).unwrap();
     let error = |other: &SharedName| {

@@ -1,5 +1,6 @@
 //! Attention of steps with any number of queries per sequence.
 
+use millrace_kernels::KeyWindow;
 use millrace_kernels::cuda::ops::attention::{PagedAttention, attention_plain};
 use millrace_kernels::cuda::ops::paged::SequenceBatch;
 use millrace_kernels::cuda::ops::prefill::{PrefillKernel, prefill, prefill_by};
@@ -94,6 +95,18 @@ fn the_plain_kernel_matches_the_reference_for_any_shape() {
     });
 }
 
+/// Each compiled variant of the plain kernel runs, whatever the random shapes are.
+#[test]
+fn the_plain_kernel_reads_every_type() {
+    for activations in ACTIVATIONS {
+        for cached in ALL_CACHED {
+            let shape = Shape { heads: 2, kv_heads: 1, head_dim: 20, block_size: 3, activations, cached };
+            let rows = [Row { sequence: 0, queries: 2, context: 9, prefix: 0 }];
+            check(&mut Rng(11), shape, &rows, Features::plain(20), &[PrefillKernel::Plain]);
+        }
+    }
+}
+
 /// A shape with 64 features per head and the same type everywhere.
 fn small_shape(heads: usize, kv_heads: usize, elem: Elem) -> Shape {
     Shape { heads, kv_heads, head_dim: 64, block_size: 16, activations: elem, cached: elem }
@@ -159,11 +172,11 @@ fn run_without_first(kernel: PrefillKernel, cache: &Cache, step: &Step, left_out
     get(out.view(activations))
 }
 
-/// The kernel for Hopper matches the reference and the kernel for all GPUs. Only a Hopper GPU can
-/// run it.
+/// The kernel for Hopper matches the reference and the kernel for all GPUs. Only a Hopper GPU and
+/// the PTX interpreter can run it.
 #[test]
 fn the_hopper_kernel_matches_the_reference() {
-    if DEVICE.properties().capability != (9, 0) {
+    if !DEVICE.properties().runs_hopper_kernels {
         return;
     }
     for_seeds(40, |rng| {
@@ -174,6 +187,33 @@ fn the_hopper_kernel_matches_the_reference() {
         (features.soft_cap, features.alibi) = (None, None);
         check(rng, shape, &rows, features, &[PrefillKernel::Hopper, PrefillKernel::Mma]);
     });
+}
+
+/// Five tiles of keys, the last of which ends within a block, and two of queries; one tile alone;
+/// and a window that begins within a tile.
+#[test]
+fn the_hopper_kernel_at_the_edges_of_tiles() {
+    if !DEVICE.properties().runs_hopper_kernels {
+        return;
+    }
+    for (which, head_dim) in [64, 128, 256, 64, 128, 256].into_iter().enumerate() {
+        let mut rng = Rng(which as u64);
+        let shape = Shape {
+            heads: 1,
+            kv_heads: 1,
+            head_dim,
+            block_size: 16,
+            activations: HALVES[which % 2],
+            cached: HALVES[which % 2],
+        };
+        let tile = if head_dim > 128 { 64 } else { 128 };
+        let row = |sequence, queries, context| Row { sequence, queries, context, prefix: 0 };
+        let rows = [row(0, 130, 4 * tile + 19), row(1, 5, tile - 3), row(2, 1, 2 * tile)];
+        let mut features = Features::plain(head_dim);
+        check(&mut rng, shape, &rows, features.clone(), &[PrefillKernel::Hopper]);
+        features.window = Some(KeyWindow::Last(tile + 40));
+        check(&mut rng, shape, &rows[..1], features, &[PrefillKernel::Hopper]);
+    }
 }
 
 #[test]
@@ -234,7 +274,7 @@ fn many_short_sequences_match_the_reference() {
 #[test]
 fn chunks_and_other_sequences_make_no_difference() {
     for_seeds(6, |rng| {
-        let hopper = DEVICE.properties().capability == (9, 0);
+        let hopper = DEVICE.properties().runs_hopper_kernels;
         let kernel = rng.pick(&[
             if hopper { PrefillKernel::Hopper } else { PrefillKernel::Mma },
             PrefillKernel::Mma,
@@ -285,7 +325,7 @@ fn a_long_context_matches_the_reference() {
     let shape = small_shape(1, 1, Elem::BF16);
     let rows = [Row { sequence: 0, queries: 3, context: 9000, prefix: 0 }];
     check(&mut rng, shape, &rows, Features::plain(64), &[PrefillKernel::Mma, PrefillKernel::Plain]);
-    let windowed = Features { window: Some(100), ..Features::plain(64) };
+    let windowed = Features { window: Some(KeyWindow::Last(100)), ..Features::plain(64) };
     check(&mut rng, shape, &rows, windowed, &[PrefillKernel::Mma, PrefillKernel::Plain]);
 }
 
@@ -311,7 +351,7 @@ fn the_fastest_kernel_is_chosen() {
     let out = garbage(Elem::F16, 3 * 128);
     prefill(&DEVICE, &attention(&cache, &step, &out)).unwrap();
     let fastest =
-        if DEVICE.properties().capability == (9, 0) { PrefillKernel::Hopper } else { PrefillKernel::Mma };
+        if DEVICE.properties().runs_hopper_kernels { PrefillKernel::Hopper } else { PrefillKernel::Mma };
     assert!(get(out.view(Elem::F16)) == run(fastest, &cache, &step));
 }
 
@@ -346,7 +386,7 @@ fn operands_that_do_not_fit_are_refused() {
     zero.scores.scale = 0.0;
     assert!(refused(zero).contains("a scale of 0"));
     let mut narrow = good;
-    narrow.scores.window = Some(0);
+    narrow.scores.window = Some(KeyWindow::Last(0));
     assert!(refused(narrow).contains("a window of no keys"));
     let mut capped = good;
     capped.scores.soft_cap = Some(f32::NAN);

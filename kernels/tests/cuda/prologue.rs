@@ -2,7 +2,9 @@
 
 use millrace_kernels::backend::{QkvLayout, RopeStyle};
 use millrace_kernels::cuda::ops::paged::PagedKv;
-use millrace_kernels::cuda::ops::prologue::{HeadNorms, Prologue, Rope, prologue, prologue_plain};
+use millrace_kernels::cuda::ops::prologue::{
+    HeadNorms, Prologue, QueryScale, Rope, prologue, prologue_plain,
+};
 use millrace_kernels::cuda::{Elem, Memory, View};
 
 use crate::common::*;
@@ -34,7 +36,7 @@ struct Inputs {
     cos: Vec<f32>,
     sin: Vec<f32>,
     query_scale: Vec<f32>,
-    positions: [Vec<i32>; 2],
+    positions: [Vec<i32>; 3],
     slots: Vec<i32>,
 }
 
@@ -57,7 +59,7 @@ fn inputs(c: &Case, rng: &mut Rng) -> Inputs {
         cos: angle.iter().map(|a| a.cos()).collect(),
         sin: angle.iter().map(|a| a.sin()).collect(),
         query_scale: (0..POSITIONS).map(|_| 1.5 + rng.unit()).collect(),
-        positions: [0, 1].map(|_| (0..c.tokens).map(|_| rng.below(POSITIONS) as i32).collect()),
+        positions: [0, 1, 2].map(|_| (0..c.tokens).map(|_| rng.below(POSITIONS) as i32).collect()),
         slots: (0..c.tokens).map(|t| if rng.below(6) == 0 { -1 } else { places[t] as i32 }).collect(),
     }
 }
@@ -77,8 +79,8 @@ fn reference(c: &Case, x: &Inputs) -> Vec<f64> {
                 let scale = 1.0 / (square / head_dim as f64 + f64::from(EPS[which])).sqrt();
                 head.iter_mut().zip(&x.norms[which]).for_each(|(v, w)| *v *= scale * f64::from(*w));
             }
-            let Some((style, rotary, sections)) = c.rope else { continue };
-            for section in 0..sections {
+            for section in 0..c.rope.map_or(0, |(.., sections)| sections) {
+                let Some((style, rotary, _)) = c.rope else { continue };
                 let part = &mut head[section * rotary..(section + 1) * rotary];
                 for i in 0..rotary / 2 {
                     let (a, b) = match style {
@@ -91,7 +93,7 @@ fn reference(c: &Case, x: &Inputs) -> Vec<f64> {
                 }
             }
             if c.query_scale && h < heads {
-                let scale = x.query_scale[x.positions[0][t] as usize];
+                let scale = x.query_scale[x.positions[2][t] as usize];
                 head.iter_mut().for_each(|v| *v *= f64::from(scale));
             }
         }
@@ -160,7 +162,11 @@ fn check(c: Case, rng: &mut Rng) {
                 table_positions: POSITIONS,
                 positions: positions[0].view(Elem::I32),
                 second_positions: (sections == 2).then(|| positions[1].view(Elem::I32)),
-                query_scale: c.query_scale.then(|| query_scale.view(Elem::F32)),
+            }),
+            query_scale: c.query_scale.then(|| QueryScale {
+                factors: query_scale.view(Elem::F32),
+                table_positions: POSITIONS,
+                positions: positions[2].view(Elem::I32),
             }),
             slots: slots.view(Elem::I32),
             kv,
@@ -282,6 +288,7 @@ fn other_tokens_make_no_difference() {
     let (bias, cos, sin) = (put(Elem::F32, &x.bias), put(Elem::F32, &x.cos), put(Elem::F32, &x.sin));
     let norms = x.norms.clone().map(|w| put(Elem::F32, &w));
     let (positions, slots) = (put_i32(&x.positions[0]), put_i32(&x.slots));
+    let scale_positions = put_i32(&x.positions[2]);
     let query_scale = put(Elem::F32, &x.query_scale);
     // Each launch has this number of tokens.
     let bits = |chunk: usize| -> Vec<Vec<u8>> {
@@ -308,7 +315,11 @@ fn other_tokens_make_no_difference() {
                     table_positions: POSITIONS,
                     positions: positions.view(Elem::I32).slice(of_chunk.clone()),
                     second_positions: None,
-                    query_scale: Some(query_scale.view(Elem::F32)),
+                }),
+                query_scale: Some(QueryScale {
+                    factors: query_scale.view(Elem::F32),
+                    table_positions: POSITIONS,
+                    positions: scale_positions.view(Elem::I32).slice(of_chunk.clone()),
                 }),
                 slots: slots.view(Elem::I32).slice(of_chunk),
                 kv: PagedKv {
@@ -354,7 +365,6 @@ fn shapes_that_do_not_fit_are_refused() {
         table_positions: 4,
         positions: words.view(Elem::I32),
         second_positions: second,
-        query_scale: None,
     };
     let base = Prologue {
         tokens: 2,
@@ -363,6 +373,7 @@ fn shapes_that_do_not_fit_are_refused() {
         bias: None,
         norms: None,
         rope: None,
+        query_scale: None,
         slots: words.view(Elem::I32),
         kv,
     };
@@ -370,8 +381,10 @@ fn shapes_that_do_not_fit_are_refused() {
     let of_rope = |rope| refused(Prologue { rope: Some(rope), ..base });
     assert!(of_rope(rope(7, None)).contains("1 times 7 features of a head of 8"));
     assert!(of_rope(rope(8, Some(words.view(Elem::I32)))).contains("2 times 8 features"));
-    let short = Some(view.slice(0..3));
-    assert!(of_rope(Rope { query_scale: short, ..rope(8, None) }).contains("query scale has 3 elements"));
+    let short =
+        QueryScale { factors: view.slice(0..3), table_positions: 4, positions: words.view(Elem::I32) };
+    let of_scale = refused(Prologue { query_scale: Some(short), ..base });
+    assert!(of_scale.contains("query scale has 3 elements"));
     assert!(
         refused(Prologue { kv: PagedKv { head_dim: 4, ..kv }, ..base }).contains("do not go into a cache")
     );

@@ -8,6 +8,9 @@ use millrace_kernels::cuda::weights::{self, PackedWeight, WeightScales};
 use crate::common::*;
 use crate::gemv::{Case, Room};
 
+/// The types that kernels with tensor cores know.
+const HALVES: [Elem; 2] = [Elem::F16, Elem::BF16];
+
 /// A packed weight, and its numbers by the checkpoint's definition, `[outputs][inputs]`.
 pub(crate) struct QuantizedWeight {
     pub(crate) packed: PackedWeight,
@@ -183,6 +186,16 @@ fn size(case: &Case, dense: &[f64]) -> f32 {
 fn check(rng: &mut Rng, rows: usize, path: QuantGemmPath) {
     let (inputs, outputs, weight) = random_weight(rng);
     let elem = rng.pick(&ACTIVATIONS);
+    check_weight(rng, elem, rows, path, (inputs, outputs, &weight));
+}
+
+fn check_weight(
+    rng: &mut Rng,
+    elem: Elem,
+    rows: usize,
+    path: QuantGemmPath,
+    (inputs, outputs, weight): (usize, usize, &QuantizedWeight),
+) {
     let case = Case::random(rng, elem, rows, inputs, outputs);
     let want = case.reference(|o, i| weight.dense[o * inputs + i]);
     let (relative, absolute) = (precision(elem) * 1.01 + 1e-6, size(&case, &weight.dense) * 1e-7 + 1e-6);
@@ -213,6 +226,27 @@ fn many_rows_match_the_reference() {
     });
 }
 
+/// Each compiled variant runs, whatever the random shapes are.
+#[test]
+fn every_format_and_type_matches_the_reference() {
+    let (inputs, outputs) = (72, 24);
+    let rng = &mut Rng(5);
+    let formats = [
+        gptq(rng, inputs, outputs, 32, Groups::Natural),
+        gptq(rng, inputs, outputs, 32, Groups::Shuffled),
+        bytes(rng, inputs, outputs, false),
+        bytes(rng, inputs, outputs, true),
+    ];
+    for weight in &formats {
+        for elem in ACTIVATIONS {
+            for (rows, path) in [(5, QuantGemmPath::Few), (12, QuantGemmPath::Few), (17, QuantGemmPath::Many)]
+            {
+                check_weight(rng, elem, rows, path, (inputs, outputs, weight));
+            }
+        }
+    }
+}
+
 /// A row has the same bits alone and with others, in each of the paths.
 #[test]
 fn rows_do_not_depend_on_their_number() {
@@ -228,6 +262,31 @@ fn rows_do_not_depend_on_their_number() {
                 assert_eq!(run(&all.first(rows), &weight.packed, path), whole[..rows * outputs], "{name}");
             }
         });
+    }
+}
+
+/// GPUs whose blocks have little shared memory use kernels with fewer stages, which give the same
+/// bits.
+#[test]
+fn products_have_the_same_bits_on_gpus_with_little_shared_memory() {
+    let Some(devices) = small_and_large_gpu() else { return };
+    let rng = &mut Rng(2);
+    for (elem, fp8) in HALVES.into_iter().flat_map(|elem| [(elem, false), (elem, true)]) {
+        let (inputs, outputs) = (rng.pick(&[8, 200, 400]), rng.pick(&[16, 150]));
+        let weight = bytes(rng, inputs, outputs, fp8);
+        let case = Case::random(rng, elem, 130, inputs, outputs);
+        let loaded = weight.packed.upload(&DEVICE).unwrap();
+        let room = Room::new(case.rows, weight.packed.depth, outputs);
+        let [small, large] = devices.each_ref().map(|device| {
+            case.run(|p| {
+                let (path, room) = (QuantGemmPath::Many, room.workspace());
+                quant_gemm(device, path, &loaded.weight(), p, &room, None).unwrap();
+            })
+        });
+        assert_eq!(small, large, "{}", case.name(""));
+        let want = case.reference(|o, i| weight.dense[o * inputs + i]);
+        let absolute = size(&case, &weight.dense) * 1e-7 + 1e-6;
+        assert_close(&case.name("few stages"), &small, &want, precision(case.elem) * 1.01 + 1e-6, absolute);
     }
 }
 

@@ -50,6 +50,8 @@ struct HostRow {
     start: usize,
     count: usize,
     sample: bool,
+    /// The length of the sequence's prefix, and its anchor.
+    prefix: (usize, usize),
 }
 
 /// Writes words into the device's slots.
@@ -111,7 +113,8 @@ fn choose_rows(sizes: &Sizes, slots: &mut [HostSlot], rng: &mut Rng) -> (Vec<Hos
             blocks.push(SlotWrite { slot: s as usize, at: slot.blocks.len(), words: new.clone() });
             slot.blocks.extend(new);
         }
-        rows.push(HostRow { slot: s as usize, start: slot.computed, count, sample });
+        let prefix = (rng.below(end + 5), rng.below(9));
+        rows.push(HostRow { slot: s as usize, start: slot.computed, count, sample, prefix });
         slot.computed = end;
         left -= count;
     }
@@ -121,14 +124,14 @@ fn choose_rows(sizes: &Sizes, slots: &mut [HostSlot], rng: &mut Rng) -> (Vec<Hos
 /// The memory that a preparation writes, in the order of the fields of [`PreparedStep`].
 struct Outputs {
     max_tokens: usize,
-    memory: [Memory; 10],
+    memory: [Memory; 12],
 }
 
 impl Outputs {
     fn new(sizes: &Sizes) -> Outputs {
         let &Sizes { max_rows: rows, max_tokens: tokens, .. } = sizes;
         let tables = rows * sizes.table_stride();
-        let lengths = [rows + 1, rows, tables, tokens, tokens, tokens, rows, rows, rows, 2];
+        let lengths = [rows + 1, rows, rows, tables, tokens, tokens, 2 * tokens, tokens, rows, rows, rows, 2];
         Outputs { max_tokens: tokens, memory: lengths.map(unwritten) }
     }
 
@@ -142,9 +145,11 @@ impl Outputs {
         let [
             query_start,
             context,
+            prefix,
             tables,
             tokens,
             positions,
+            axes,
             slots,
             outputs,
             output_slots,
@@ -155,9 +160,11 @@ impl Outputs {
             max_tokens: self.max_tokens,
             query_start,
             context,
+            prefix,
             tables,
             tokens,
             positions,
+            axes,
             slots,
             outputs,
             output_slots,
@@ -172,10 +179,12 @@ impl Outputs {
 struct Expected {
     query_start: Vec<i32>,
     context: Vec<i32>,
+    prefix: Vec<i32>,
     /// The blocks that each row needs.
     tables: Vec<Vec<i32>>,
     tokens: Vec<i32>,
     positions: Vec<i32>,
+    axes: [Vec<i32>; 2],
     slots: Vec<i32>,
     outputs: Vec<i32>,
     output_slots: Vec<i32>,
@@ -191,10 +200,15 @@ impl Expected {
                 let block = slot.blocks[position / sizes.block_size] as usize;
                 want.tokens.push(slot.tokens[position]);
                 want.positions.push(position as i32);
+                let (length, anchor) = row.prefix;
+                let is_behind = position >= length;
+                want.axes[0].push(if is_behind { anchor } else { position } as i32);
+                want.axes[1].push(if is_behind { position - length + 1 } else { 0 } as i32);
                 want.slots.push((block * sizes.block_size + position % sizes.block_size) as i32);
             }
             want.query_start.push(want.tokens.len() as i32);
             want.context.push(end as i32);
+            want.prefix.push(row.prefix.0 as i32);
             want.tables.push(slot.blocks[..end.div_ceil(sizes.block_size)].to_vec());
             if row.sample {
                 want.outputs.push(want.tokens.len() as i32 - 1);
@@ -217,8 +231,10 @@ impl Expected {
         for (what, got, want) in [
             ("query_start", got.query_start, padded(&self.query_start, max_rows + 1, tokens)),
             ("context", got.context, padded(&self.context, max_rows, 0)),
+            ("prefix", got.prefix, padded(&self.prefix, max_rows, 0)),
             ("tokens", got.tokens, padded(&self.tokens, max_tokens, -1)),
             ("positions", got.positions, padded(&self.positions, max_tokens, 0)),
+            ("axes", got.axes, self.axes.iter().flat_map(|of| padded(of, max_tokens, 0)).collect()),
             ("slots", got.slots, padded(&self.slots, max_tokens, -1)),
             ("outputs", got.outputs, padded(&self.outputs, max_rows, -1)),
         ] {
@@ -246,9 +262,17 @@ fn check_preparation(
     let mut packed: Vec<i32> = rows.iter().flat_map(words).collect();
     // Garbage beyond the count, which the kernels must not read.
     packed.resize(4 * sizes.max_rows, -9);
+    let mut prefixes: Vec<i32> =
+        rows.iter().flat_map(|row| [row.prefix.0, row.prefix.1]).map(|n| n as i32).collect();
+    prefixes.resize(2 * sizes.max_rows, -9);
     let (packed, count) = (put_i32(&packed), put_i32(&[rows.len() as i32]));
-    let step_rows =
-        StepRows { most: sizes.max_rows, count: count.view(Elem::I32), rows: packed.view(Elem::I32) };
+    let prefixes = put_i32(&prefixes);
+    let step_rows = StepRows {
+        most: sizes.max_rows,
+        count: count.view(Elem::I32),
+        rows: packed.view(Elem::I32),
+        prefixes: prefixes.view(Elem::I32),
+    };
     let prepared = outputs.prepared();
     for version in [prepare_plain, prepare] {
         outputs.clear();
@@ -341,9 +365,11 @@ fn a_full_slot_keeps_no_more_tokens() {
         max_tokens: 1,
         query_start: view,
         context: view,
+        prefix: view,
         tables: view,
         tokens: view,
         positions: view,
+        axes: view,
         slots: view,
         outputs: view,
         output_slots: output_slots.view(Elem::I32),

@@ -52,7 +52,9 @@ fn weights(parts: &[Part]) -> Vec<f32> {
 
 /// The kinds of two stacked parts, and the format that holds the numbers of both.
 fn pairs() -> Vec<([BlockType; 2], Option<WeightFormat>)> {
-    use BlockType::{IQ4_NL, IQ4_XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+    use BlockType::{
+        IQ1_S, IQ2_XXS, IQ3_S, IQ4_NL, IQ4_XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0,
+    };
     let int = |format| Some(WeightFormat::Int(format));
     let k = |format| Some(WeightFormat::K(format));
     vec![
@@ -73,6 +75,8 @@ fn pairs() -> Vec<([BlockType; 2], Option<WeightFormat>)> {
         ([IQ4_NL, IQ4_NL], None),
         ([IQ4_XS, IQ4_XS], None),
         ([MXFP4, MXFP4], None),
+        ([IQ2_XXS, IQ2_XXS], None),
+        ([IQ3_S, IQ1_S], None),
     ]
 }
 

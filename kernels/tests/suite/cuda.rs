@@ -7,14 +7,14 @@ use std::sync::{Arc, LazyLock};
 use millrace_kernels::cuda::{Cuda, Device, Simulated};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{
-    Backend, DType, ForwardOps, HeadRows, ModelLoading, NormKind, RowParts, SampleRow, Sampled, SampledRows,
-    SamplingParams, ScoreRow, SeqRow, StepInput, StepQueue, StepSize,
+    Backend, DType, ForwardOps, GateFunction, HeadRows, ModelLoading, NormKind, RowParts, SampleRow, Sampled,
+    SampledRows, SamplingParams, ScoreRow, SeqRow, StepInput, StepQueue, StepSize,
 };
 use proptest::prelude::proptest;
 
 use crate::common::*;
 use crate::product::Case;
-use crate::{attention, experts, latent, linear, rows};
+use crate::{attention, experts, latent, linear, recurrent, rows};
 
 static CUDA: LazyLock<Cuda> =
     LazyLock::new(|| Cuda::new(Device::new(Arc::new(Simulated::new().unwrap())), DType::F32));
@@ -68,10 +68,11 @@ proptest! {
     #[test]
     fn experts_match_the_reference(
         n in 1usize..9, hidden in 1usize..40, width in 1usize..30, router in experts::routers(false), bias: bool,
-        seed: u64,
+        scaled: bool, seed: u64,
     ) {
         let case = experts::Case::new((n, hidden, width), router, bias, DType::F32, seed);
         let case = if bias { case.biased(seed) } else { case };
+        let case = if scaled { case.scaled(seed) } else { case };
         let all = case.run(&*CUDA);
         assert_close("experts", &all, &case.run(&Reference), 2e-5);
         assert_same_bits("token alone", &case.row(n - 1).run(&*CUDA), &all[(n - 1) * hidden..]);
@@ -90,6 +91,21 @@ proptest! {
     }
 
     #[test]
+    fn gates_match_the_reference(
+        n in 1usize..9, cols in 1usize..9, first in 0usize..3, vectors: bool, is_silu: bool, seed: u64,
+    ) {
+        // Rows of whole vectors have a kernel of their own.
+        let (cols, first) = if vectors { (4 * cols, 4 * first) } else { (cols, first) };
+        let function = if is_silu { GateFunction::Silu } else { GateFunction::Sigmoid };
+        let (mut rng, of_gates) = (Rng(seed), first + cols + 4);
+        let gates: Vec<f32> = rng.values(n * of_gates).iter().map(|gate| 9.0 * gate).collect();
+        let x = rng.values(n * cols);
+        let want = recurrent::gated(&Reference, (&x, cols), (&gates, of_gates, first), function);
+        let got = recurrent::gated(&*CUDA, (&x, cols), (&gates, of_gates, first), function);
+        assert_close("gates", &got, &want, 4e-6);
+    }
+
+    #[test]
     fn products_of_heads_match_the_reference(case in latent::products()) {
         let case = latent::Product { dtype: DType::F32, ..case };
         let got = case.run(&*CUDA, HeadRows::Outputs);
@@ -97,11 +113,15 @@ proptest! {
     }
 
     #[test]
-    fn bidirectional_attention_matches_the_reference(case in attention::bidirectional_case()) {
+    fn bidirectional_attention_matches_the_reference(
+        case in attention::bidirectional_case(), seed: u64,
+    ) {
         let Ok(dtype) = case.format.dense() else { return Ok(()) };
         let got = case.run(&*CUDA, &case.whole());
         let bound = if dtype == DType::F32 { 1e-5 } else { 2e-2 };
         assert_close("attention", &got, &case.run(&Reference, &case.whole()), bound);
+        let plan = case.prefixes_first(&mut Rng(seed));
+        assert_same_bits("prefixes first", &case.run(&*CUDA, &plan), &got);
     }
 
     #[test]
@@ -113,6 +133,21 @@ proptest! {
         assert_close("attention", &got, &want, if exact { 1e-5 } else { 2e-2 });
         let plan = case.chunked(&mut Rng(seed));
         assert_same_bits("chunks", &case.run(&*CUDA, &plan), &got);
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(16))]
+
+    #[test]
+    fn recurrent_layers_match_the_reference(case in recurrent::cases_of_layers(), seed: u64) {
+        let want = case.run(&Reference, &case.whole());
+        let got = case.run(&*CUDA, &case.whole());
+        let chunks = case.run(&*CUDA, &case.chunked(&mut Rng(seed)));
+        for ((want, got), chunks) in want.iter().zip(&got).zip(&chunks) {
+            assert_close("recurrent layer", got, want, 2e-5);
+            assert_same_bits("chunks", chunks, got);
+        }
     }
 }
 
@@ -176,6 +211,15 @@ fn two_steps<B: Backend>(
 fn copy_rows_copies_only_these_rows() {
     let x = Rng(3).values(9 * 33);
     assert_same_bits("copy", &rows::copy(&*CUDA, &x, 33, 2, 5, 3), &rows::copied(&x, 33, 2, 5, 3));
+}
+
+#[test]
+fn rows_travel_between_host_and_device() {
+    let x = Rng(4).values(2 * 33);
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let cuda = Cuda::new(Device::new(Arc::new(Simulated::new().unwrap())), dtype);
+        assert_eq!(rows::travel(&cuda, &x, 33), rows::travelled(&x, 33, dtype), "{dtype:?}");
+    }
 }
 
 /// Covers ties, NaN and infinity, a row without finite logits, the largest number of rows, and no

@@ -3,8 +3,8 @@
 use millrace_kernels::cpu::Cpu;
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{
-    Activation, Backend, DType, ExpertGroups, ExpertMlp, Gating, GroupScore, IntFormat, KFormat, Part,
-    RouterScores, RouterSpec, RoutingSpec, WeightFormat,
+    Activation, Backend, DType, ExpertGroups, ExpertMlp, Gating, GroupScore, IntFormat, KFormat, MlpKind,
+    Part, RouterScores, RouterSpec, RouterTerms, RoutingSpec, WeightFormat,
 };
 use proptest::prelude::*;
 
@@ -24,13 +24,15 @@ pub(crate) struct Case {
     pub(crate) logits: Vec<f32>,
     /// `[experts]`.
     pub(crate) bias: Option<Vec<f32>>,
-    /// `[experts, 2 * width, hidden]`.
+    /// `[experts]`.
+    pub(crate) scales: Option<Vec<f32>>,
+    /// `[experts, 2 * width, hidden]`, or without gates `[experts, width, hidden]`.
     pub(crate) gate_up: Vec<f32>,
     /// `[experts, hidden, width]`.
     pub(crate) down: Vec<f32>,
     /// Biases of gate and up, `[experts, 2 * width]`, and of down, `[experts, hidden]`.
     pub(crate) biases: Option<[Vec<f32>; 2]>,
-    pub(crate) gating: Gating,
+    pub(crate) kind: MlpKind,
 }
 
 impl Case {
@@ -51,18 +53,33 @@ impl Case {
             x: rng.values(n * hidden),
             logits: rng.values(n * experts).iter().map(|x| 4.0 * x).collect(),
             bias: bias.then(|| rng.values(experts)),
+            scales: None,
             gate_up: rng.values(experts * 2 * width * hidden),
             down: rng.values(experts * hidden * width),
             biases: None,
-            gating: Activation::Silu.into(),
+            kind: MlpKind::Gated(Activation::Silu.into()),
         }
+    }
+
+    /// The case with factors on the weights of experts.
+    pub(crate) fn scaled(self, seed: u64) -> Case {
+        let scales = Rng(!seed).values(self.router.experts);
+        Case { scales: Some(scales), ..self }
     }
 
     /// The case with biases of the experts, and with clamped gates.
     pub(crate) fn biased(self, seed: u64) -> Case {
         let (mut rng, experts) = (Rng(seed), self.router.experts);
         let biases = [rng.values(experts * 2 * self.width), rng.values(experts * self.hidden)];
-        Case { biases: Some(biases), gating: Gating::Clamped { alpha: 1.702, limit: 1.5 }, ..self }
+        let kind = MlpKind::Gated(Gating::Clamped { alpha: 1.702, limit: 1.5 });
+        Case { biases: Some(biases), kind, ..self }
+    }
+
+    /// The case without gates: up has their weights.
+    fn plain(self) -> Case {
+        let (of_expert, experts) = (self.width * self.hidden, self.router.experts);
+        let gate_up = self.gate_up[..experts * of_expert].to_vec();
+        Case { gate_up, kind: MlpKind::Plain(Activation::ReluSquared), ..self }
     }
 
     pub(crate) fn run<B: Backend>(&self, device: &B) -> Vec<f32> {
@@ -77,16 +94,17 @@ impl Case {
         let spec =
             RoutingSpec { tokens: self.n, hidden: self.hidden, width: self.width, router: self.router };
         let mut routing = device.routing(&spec).unwrap();
-        let bias = self.bias.as_ref().map(|bias| vector(device, bias));
+        let terms = [&self.bias, &self.scales].map(|term| term.as_ref().map(|term| vector(device, term)));
         let (x, logits) = (upload(device, &self.x, self.hidden), upload(device, &self.logits, experts));
         let mut out = device.buf(self.n, self.hidden).unwrap();
         let mut queue = queue(device, self.n);
         let step = opened(device, &mut queue, &vec![0; self.n], &[]);
-        device.route(&step, self.n, &logits, bias.as_ref(), &mut routing).unwrap();
+        let terms = RouterTerms { bias: terms[0].as_ref(), scales: terms[1].as_ref() };
+        device.route(&step, self.n, &logits, terms, &mut routing).unwrap();
         let biases = self.biases.as_ref().map(|biases| biases.each_ref().map(|bias| vector(device, bias)));
         let [gate_up_bias, down_bias] = [0, 1].map(|place| biases.as_ref().map(|biases| &biases[place]));
-        let gating = self.gating;
-        let mlp = ExpertMlp { gate_up: &gate_up, gate_up_bias, down: &down, down_bias, gating };
+        let kind = self.kind;
+        let mlp = ExpertMlp { gate_up: &gate_up, gate_up_bias, down: &down, down_bias, kind };
         device.expert_mlp(self.n, &x, &mlp, &mut routing, &mut out).unwrap();
         device.read(&out, self.n).unwrap()
     }
@@ -113,9 +131,10 @@ impl Case {
 /// Routers with all combinations of options. With `grouped`, some choose among groups.
 pub(crate) fn routers(grouped: bool) -> impl Strategy<Value = RouterSpec> {
     let groups = prop::option::of((1usize..5, prop::bool::ANY));
-    let choice = (prop::bool::ANY, prop::bool::ANY, prop::sample::select(vec![1.0f32, 2.5]));
+    let flags = (prop::bool::ANY, prop::bool::ANY, prop::bool::ANY);
+    let choice = (flags, prop::sample::select(vec![1.0f32, 2.5]));
     (1usize..5, 2usize..5, 1usize..6, choice, groups).prop_map(
-        move |(count, size, top_k, (sigmoid, normalize, factor), groups)| {
+        move |(count, size, top_k, ((sigmoid, normalize, weighs_inputs), factor), groups)| {
             let groups = groups.filter(|_| grouped).map(|(chosen, two)| ExpertGroups {
                 count,
                 chosen: chosen.min(count),
@@ -125,6 +144,8 @@ pub(crate) fn routers(grouped: bool) -> impl Strategy<Value = RouterSpec> {
             RouterSpec {
                 experts: count * size,
                 top_k: top_k.min(among),
+                // GPUs have one expert for each token then, and no groups.
+                weighs_inputs: weighs_inputs && (grouped || top_k == 1),
                 scores: if sigmoid { RouterScores::Sigmoid } else { RouterScores::Softmax },
                 normalize,
                 factor,
@@ -152,10 +173,11 @@ proptest! {
     #[test]
     fn experts_match_the_reference(
         n in 1usize..20, hidden in 1usize..50, width in 1usize..40, router in routers(true), bias: bool,
-        biased: bool, seed: u64,
+        biased: bool, plain: bool, scaled: bool, seed: u64,
     ) {
         let case = Case::new((n, hidden, width), router, bias, DType::F32, seed);
-        let case = if biased { case.biased(seed) } else { case };
+        let case = if plain { case.plain() } else if biased { case.biased(seed) } else { case };
+        let case = if scaled { case.scaled(seed) } else { case };
         let want = case.run(&Reference);
         for cpu in CPUS.iter() {
             assert_close(&cpu.name(), &case.run(cpu), &want, 2e-5);
@@ -185,6 +207,7 @@ fn experts_have_all_formats_of_weights() {
         scores: RouterScores::Softmax,
         normalize: true,
         factor: 1.0,
+        weighs_inputs: false,
         groups: None,
     };
     for format in FORMATS {
@@ -205,6 +228,7 @@ fn routers_choose_by_their_specification() {
         scores: RouterScores::Softmax,
         normalize: false,
         factor: 1.0,
+        weighs_inputs: false,
         groups: None,
     };
     let groups = |score| Some(ExpertGroups { count: 2, chosen: 1, score });
@@ -257,10 +281,11 @@ fn routers_choose_by_their_specification() {
             x: vec![30.0],
             logits: logits.to_vec(),
             bias,
+            scales: None,
             gate_up: [1.0, 1.0 / 30.0].repeat(4),
             down: (0..4).map(expert).collect(),
             biases: None,
-            gating: Activation::Silu.into(),
+            kind: MlpKind::Gated(Activation::Silu.into()),
         };
         let want: f64 = want.iter().enumerate().map(|(e, weight)| weight * (e + 1) as f64 * 30.0).sum();
         assert_close("reference", &case.run(&Reference), &[want as f32], 1e-3);
@@ -280,6 +305,7 @@ pub(crate) fn add_gated<B: Backend>(device: &B, x: &[f32], gate: &[f32], out: &[
         scores: RouterScores::Softmax,
         normalize: true,
         factor: 1.0,
+        weighs_inputs: false,
         groups: None,
     };
     let mut routing = device.routing(&RoutingSpec { tokens: n, hidden: cols, width: 1, router }).unwrap();

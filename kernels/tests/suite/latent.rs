@@ -116,7 +116,7 @@ impl Case {
             rotary_dim,
             cos: vector(device, &cos),
             sin: vector(device, &sin),
-            query_scale: None,
+            two_axes: false,
         };
         let spec = LatentSpec { heads, key_dim, value_dim, scale: 3.0 / (key_dim as f32).sqrt() };
         let mut kv = device

@@ -17,6 +17,7 @@ mod latent;
 mod linear;
 mod product;
 mod quantized;
+mod recurrent;
 mod rows;
 mod sampling;
 mod stored;

@@ -1,7 +1,7 @@
 //! Tests of norms, gates, gathering and copying of rows.
 
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Activation, Backend, Gating, Norm, NormKind, RowParts};
+use millrace_kernels::{Activation, Backend, DType, Gating, Norm, NormKind, RowParts};
 use proptest::prelude::{prop_assert, proptest};
 
 use crate::common::*;
@@ -63,6 +63,7 @@ pub(crate) fn elementwise<B: Backend>(
     ]
 }
 
+/// The activation functions that all devices compute.
 pub(crate) const ACTIVATIONS: [Activation; 4] =
     [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu];
 
@@ -112,6 +113,25 @@ pub(crate) fn copy<B: Backend>(
 pub(crate) fn copied(x: &[f32], cols: usize, from: usize, n: usize, to: usize) -> Vec<f32> {
     let kept = |rows: usize| vec![7.0; rows * cols];
     [kept(to), x[from * cols..][..n * cols].to_vec(), kept(1)].concat()
+}
+
+/// Uploads two rows of `x` over the first of three, and returns all three and the first one alone.
+pub(crate) fn travel(device: &impl Backend, x: &[f32], cols: usize) -> [Vec<f32>; 2] {
+    let mut scratch = vec![9; 3];
+    let mut buf = upload(device, &vec![7.0; 3 * cols], cols);
+    device.upload(2, &x[..2 * cols], &mut scratch, &mut buf).unwrap();
+    let mut of = |n: usize| {
+        let mut rows = vec![0.0; n * cols];
+        device.download(&buf, n, &mut scratch, &mut rows).unwrap();
+        rows
+    };
+    [of(3), of(1)]
+}
+
+/// The expected result of [`travel`] on a device whose activations are of this type.
+pub(crate) fn travelled(x: &[f32], cols: usize, dtype: DType) -> [Vec<f32>; 2] {
+    let rounded: Vec<f32> = x[..2 * cols].iter().map(|&x| dtype.round(x)).collect();
+    [[rounded.clone(), vec![7.0; cols]].concat(), rounded[..cols].to_vec()]
 }
 
 proptest! {
@@ -179,14 +199,16 @@ proptest! {
 
     #[test]
     fn elementwise_operations_match_the_reference(
-        n in 1usize..6, cols in 1usize..200, scale in 0.1f32..60.0, act in 0usize..4, seed: u64,
+        n in 1usize..6, cols in 1usize..200, scale in 0.1f32..60.0, act in 0usize..5, seed: u64,
     ) {
         let mut rng = Rng(seed);
         let x: Vec<f32> = rng.values(n * cols).iter().map(|v| v * scale).collect();
         let y = rng.values(n * cols);
-        let want = elementwise(&Reference, ACTIVATIONS[act], &x, &y, cols);
+        // Only CPUs compute the square of ReLU.
+        let act = *ACTIVATIONS.get(act).unwrap_or(&Activation::ReluSquared);
+        let want = elementwise(&Reference, act, &x, &y, cols);
         for cpu in CPUS.iter() {
-            let got = elementwise(cpu, ACTIVATIONS[act], &x, &y, cols);
+            let got = elementwise(cpu, act, &x, &y, cols);
             for (got, want) in got.iter().zip(&want) {
                 for (g, w) in got.iter().zip(want) {
                     let error = 1e-6 * w.abs() + 1e-6 * scale.max(5.0);
@@ -215,6 +237,16 @@ fn copy_rows_copies_only_these_rows() {
     assert_same_bits("reference", &copy(&Reference, &x, 33, 2, 5, 3), &want);
     for cpu in CPUS.iter() {
         assert_same_bits(&cpu.name(), &copy(cpu, &x, 33, 2, 5, 3), &want);
+    }
+}
+
+#[test]
+fn rows_travel_between_host_and_device() {
+    let x = Rng(4).values(2 * 33);
+    let want = travelled(&x, 33, DType::F32);
+    assert_eq!(travel(&Reference, &x, 33), want);
+    for cpu in CPUS.iter() {
+        assert_eq!(travel(cpu, &x, 33), want, "{}", cpu.name());
     }
 }
 

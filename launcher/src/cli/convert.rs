@@ -4,10 +4,10 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Args, ValueEnum};
 use millrace_shard::DType;
-use millrace_shard::convert::{ConvertTarget, GgufKind, TokenIds, VocabularyCut};
+use millrace_shard::convert::{ConvertTarget, FlmKind, GgufKind, TokenIds, VocabularyCut};
 
 use super::values::bytes;
 
@@ -18,14 +18,16 @@ pub(crate) struct ConvertArgs {
     /// name of a repository on the Hugging Face hub, or `demo`
     #[arg(value_name = "IN")]
     pub(crate) input: String,
-    /// New folder, or new file with --to gguf
+    /// New folder, or new file with another format than safetensors
     #[arg(value_name = "OUT")]
     pub(crate) output: PathBuf,
-    /// Format of the result. If absent, gguf for a name that ends with .gguf, else safetensors
+    /// Format of the result. If absent, gguf for a name that ends with .gguf, flm for one that ends
+    /// with .flm, else safetensors
     #[arg(long, value_name = "FORMAT")]
     to: Option<ConvertFormat>,
     /// Type of the weights. If absent, safetensors keep the types of the model, blocks of GGUF
-    /// become bfloat16, or the type that the configuration names, and GGUF files get f16
+    /// become bfloat16, or the type that the configuration names, files of GGUF and FastLLM get
+    /// f16, and those of llama2.c f32
     #[arg(long, value_name = "TYPE")]
     dtype: Option<ConvertType>,
     /// Limit of the size of a file of weights, such as 500M or 5G, for safetensors
@@ -56,6 +58,13 @@ enum ConvertFormat {
     Safetensors,
     /// A GGUF file.
     Gguf,
+    /// A file of FastLLM.
+    Flm,
+    /// A file of llama2.c: version 1 with f32, version 2 with int8.
+    Llama2c,
+    /// A file of the first version of llama2.c, which `run.c` reads.
+    #[value(name = "llama2c-v0")]
+    Llama2cV0,
 }
 
 /// Types of weights.
@@ -73,6 +82,10 @@ enum ConvertType {
     /// Blocks of 8 bits, for GGUF.
     #[value(name = "q8_0")]
     Q8,
+    /// 8 bits, for FastLLM and llama2.c.
+    Int8,
+    /// 4 bits, for FastLLM.
+    Int4,
 }
 
 /// The largest size of a file of weights if no flag gives it, as in transformers.
@@ -84,37 +97,87 @@ impl ConvertArgs {
     /// # Errors
     /// If flags contradict each other.
     pub(crate) fn target(&self) -> Result<ConvertTarget> {
-        let is_gguf = match self.to {
-            Some(format) => format == ConvertFormat::Gguf,
-            None => self.output.extension().is_some_and(|end| end == "gguf"),
-        };
-        let dense = match self.dtype {
-            Some(ConvertType::F32) => Some(DType::F32),
-            Some(ConvertType::F16) => Some(DType::F16),
-            Some(ConvertType::Bf16) => Some(DType::BF16),
-            Some(ConvertType::Q8) | None => None,
-        };
-        let is_q8 = self.dtype == Some(ConvertType::Q8);
-        if is_gguf {
+        let end = self.output.extension().and_then(|end| end.to_str());
+        let format = self.to.unwrap_or(match end {
+            Some("gguf") => ConvertFormat::Gguf,
+            Some("flm") => ConvertFormat::Flm,
+            _ => ConvertFormat::Safetensors,
+        });
+        if format != ConvertFormat::Safetensors {
             ensure!(
                 self.max_shard_size.is_none(),
-                "--max-shard-size is for safetensors: a GGUF file is not split"
+                "--max-shard-size is for safetensors: other formats are not split"
             );
             ensure!(
                 self.keep_vocab.is_none() && self.drop_ids.is_empty(),
-                "--keep-vocab and --drop-ids are for safetensors: convert the result to GGUF"
+                "--keep-vocab and --drop-ids are for safetensors: convert the result to the other format"
             );
-            let kind = if is_q8 { GgufKind::Q8_0 } else { GgufKind::Dense(dense.unwrap_or(DType::F16)) };
-            return Ok(ConvertTarget::Gguf { kind });
         }
-        ensure!(!is_q8, "--dtype q8_0 is for GGUF; `millrace quantize` writes quantized safetensors");
+        match format {
+            ConvertFormat::Safetensors => self.safetensors(),
+            ConvertFormat::Gguf => Ok(ConvertTarget::Gguf { kind: self.gguf_kind()? }),
+            ConvertFormat::Flm => Ok(ConvertTarget::Flm { kind: self.flm_kind()? }),
+            ConvertFormat::Llama2c => Ok(ConvertTarget::Llama2c {
+                version: match self.dtype {
+                    None | Some(ConvertType::F32) => 1,
+                    Some(ConvertType::Int8) => 2,
+                    Some(_) => bail!("--to llama2c takes --dtype f32 or int8"),
+                },
+            }),
+            ConvertFormat::Llama2cV0 => {
+                ensure!(
+                    matches!(self.dtype, None | Some(ConvertType::F32)),
+                    "--to llama2c-v0 takes --dtype f32"
+                );
+                Ok(ConvertTarget::Llama2c { version: 0 })
+            }
+        }
+    }
+
+    fn gguf_kind(&self) -> Result<GgufKind> {
+        Ok(match self.dtype {
+            Some(ConvertType::F32) => GgufKind::Dense(DType::F32),
+            None | Some(ConvertType::F16) => GgufKind::Dense(DType::F16),
+            Some(ConvertType::Bf16) => GgufKind::Dense(DType::BF16),
+            Some(ConvertType::Q8) => GgufKind::Q8_0,
+            Some(ConvertType::Int8 | ConvertType::Int4) => {
+                bail!("--to gguf takes --dtype f32, f16, bf16 or q8_0")
+            }
+        })
+    }
+
+    fn flm_kind(&self) -> Result<FlmKind> {
+        Ok(match self.dtype {
+            Some(ConvertType::F32) => FlmKind::F32,
+            None | Some(ConvertType::F16) => FlmKind::F16,
+            Some(ConvertType::Int8) => FlmKind::Int8,
+            Some(ConvertType::Int4) => FlmKind::Int4,
+            Some(ConvertType::Bf16 | ConvertType::Q8) => {
+                bail!("--to flm takes --dtype f32, f16, int8 or int4")
+            }
+        })
+    }
+
+    fn safetensors(&self) -> Result<ConvertTarget> {
+        let dtype = match self.dtype {
+            None => None,
+            Some(ConvertType::F32) => Some(DType::F32),
+            Some(ConvertType::F16) => Some(DType::F16),
+            Some(ConvertType::Bf16) => Some(DType::BF16),
+            Some(ConvertType::Q8) => {
+                bail!("--dtype q8_0 is for GGUF; `millrace quantize` writes quantized safetensors")
+            }
+            Some(ConvertType::Int8 | ConvertType::Int4) => bail!(
+                "--dtype int8 and int4 are for FastLLM and llama2.c; `millrace quantize` writes quantized safetensors"
+            ),
+        };
         let max_file_bytes = self.max_shard_size.unwrap_or(MAX_FILE_BYTES);
         let vocabulary = match &self.keep_vocab {
             Some(file) => Some(VocabularyCut::Keep(kept_ids(file)?)),
             None if self.drop_ids.is_empty() => None,
             None => Some(VocabularyCut::Drop(TokenIds::new(self.drop_ids.clone()))),
         };
-        Ok(ConvertTarget::Safetensors { dtype: dense, max_file_bytes, vocabulary })
+        Ok(ConvertTarget::Safetensors { dtype, max_file_bytes, vocabulary })
     }
 }
 

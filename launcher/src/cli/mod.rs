@@ -22,9 +22,9 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use millrace_router::engine::Schedule;
 use millrace_shard::families::Overrides;
-use millrace_shard::{AllReduce, DeviceKind, NullOptions, Quantize, WeightCacheOptions};
+use millrace_shard::{AllReduce, DeviceKind, GpuMemory, NullOptions, Quantize, WeightCacheOptions};
 use serde::{Deserialize, Serialize};
-use values::{milliseconds, quantize, rope_factor, share};
+use values::{bytes, gpu_memory, milliseconds, quantize, rope_factor, share};
 
 pub(crate) use arguments::{of_server, with_subcommand};
 pub(crate) use bench::BenchArgs;
@@ -221,6 +221,10 @@ pub(crate) struct EngineArgs {
     /// model can be split over
     #[arg(long, visible_alias = "tensor-parallel-size", env = "NUM_SHARD", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) num_shard: Option<u32>,
+    /// Number of processes that share the model by layers (pipeline parallel): each computes its
+    /// layers and passes hidden states on. Not together with --num-shard
+    #[arg(long, visible_alias = "pipeline-parallel-size", env = "PIPELINE_PARALLEL", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) pipeline_parallel: Option<u32>,
     /// Transport of activations between GPUs: `nccl`, `peer` (each GPU accesses the memory of the
     /// others), or `auto`, which uses for each message size the one that was faster in a
     /// measurement at the start
@@ -256,6 +260,10 @@ pub(crate) struct EngineArgs {
     /// buffers leave of it
     #[arg(long, env = "CUDA_MEMORY_FRACTION", default_value_t = 1.0, value_name = "SHARE", value_parser = share)]
     pub(crate) cuda_memory_fraction: f64,
+    /// Memory that is taken of the GPU at most, such as 6G, or a share of its free memory, such as
+    /// 0.5. The CPU computes the layers that do not fit
+    #[arg(long, env = "GPU_MEMORY", value_name = "SIZE", value_parser = gpu_memory)]
+    pub(crate) gpu_memory: Option<GpuMemory>,
     /// Limit of the sequences in a step. If absent, 128 on a GPU and 64 on the CPU
     #[arg(long, visible_aliases = ["max-num-seqs", "parallel"], env = "MAX_BATCH_SIZE", value_name = "N")]
     pub(crate) max_batch_size: Option<u32>,
@@ -393,6 +401,10 @@ pub(crate) struct InspectArgs {
     /// Context lengths to compute the memory for
     #[arg(long, value_delimiter = ',', value_name = "N,N,…")]
     pub(crate) contexts: Vec<usize>,
+    /// Show how the layers would be split between a GPU, of which so many bytes are taken, and the
+    /// CPU, for sequences of the longest of --contexts
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub(crate) gpu_memory: Option<usize>,
     #[command(flatten)]
     pub(crate) plan: Option<PlanArgs>,
 }
@@ -522,6 +534,11 @@ impl EngineArgs {
         }
     }
 
+    /// Returns whether each shard has some of the layers instead of a share of each one.
+    pub(crate) fn is_pipeline(&self) -> bool {
+        self.pipeline_parallel.is_some_and(|ranks| ranks > 1)
+    }
+
     /// Returns the number of shards on all machines together.
     pub(crate) fn num_shard(&self) -> usize {
         self.num_shard.unwrap_or(1) as usize
@@ -534,12 +551,13 @@ impl EngineArgs {
 
     /// Returns the limit of sequences in a step.
     pub(crate) fn max_sequences(&self) -> u32 {
-        self.max_batch_size.unwrap_or(if self.is_gpu() { 128 } else { 64 })
+        self.max_batch_size.unwrap_or(if self.is_gpu() { GPU_BATCH } else { 64 })
     }
 
     /// Returns the limit of tokens in a step: a full batch of decode rows and the prompt tokens.
     pub(crate) fn max_step_tokens(&self) -> u32 {
-        let prefill = self.max_batch_prefill_tokens.unwrap_or(if self.is_gpu() { 2048 } else { 512 });
+        let prefill =
+            self.max_batch_prefill_tokens.unwrap_or(if self.is_gpu() { GPU_PREFILL_TOKENS } else { 512 });
         prefill.saturating_add(self.max_sequences())
     }
 
@@ -554,6 +572,12 @@ impl EngineArgs {
         matches!(self.device(), DeviceKind::Cuda)
     }
 }
+
+/// The limit of sequences in a step on a GPU, if no flag sets it.
+pub(crate) const GPU_BATCH: u32 = 128;
+
+/// The limit of prompt tokens in a step on a GPU, if no flag sets it.
+pub(crate) const GPU_PREFILL_TOKENS: u32 = 2048;
 
 /// Returns the path of this executable, from which shards are started.
 pub(crate) fn own_executable() -> anyhow::Result<PathBuf> {

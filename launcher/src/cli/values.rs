@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 use millrace_shard::families::RopeKind;
-use millrace_shard::{DType, KvFormat, Quantize};
+use millrace_shard::{DType, GpuMemory, KvFormat, Quantize};
 use serde::{Deserialize, Serialize};
 
 /// Element types.
@@ -129,6 +129,17 @@ pub(super) fn share(text: &str) -> Result<f64, String> {
     if share > 0.0 && share <= 1.0 { Ok(share) } else { Err("must be above 0 and at most 1".into()) }
 }
 
+/// Parses the memory that may be taken of a GPU: a number of bytes, or a share of the free memory.
+pub(super) fn gpu_memory(text: &str) -> Result<GpuMemory, String> {
+    match share(text) {
+        // 1 is everything, because no GPU computes with one byte.
+        Ok(share) => Ok(GpuMemory::Share(share)),
+        Err(_) => bytes(text)
+            .map(GpuMemory::Bytes)
+            .map_err(|_| "neither a number of bytes such as 6G nor a share such as 0.5".to_owned()),
+    }
+}
+
 /// Parses a number of bytes, such as 500M or 5GB.
 pub(super) fn bytes(text: &str) -> Result<usize, String> {
     let digits = text.trim_end_matches(['b', 'B']);
@@ -140,4 +151,26 @@ pub(super) fn bytes(text: &str) -> Result<usize, String> {
     };
     let count = digits.parse::<usize>().ok().and_then(|count| count.checked_mul(unit));
     count.filter(|&count| count > 0).ok_or_else(|| "not a number of bytes such as 500M or 5G".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_a_gpu_is_a_size_or_a_share() {
+        for (text, want) in [
+            ("6G", GpuMemory::Bytes(6_000_000_000)),
+            ("500MB", GpuMemory::Bytes(500_000_000)),
+            ("4096", GpuMemory::Bytes(4096)),
+            ("0.5", GpuMemory::Share(0.5)),
+            ("1", GpuMemory::Share(1.0)),
+        ] {
+            assert_eq!(gpu_memory(text), Ok(want), "{text}");
+        }
+        for text in ["0", "1.5", "-1", "half", "6Q", "99999999999999G"] {
+            let error = gpu_memory(text).unwrap_err();
+            assert!(error.contains("such as 6G"), "{text}: {error}");
+        }
+    }
 }

@@ -2,10 +2,10 @@
 //! devices.
 
 use anyhow::Result;
-use millrace_shard::estimate::{EstimateReport, ShardEstimate, Workload};
+use millrace_shard::estimate::{EstimateReport, LayerSplitEstimate, ShardEstimate, Workload};
 use millrace_shard::inspect::Inspection;
 
-use crate::cli::{InspectArgs, PlanArgs};
+use crate::cli::{GPU_BATCH, GPU_PREFILL_TOKENS, InspectArgs, PlanArgs};
 use crate::model;
 
 /// Prints the report.
@@ -21,14 +21,30 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     if !args.contexts.is_empty() {
         report.contexts.clone_from(&args.contexts);
     }
+    let split = args.gpu_memory.map(|bytes| split(&report, bytes, args.plan.as_ref())).transpose()?;
     // The estimate comes before anything is printed, because a group size that does not fit is an
     // error.
     let plan = args.plan.as_ref().map(|args| plan(&report, args)).transpose()?;
     print!("{report}");
+    if let Some(split) = split {
+        print!("{split}");
+    }
     if let Some(plan) = plan {
         print!("{plan}");
     }
     Ok(())
+}
+
+/// Splits the layers between a GPU and the CPU: for the batch and the prompts of the flags, or for
+/// those of a server without flags.
+fn split(found: &Inspection, gpu_memory: usize, args: Option<&PlanArgs>) -> Result<LayerSplitEstimate> {
+    let (batch, prefill_tokens, sequences) = match args {
+        Some(args) => (args.batch as usize, args.prefill_tokens as usize, args.batch as usize),
+        None => (GPU_BATCH as usize, GPU_PREFILL_TOKENS as usize, 1),
+    };
+    let load = Workload { batch, prefill_tokens, contexts: found.contexts.clone() };
+    let load = (&load, sequences);
+    Ok(LayerSplitEstimate::new(&found.spec, &found.storage, found.kv_format, gpu_memory, load)?)
 }
 
 /// Compares the requested numbers of shards.

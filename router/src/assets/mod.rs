@@ -7,6 +7,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use millrace_formats::vocabulary::{TokenizerData, VocabularyError};
+use millrace_formats::without_special_numbers;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -16,6 +17,7 @@ mod families;
 mod sampling;
 mod tokenizer_files;
 mod vocabulary;
+mod word_pieces;
 
 pub use sampling::SamplingDefaults;
 pub use vocabulary::{SplitPattern, Substitution, TokenizerSource, Vocabulary, VocabularyTokens};
@@ -285,7 +287,8 @@ impl Assets {
 
 /// Returns the names of the files with tokenizers. The first one that exists is used.
 pub fn tokenizer_files() -> impl Iterator<Item = &'static str> {
-    std::iter::once("tokenizer.json").chain(tokenizer_files::FILES.iter().map(|(name, _)| *name))
+    let vocabularies = tokenizer_files::FILES.iter().map(|(name, _)| *name);
+    std::iter::once("tokenizer.json").chain(vocabularies).chain([word_pieces::FILE])
 }
 
 /// Returns the vocabulary in the first file that exists.
@@ -300,6 +303,11 @@ fn vocabulary_file<'a>(
                 read(&bytes, facts).map_err(|error| AssetError::Vocabulary { file: name, error })?;
             return Ok(vocabulary.into());
         }
+    }
+    if let Some(bytes) = file(word_pieces::FILE)? {
+        let json = word_pieces::tokenizer_json(&bytes, facts)
+            .map_err(|error| AssetError::Vocabulary { file: word_pieces::FILE, error })?;
+        return Ok(TokenizerSource::Json(json));
     }
     Err(AssetError::NoTokenizer(origin.to_owned()))
 }
@@ -419,7 +427,7 @@ fn json<'a, T: Default + for<'de> Deserialize<'de>>(
     name: &'static str,
 ) -> Result<T, AssetError> {
     match file(name)? {
-        Some(bytes) => serde_json::from_slice(&bytes)
+        Some(bytes) => serde_json::from_slice(&without_special_numbers(&bytes))
             .map_err(|error| AssetError::Invalid { file: name.to_owned(), error }),
         None => Ok(T::default()),
     }

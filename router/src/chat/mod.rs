@@ -36,6 +36,8 @@ mod tools;
 mod transcript;
 
 #[cfg(test)]
+mod models_page_tests;
+#[cfg(test)]
 mod published_tests;
 
 pub(crate) use answer::{AnswerFormat, AnswerReader};

@@ -9,7 +9,7 @@ use crate::text::{ChatTemplate, Conversation};
 use crate::tools::{AllowedTools, Tool, ToolCallParser, ToolChoice, ToolFormat};
 
 /// Each template with the format of its calls and the format of its reasoning.
-const FORMATS: [(&str, &str, &str); 36] = [
+pub(super) const FORMATS: [(&str, &str, &str); 36] = [
     // Calls of these models have formats that are not supported.
     ("Apertus-8B-Instruct", "json", "apertus"),
     ("Bielik-11B-v3.0-Instruct", "hermes", "think"),

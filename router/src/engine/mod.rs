@@ -59,7 +59,7 @@ mod timeout;
 mod tests;
 
 pub use millrace_proto::handshake::{Secret, ShortSecret};
-pub use millrace_proto::{MemoryItem, Ready};
+pub use millrace_proto::{MemoryItem, PromptHandling, Ready};
 
 pub use self::account::{Account, AccountLimits, ExceededLimit};
 pub use self::config::EngineConfig;

@@ -21,7 +21,8 @@ pub(super) enum Api {
 }
 
 /// The API of all paths that begin with a prefix. The first match counts.
-const PREFIXES: [(&str, Api); 2] = [("/v1/messages", Api::Anthropic), ("/v1/", Api::OpenAi)];
+const PREFIXES: [(&str, Api); 3] =
+    [("/v1/messages", Api::Anthropic), ("/v1/", Api::OpenAi), ("/v2/rerank", Api::OpenAi)];
 
 impl Api {
     /// The API that a path belongs to, whether or not the path is served.
@@ -83,6 +84,8 @@ mod tests {
             ("/v1/messages/count_tokens", Api::Anthropic),
             ("/v1/chat/completions", Api::OpenAi),
             ("/v1/unknown", Api::OpenAi),
+            ("/v2/rerank", Api::OpenAi),
+            ("/v2/models/a/infer", Api::Tgi),
             ("/v1", Api::Tgi),
             ("/generate", Api::Tgi),
             ("/", Api::Tgi),

@@ -30,6 +30,8 @@ impl FieldNames {
         FieldNames { prompt: "input", new_tokens: "max_output_tokens", ..Self::CHAT };
     /// `/v1/embeddings`.
     pub(super) const EMBEDDINGS: Self = FieldNames { prompt: "input", ..Self::CHAT };
+    /// `/v1/rerank`, where a query and a document are one prompt.
+    pub(super) const RERANK: Self = FieldNames { prompt: "documents", ..Self::CHAT };
 
     /// Returns this API's name of a field that the service knows by TGI's name.
     pub(super) fn name(&self, param: &'static str) -> &'static str {

@@ -31,6 +31,7 @@ mod platforms;
 mod request;
 mod routes;
 mod sampling;
+mod scores;
 mod sse;
 mod tei;
 mod tgi;

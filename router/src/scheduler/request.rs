@@ -48,6 +48,8 @@ pub enum Pooling {
     /// The first state, which depends on all tokens if these attend in both directions. The whole
     /// prompt is computed for it, whatever is cached.
     First,
+    /// The outputs of the model's classifier for the first state.
+    Classes,
 }
 
 /// A set of allowed tokens: bit `t % 32` of word `t / 32` stands for token t, and missing words are

@@ -83,6 +83,7 @@ impl RunningSequence {
                 Some(Pooling::Last) => proto::Pooling::Last,
                 Some(Pooling::Mean) => proto::Pooling::Mean,
                 Some(Pooling::First) => proto::Pooling::First,
+                Some(Pooling::Classes) => proto::Pooling::Classes,
             }
             .into(),
         }

@@ -232,7 +232,7 @@ impl Sequence {
     /// Whether all tokens must be run through the model, whatever is cached.
     pub(super) fn ignores_prefix_cache(&self) -> bool {
         let is_scored = self.prompt_logprobs.is_none() || self.scored >= self.prompt_len;
-        !is_scored || matches!(self.pooling, Some(Pooling::Mean | Pooling::First))
+        !is_scored || matches!(self.pooling, Some(Pooling::Mean | Pooling::First | Pooling::Classes))
     }
 
     /// The tokens of the prompt whose scores come from the states at `positions`, as far as they

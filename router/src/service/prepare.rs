@@ -107,6 +107,10 @@ impl Service {
         limits: TokenLimits,
         ready: &Ready,
     ) -> Result<Vec<u32>, ServiceError> {
+        let specials = match &prompt {
+            Prompt::Text(_, specials) => *specials,
+            _ => SpecialTokens::Omit,
+        };
         let mut ids = match prompt {
             Prompt::Text(text, specials) => self.encode(text.into(), specials, params, limits).await?,
             // The template has written the special tokens at the beginning of the prompt.
@@ -122,7 +126,10 @@ impl Service {
             return Err(ServiceError::invalid("inputs", "`inputs` cannot be empty"));
         }
         if let Some(keep) = params.truncate {
-            ids.drain(..ids.len().saturating_sub(keep));
+            // A vector may be the state of the token in front of the text.
+            let before = params.pooling.and_then(|_| self.0.tokenizer.affixes(specials));
+            let before = before.map(|(before, _)| before.ids).unwrap_or_default();
+            ids = truncated(ids, keep, &before);
         }
         Ok(ids)
     }
@@ -157,5 +164,33 @@ impl Service {
             return (eos, params.stop.clone());
         }
         (eos.iter().copied().chain(tokens).collect(), params.stop.clone())
+    }
+}
+
+/// Returns the last `keep` tokens of a text. If some are lost, the tokens that the tokenizer puts
+/// `before` a text take the places of the first ones.
+fn truncated(mut ids: Vec<u32>, keep: usize, before: &[u32]) -> Vec<u32> {
+    let is_whole = ids.len() <= keep && ids.starts_with(before);
+    if !is_whole {
+        let kept = keep.saturating_sub(before.len());
+        ids.drain(..ids.len().saturating_sub(kept));
+        ids.splice(..0, before[..before.len().min(keep)].iter().copied());
+    }
+    ids
+}
+
+#[cfg(test)]
+mod tests {
+    use super::truncated;
+
+    #[test]
+    fn truncation_from_the_left_keeps_what_is_before_the_text() {
+        let ids = || vec![101, 1, 2, 3, 102];
+        assert_eq!(truncated(ids(), 5, &[101]), ids());
+        assert_eq!(truncated(ids(), 4, &[101]), [101, 2, 3, 102]);
+        assert_eq!(truncated(ids(), 4, &[]), [1, 2, 3, 102]);
+        // Only the end of a long text was tokenized.
+        assert_eq!(truncated(vec![2, 3, 102], 3, &[101]), [101, 3, 102]);
+        assert_eq!(truncated(ids(), 1, &[101, 9]), [101]);
     }
 }

@@ -182,7 +182,7 @@ impl Service {
     /// # Errors
     /// [`UnknownPooling`] if the model asks for another pooling than the supported ones.
     pub fn pooling(&self, ready: &Ready) -> Result<Pooling, UnknownPooling> {
-        Ok(self.0.pooling.clone()?.unwrap_or_else(|| pooling::usual(ready.prompt_handling())))
+        Ok(self.0.pooling.clone()?.unwrap_or_else(|| pooling::usual(ready)))
     }
 
     /// Whether the model has a chat template. Without one it can only continue texts.

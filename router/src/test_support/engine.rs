@@ -52,6 +52,7 @@ impl FakeEngine {
             max_sequences: 8,
             block_size: 16,
             num_blocks: 512,
+            classes: 1,
             ..Ready::default()
         };
         let (state, states) = watch::channel(EngineState::Ready(Arc::new(ready)));

@@ -56,8 +56,15 @@ pub(crate) fn assets_with(marks: &[&str]) -> Assets {
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-            "special_tokens": {"<s>": {"id": "<s>", "ids": [BOS], "tokens": ["<s>"]}},
+            "pair": [
+                {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+                {"SpecialToken": {"id": "</s>", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}},
+                {"SpecialToken": {"id": "</s>", "type_id": 1}},
+            ],
+            "special_tokens": {
+                "<s>": {"id": "<s>", "ids": [BOS], "tokens": ["<s>"]},
+                "</s>": {"id": "</s>", "ids": [EOS], "tokens": ["</s>"]},
+            },
         },
         "model": {"type": "BPE", "vocab": vocab, "merges": []},
     });

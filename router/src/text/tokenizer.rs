@@ -13,6 +13,7 @@ use super::control_tokens::ControlTokens;
 use super::encode_lanes::EncodeLanes;
 use super::encoded::{EncodedText, SpecialTokens};
 use super::error::TextError;
+use super::pair_affixes::PairAffixes;
 use super::rendered::RenderedPrompt;
 use super::split_points::SplitPoints;
 use super::token_bytes::{LeadingTrim, TokenBytes};
@@ -40,6 +41,9 @@ struct TokenizerData {
     /// The tokens that the post-processor puts before and after a text; `None` if it does anything
     /// else.
     affixes: Option<(Vec<u32>, Vec<u32>)>,
+    /// The tokens that the post-processor puts around a pair of texts; `None` if they are not
+    /// known.
+    pair: Option<PairAffixes>,
     control: Arc<ControlTokens>,
     /// The control tokens that the library finds only in the normalized text.
     normalized: ControlTokens,
@@ -74,7 +78,7 @@ impl Tokenizer {
         }
         let token_bytes = TokenBytes::new(Some(&decoder), highest + 1, |id| library.id_to_token(id))?;
         let bos = bos_to_add(assets, &library)?;
-        let affixes = affixes(&library);
+        let (affixes, pair) = (affixes(&library), PairAffixes::of(&library));
         let named = [&assets.bos_token, &assets.eos_token].into_iter().flatten();
         let is_named =
             |id: u32, text: &String| assets.eos_ids.contains(&id) || named.clone().any(|name| name == text);
@@ -96,6 +100,7 @@ impl Tokenizer {
             special,
             bos,
             affixes,
+            pair,
             control: Arc::new(control),
             normalized,
             split_points: OnceLock::new(),
@@ -208,13 +213,18 @@ impl Tokenizer {
     }
 
     /// Returns the tokens that are added before and after a text; `None` if they are not known.
-    pub(super) fn affixes(&self, specials: SpecialTokens) -> Option<(EncodedText, EncodedText)> {
+    pub(crate) fn affixes(&self, specials: SpecialTokens) -> Option<(EncodedText, EncodedText)> {
         if specials == SpecialTokens::Omit {
             return Some((EncodedText::default(), EncodedText::default()));
         }
         let (before, after) = self.0.affixes.as_ref()?;
         let before = self.with_bos(EncodedText::outside(before), specials);
         Some((before, EncodedText::outside(after)))
+    }
+
+    /// Returns the tokens around a pair of texts, if the tokenizer has a form for pairs.
+    pub fn pair_affixes(&self) -> Option<&PairAffixes> {
+        self.0.pair.as_ref()
     }
 
     /// Returns the kinds of places at which long texts can be split.

@@ -22,12 +22,14 @@ pub enum Operation {
     Barrier,
     /// [`all_gather_bytes`](super::HostCollective::all_gather_bytes)
     AllGatherBytes,
+    /// [`pass_on`](super::HostCollective::pass_on)
+    PassOn,
 }
 
 impl Operation {
     pub(super) fn from_code(code: u32) -> Option<Operation> {
-        use Operation::{AllGather, AllGatherBytes, AllReduce, Barrier, Broadcast, Rendezvous};
-        let all = [Rendezvous, AllReduce, AllGather, Broadcast, Barrier, AllGatherBytes];
+        use Operation::{AllGather, AllGatherBytes, AllReduce, Barrier, Broadcast, PassOn, Rendezvous};
+        let all = [Rendezvous, AllReduce, AllGather, Broadcast, Barrier, AllGatherBytes, PassOn];
         all.into_iter().find(|known| *known as u32 == code)
     }
 }
@@ -41,6 +43,7 @@ impl fmt::Display for Operation {
             Operation::Broadcast => "broadcast",
             Operation::Barrier => "barrier",
             Operation::AllGatherBytes => "all-gather of bytes",
+            Operation::PassOn => "passing on hidden states",
         })
     }
 }

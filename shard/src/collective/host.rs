@@ -48,6 +48,13 @@ pub trait HostCollective: Send {
     /// See [`CollectiveError`]. The content of `bytes` is then undefined, except on rank 0.
     fn broadcast(&mut self, bytes: &mut [u8]) -> Result<(), CollectiveError>;
 
+    /// Replaces `values` (the same number on every rank) by those of rank `from`, which every rank
+    /// names.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`]. The content of `values` is then undefined.
+    fn pass_on(&mut self, from: usize, values: &mut [f32]) -> Result<(), CollectiveError>;
+
     /// Returns when every rank has called it.
     ///
     /// # Errors

@@ -118,6 +118,12 @@ fn check(rank: &mut Rank, operation: usize, call: usize, length: usize) {
             rank.broadcast(&mut bytes).unwrap();
             assert!(bytes == text(0), "{what}");
         }
+        3 => {
+            let from = call % world_size;
+            let mut values = contribution(at, call, length);
+            rank.pass_on(from, &mut values).unwrap();
+            assert_same_bits(&values, &contribution(from, call, length), &what);
+        }
         _ => rank.barrier().unwrap(),
     }
 }

@@ -3,6 +3,7 @@
 use millrace_formats::WriteError;
 
 use crate::families::LoadError;
+use crate::partial::PlaceError;
 use crate::quantize::QuantizeError;
 
 /// The reason why a model cannot be converted.
@@ -17,9 +18,12 @@ pub enum ConvertError {
     /// A new file cannot be written.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// The new folder cannot be made.
+    /// The files beside the weights cannot be listed.
     #[error(transparent)]
-    Folder(#[from] QuantizeError),
+    SmallFiles(#[from] QuantizeError),
+    /// The result cannot be put in its place.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
     /// The new file cannot be written.
     #[error("{path}: {source}")]
     File {
@@ -28,9 +32,6 @@ pub enum ConvertError {
         /// The error of the operating system.
         source: std::io::Error,
     },
-    /// There is something at the place of the new file.
-    #[error("{0} exists; give the path of a new file")]
-    Occupied(String),
     /// `config.json` or a file of the tokenizer is not valid JSON.
     #[error("{file} is not valid JSON: {source}")]
     Json {

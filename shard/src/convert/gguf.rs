@@ -1,35 +1,20 @@
 //! Writes a GGUF file of a Llama, a Mistral, or a Qwen 2 or 3.
 
-use std::fs::{self, File};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use millrace_formats::vocabulary::TokenizerData;
 use millrace_formats::{
-    GgufTensor, GgufType, GgufValue, Source, TensorInfo, gguf_padding, gguf_tensor_name, write_gguf_header,
+    GgufTensor, GgufType, GgufValue, Source, TensorInfo, gguf_header, gguf_padding, gguf_tensor_name,
 };
 use millrace_kernels::DType;
 use serde_json::Value;
 
 use super::error::ConvertError;
-use super::model::{ConvertReport, GgufKind, Model};
+use super::model::{ConvertReport, GgufKind, Model, continued};
+use super::new_file::{FilePart, NewFile};
 use super::tensors::{self, BLOCK, RowType, Rows};
-use super::tokenizer;
-
-/// A file that is removed when this is dropped before it is complete.
-struct NewFile {
-    path: PathBuf,
-    is_complete: bool,
-}
-
-impl Drop for NewFile {
-    fn drop(&mut self) {
-        if !self.is_complete {
-            // The error that ended the work is the one to report.
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
+use super::tokenizer::{self, ModelTokenizer};
+use crate::partial::{Job, Partial, ResultKind};
 
 /// A tensor of the new file, and the stored one that it is made from.
 struct Planned {
@@ -40,6 +25,7 @@ struct Planned {
 pub(super) fn write(
     model: &Model<'_>,
     place: &Path,
+    job: &Job,
     kind: GgufKind,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<ConvertReport, ConvertError> {
@@ -57,18 +43,17 @@ pub(super) fn write(
         let name = "rope_freqs.weight".to_owned();
         headers.push(GgufTensor { name, kind: GgufType::F32, shape: vec![divisors.len()] });
     }
-    if place.exists() {
-        return Err(ConvertError::Occupied(place.display().to_string()));
-    }
     let error = |source| ConvertError::File { path: place.display().to_string(), source };
-    let name = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let partial = place.with_file_name(format!(".{name}.partial-{}", std::process::id()));
-    let mut file = File::options().write(true).create_new(true).open(&partial).map_err(error)?;
-    let mut guard = NewFile { path: partial, is_complete: false };
-    write_gguf_header(&mut file, &keys, &headers).map_err(error)?;
-    let bytes: usize = headers.iter().filter_map(GgufTensor::bytes).sum();
-    let mut done = 0;
-    for Planned { info, new } in &planned {
+    let header = gguf_header(&keys, &headers).map_err(error)?;
+    let length = |tensor: &GgufTensor| {
+        let bytes = tensor.bytes().unwrap_or(0);
+        bytes + gguf_padding(bytes).len()
+    };
+    let parts = headers.iter().map(|new| FilePart { name: new.name.clone(), bytes: length(new) }).collect();
+    let partial = Partial::open(place, ResultKind::File, job)?;
+    let mut file = NewFile::create(partial, &header, parts, progress)?;
+    notes.extend(continued(file.part(), headers.len()));
+    for Planned { info, new } in planned.iter().skip(file.part()) {
         let order = match is_llama && !model.is_interleaved() {
             true => model.order(&info.name, info.shape.first().copied().unwrap_or(0), true)?,
             false => None,
@@ -80,28 +65,21 @@ pub(super) fn write(
             GgufType::Q8_0 => RowType::Q8_0,
         };
         let tensor = model.checkpoint.tensor(&info.name, &info.shape)?;
-        let mut written = 0;
-        let mut write = |part: &[u8]| -> Result<(), ConvertError> {
-            file.write_all(part).map_err(error)?;
-            written += part.len();
-            done += part.len();
-            progress(done, bytes);
-            Ok(())
-        };
+        let mut write = |part: &[u8]| file.write(part);
         tensors::convert(&info.name, &tensor, order.map_or(Rows::All, Rows::Heads), to, &mut write)?;
-        file.write_all(gguf_padding(written)).map_err(error)?;
+        file.write(gguf_padding(new.bytes().unwrap_or(0)))?;
         model.checkpoint.check_readable()?;
+        file.end_part()?;
     }
-    if let Some(divisors) = divisors {
+    if let Some(divisors) = divisors.filter(|_| file.part() < headers.len()) {
         let data: Vec<u8> = divisors.iter().flat_map(|divisor| divisor.to_le_bytes()).collect();
-        file.write_all(&data).and_then(|()| file.write_all(gguf_padding(data.len()))).map_err(error)?;
+        file.write(&data)?;
+        file.write(gguf_padding(data.len()))?;
+        file.end_part()?;
     }
-    file.sync_all().map_err(error)?;
     model.checkpoint.verify()?;
-    // A hard link, unlike a rename, does not replace a file that has appeared meanwhile.
-    fs::hard_link(&guard.path, place).or_else(|_| fs::rename(&guard.path, place)).map_err(error)?;
-    let _ = fs::remove_file(&guard.path);
-    guard.is_complete = true;
+    file.complete()?;
+    let bytes = headers.iter().filter_map(GgufTensor::bytes).sum();
     Ok(ConvertReport { tensors: headers.len(), bytes, notes })
 }
 
@@ -223,38 +201,14 @@ fn llama3(head_dim: usize, base: f64, parameter: &dyn Fn(&str) -> Option<f64>) -
 
 /// Adds the tokenizer: that of the file, or that of `tokenizer.json`, which is also added as it is.
 fn tokenizer_keys(model: &Model<'_>, keys: &mut Keys, notes: &mut Vec<String>) -> Result<(), ConvertError> {
-    const NAME: &str = "tokenizer.json";
-    let text = match model.source {
-        Source::File(path) => {
-            let folder = path.parent().unwrap_or(Path::new("")).to_owned();
-            Source::Directory(folder).text(NAME)?
-        }
-        folder => folder.text(NAME)?,
-    };
-    let inside = model.source.tokenizer_data()?;
-    let text = text.map(|text| String::from_utf8_lossy(&text).into_owned());
-    let text = text.or_else(|| inside.as_ref().and_then(|data| data.huggingface_json.clone()));
-    let read = match &text {
-        Some(text) => {
-            let json = |source| ConvertError::Json { file: model.source.path(NAME), source };
-            tokenizer::read(&serde_json::from_str(text).map_err(json)?, model.count("vocab_size")?)
-        }
-        None => inside,
-    };
-    if let Some(text) = text {
+    let ModelTokenizer { json, data } = tokenizer::of(model)?;
+    if let Some(text) = json {
         keys.push(("tokenizer.huggingface.json".into(), GgufValue::Text(text)));
     }
-    let Some(mut data) = read else {
+    let Some(data) = data else {
         notes.push("other programs need a tokenizer in the file, and this one cannot be written".to_owned());
         return Ok(());
     };
-    let config: Option<Value> =
-        model.source.text("tokenizer_config.json")?.and_then(|text| serde_json::from_slice(&text).ok());
-    let template = config.as_ref().and_then(|config| config.get("chat_template")).and_then(Value::as_str);
-    data.chat_template = template.map(str::to_owned).or(data.chat_template);
-    if let Some(template) = model.source.text("chat_template.jinja")? {
-        data.chat_template = Some(String::from_utf8_lossy(&template).into_owned());
-    }
     if data.model == "gpt2" && data.pre.is_none() {
         notes.push(
             "GGUF has no name for the pattern of this tokenizer: Millrace reads the file, but llama.cpp may not".to_owned(),

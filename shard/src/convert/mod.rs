@@ -2,11 +2,14 @@
 //!
 //! The source is anything that can be served. Tensors are read row by row, so that the memory that
 //! is needed does not depend on the size of the model. The result appears in its place when it is
-//! complete.
+//! complete, and a run that was killed is continued by the next one ([`crate::partial`]).
 
 mod error;
+mod flm;
 mod gguf;
+mod llama2c;
 mod model;
+mod new_file;
 mod safetensors;
 mod slimming;
 mod tensors;
@@ -20,11 +23,14 @@ use millrace_formats::{Checkpoint, Source};
 use millrace_kernels::DType;
 
 pub use error::ConvertError;
+pub use millrace_formats::FlmKind;
 use model::Model;
 pub use model::{ConvertReport, GgufKind};
+use safetensors::FolderOptions;
 pub use vocabulary::{TokenIds, VocabularyCut};
 
 use crate::families;
+use crate::partial::Job;
 
 /// A format of new files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +48,16 @@ pub enum ConvertTarget {
     Gguf {
         /// Type of the matrices.
         kind: GgufKind,
+    },
+    /// A file of FastLLM.
+    Flm {
+        /// Type of the matrices of layers and of the head. Everything else has single precision.
+        kind: FlmKind,
+    },
+    /// A file of llama2.c.
+    Llama2c {
+        /// Version of the file: 0 and 1 have single precision, 2 has 8 bits.
+        version: u32,
     },
 }
 
@@ -62,12 +78,32 @@ pub fn convert(
     let json = |source_error| ConvertError::Json { file: source.path("config.json"), source: source_error };
     let config = serde_json::from_slice(&source.config()?).map_err(json)?;
     let model = Model { source, checkpoint: Checkpoint::open(source)?, config };
-    let report = match target {
+    let job = job(&model, &target);
+    match target {
         ConvertTarget::Safetensors { dtype, max_file_bytes, vocabulary } => {
             let cut = vocabulary.map(|wanted| slimming::cut(&model, &wanted)).transpose()?;
-            safetensors::write(&model, place, dtype, max_file_bytes, cut.as_ref(), progress)?
+            let options = FolderOptions { dtype, max_file_bytes, cut: cut.as_ref() };
+            safetensors::write(&model, place, &job, &options, progress)
         }
-        ConvertTarget::Gguf { kind } => gguf::write(&model, place, kind, progress)?,
-    };
-    Ok(report)
+        ConvertTarget::Gguf { kind } => gguf::write(&model, place, &job, kind, progress),
+        ConvertTarget::Flm { kind } => flm::write(&model, place, &job, kind, progress),
+        ConvertTarget::Llama2c { version } => llama2c::write(&model, place, &job, version, progress),
+    }
+}
+
+/// Describes a conversion: the program, the source with the sizes and times of its files, and the
+/// options.
+fn job(model: &Model<'_>, target: &ConvertTarget) -> Job {
+    let identity = model.checkpoint.identity();
+    let has_identity = !identity.is_empty() || matches!(model.source, Source::Memory(_));
+    // The rows that stay depend on the tokenizer too, which the identity does not have.
+    let is_whole = !matches!(target, ConvertTarget::Safetensors { vocabulary: Some(_), .. });
+    Job {
+        description: format!(
+            "millrace {}, convert {}\n{target:?}\n{identity}",
+            env!("CARGO_PKG_VERSION"),
+            model.source.place(),
+        ),
+        can_continue: has_identity && is_whole,
+    }
 }

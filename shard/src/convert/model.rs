@@ -27,6 +27,12 @@ pub struct ConvertReport {
     pub notes: Vec<String>,
 }
 
+/// Returns the sentence of a run that continues another one.
+pub(super) fn continued(done: usize, all: usize) -> Option<String> {
+    (done > 0)
+        .then(|| format!("an interrupted run had written {done} of the {all} tensors, and was continued"))
+}
+
 /// A model that is being converted.
 pub(super) struct Model<'a> {
     pub(super) source: &'a Source,

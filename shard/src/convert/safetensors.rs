@@ -7,10 +7,12 @@ use millrace_kernels::DType;
 use serde_json::{Map, Value, json};
 
 use super::error::ConvertError;
-use super::model::{ConvertReport, Model};
+use super::model::{ConvertReport, Model, continued};
+use super::new_file::RECORDED;
 use super::slimming::Slimmed;
 use super::tensors::{self, RowType, Rows};
-use crate::quantize::folder::{NewFolder, small_files};
+use crate::partial::{Job, Partial, ResultKind};
+use crate::quantize::small_files;
 
 /// The small files of a model that may lie beside a file with its weights.
 const BESIDE: [&str; 7] = [
@@ -23,14 +25,24 @@ const BESIDE: [&str; 7] = [
     "chat_template.jinja",
 ];
 
+/// The options of a new folder.
+pub(super) struct FolderOptions<'a> {
+    /// Element type of the weights. If absent, dense weights keep theirs.
+    pub(super) dtype: Option<DType>,
+    /// The largest size of a file in bytes, unless a single tensor has more.
+    pub(super) max_file_bytes: usize,
+    /// The part of the vocabulary that stays.
+    pub(super) cut: Option<&'a Slimmed>,
+}
+
 pub(super) fn write(
     model: &Model<'_>,
     place: &Path,
-    dtype: Option<DType>,
-    max_file_bytes: usize,
-    cut: Option<&Slimmed>,
+    job: &Job,
+    options: &FolderOptions<'_>,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<ConvertReport, ConvertError> {
+    let &FolderOptions { dtype, max_file_bytes, cut } = options;
     let method = model.quantization();
     if let (Some(method), Some(_)) = (&method, dtype) {
         return Err(model.quantized(method.clone()));
@@ -57,11 +69,24 @@ pub(super) fn write(
     };
     let groups: Vec<Vec<NewTensor>> = infos.iter().zip(&types).map(new).collect();
     let bytes: usize = groups.iter().flatten().map(NewTensor::bytes).sum();
-    let folder = NewFolder::create(place)?;
-    folder.check_space(bytes)?;
-    let mut writer = CheckpointWriter::create(folder.path(), groups, max_file_bytes)?;
-    let mut done = 0;
-    for (info, to) in infos.iter().zip(types) {
+    let mut folder = Partial::open(place, ResultKind::Folder, job)?;
+    let sizes: Vec<usize> = groups.iter().map(|group| group.iter().map(NewTensor::bytes).sum()).collect();
+    let mut writer = match folder.done() {
+        0 => None,
+        found => CheckpointWriter::reopen(&folder.result(), groups.clone(), max_file_bytes, found)?,
+    };
+    if writer.is_none() && folder.done() > 0 {
+        folder.start_again()?;
+    }
+    let first = folder.done().min(infos.len());
+    let mut done: usize = sizes[..first].iter().sum();
+    folder.check_space(bytes - done)?;
+    let mut writer = match writer.take() {
+        Some(writer) => writer,
+        None => CheckpointWriter::create(&folder.result(), groups, max_file_bytes)?,
+    };
+    let mut recorded = done;
+    for (index, (info, to)) in infos.iter().zip(types).enumerate().skip(first) {
         let rows = match (cut.filter(|cut| cut.has(&info.name)), model.is_interleaved()) {
             (Some(cut), _) => Rows::Kept(&cut.kept.stored),
             (None, true) => {
@@ -79,6 +104,11 @@ pub(super) fn write(
         };
         tensors::convert(&info.name, &tensor, rows, to, &mut write)?;
         model.checkpoint.check_readable()?;
+        if done - recorded >= RECORDED {
+            writer.sync()?;
+            folder.record(index + 1)?;
+            recorded = done;
+        }
     }
     writer.finish()?;
     let mut config = model.config.clone();
@@ -93,6 +123,7 @@ pub(super) fn write(
     folder.write("config.json", format!("{:#}\n", Value::Object(config)).as_bytes())?;
     let mut notes = files(model, &folder, cut)?;
     notes.extend(cut.map(Slimmed::note));
+    notes.extend(continued(first, infos.len()));
     model.checkpoint.verify()?;
     folder.complete()?;
     Ok(ConvertReport { tensors: infos.len(), bytes, notes })
@@ -117,7 +148,7 @@ pub(super) fn stored(dtype: DType) -> StoredDType {
 }
 
 /// Writes the other files of a model. Returns what the user should know.
-fn files(model: &Model<'_>, folder: &NewFolder, cut: Option<&Slimmed>) -> Result<Vec<String>, ConvertError> {
+fn files(model: &Model<'_>, folder: &Partial, cut: Option<&Slimmed>) -> Result<Vec<String>, ConvertError> {
     let Source::File(path) = model.source else {
         for name in small_files(model.source)? {
             let Some(bytes) = model.source.text(&name)? else { continue };

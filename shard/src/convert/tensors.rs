@@ -100,22 +100,43 @@ pub(super) fn convert(
             write(&tensor.bytes[start..start + size])
         });
     }
-    let Some(mut host) = host_tensor(tensor) else {
-        let text = format!("weights of the type {}", tensor.dtype);
-        return Err(error(millrace_kernels::Error::Unsupported(text)));
-    };
-    // The elements of a bias are rows.
-    host = HostTensor { cols: host.rows * host.cols / rows, rows, ..host };
-    let part = Part::whole(host);
-    let (mut numbers, mut bytes) = (vec![0.0; part.cols.len()], Vec::new());
-    let count = order.count(rows);
-    for row in 0..count {
-        part.read_row(order.stored_row(row), &mut numbers);
-        encode(&numbers, to, &mut bytes).map_err(error)?;
-        if bytes.len() >= CHUNK || row + 1 == count {
+    let (count, mut done, mut bytes) = (order.count(rows), 0, Vec::new());
+    numbers(name, tensor, order, &mut |row| {
+        encode(row, to, &mut bytes).map_err(error)?;
+        done += 1;
+        if bytes.len() >= CHUNK || done == count {
             write(&bytes)?;
             bytes.clear();
         }
+        Ok(())
+    })
+}
+
+/// Gives each row of a tensor to `each`, in single precision.
+pub(super) fn numbers(
+    name: &str,
+    tensor: &Tensor<'_>,
+    order: Rows<'_>,
+    each: &mut dyn FnMut(&[f32]) -> Result<(), ConvertError>,
+) -> Result<(), ConvertError> {
+    let Some(mut host) = host_tensor(tensor) else {
+        let source = millrace_kernels::Error::Unsupported(format!("weights of the type {}", tensor.dtype));
+        return Err(ConvertError::Weights { tensor: name.to_owned(), source });
+    };
+    let rows = match (order, tensor.shape) {
+        (Rows::Heads(_) | Rows::Kept(_), [rows, ..]) => *rows,
+        _ => host.rows,
+    };
+    if rows == 0 || tensor.bytes.is_empty() {
+        return Ok(());
+    }
+    // The elements of a bias are rows.
+    host = HostTensor { cols: host.rows * host.cols / rows, rows, ..host };
+    let part = Part::whole(host);
+    let mut numbers = vec![0.0; part.cols.len()];
+    for row in 0..order.count(rows) {
+        part.read_row(order.stored_row(row), &mut numbers);
+        each(&numbers)?;
     }
     Ok(())
 }

@@ -1,9 +1,14 @@
-//! The tokenizer of a GGUF file, made from `tokenizer.json`.
+//! The tokenizer of a new file, made from `tokenizer.json`.
 
 use std::collections::HashMap;
+use std::path::Path;
 
+use millrace_formats::Source;
 use millrace_formats::vocabulary::{PieceKind, TokenizerData};
 use serde_json::Value;
+
+use super::error::ConvertError;
+use super::model::Model;
 
 /// The largest number of tokens.
 const MAX_TOKENS: usize = 1 << 21;
@@ -20,9 +25,49 @@ const PATTERNS: [(&str, &str); 2] = [
     ),
 ];
 
+/// The tokenizer of a model.
+pub(super) struct ModelTokenizer {
+    /// The text of `tokenizer.json`, from the folder of the model or from its file.
+    pub(super) json: Option<String>,
+    /// The vocabulary with the chat template, if it can be written to a file.
+    pub(super) data: Option<TokenizerData>,
+}
+
+/// Finds the tokenizer of a model.
+pub(super) fn of(model: &Model<'_>) -> Result<ModelTokenizer, ConvertError> {
+    const NAME: &str = "tokenizer.json";
+    let text = match model.source {
+        Source::File(path) => {
+            let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+            Source::Directory(folder).text(NAME)?
+        }
+        folder => folder.text(NAME)?,
+    };
+    let inside = model.source.tokenizer_data()?;
+    let text = text.map(|text| String::from_utf8_lossy(&text).into_owned());
+    let json = text.or_else(|| inside.as_ref().and_then(|data| data.huggingface_json.clone()));
+    let mut data = match &json {
+        Some(text) => {
+            let json = |source| ConvertError::Json { file: model.source.path(NAME), source };
+            read(&serde_json::from_str(text).map_err(json)?, model.count("vocab_size")?)
+        }
+        None => inside,
+    };
+    if let Some(data) = &mut data {
+        let config: Option<Value> =
+            model.source.text("tokenizer_config.json")?.and_then(|text| serde_json::from_slice(&text).ok());
+        let template = config.as_ref().and_then(|config| config.get("chat_template")).and_then(Value::as_str);
+        data.chat_template = template.map(str::to_owned).or(data.chat_template.take());
+        if let Some(template) = model.source.text("chat_template.jinja")? {
+            data.chat_template = Some(String::from_utf8_lossy(&template).into_owned());
+        }
+    }
+    Ok(ModelTokenizer { json, data })
+}
+
 /// Reads a `tokenizer.json` of byte-pair encoding for a model with `rows` rows in its embedding.
 /// Returns `None` for another kind.
-pub(super) fn read(json: &Value, rows: usize) -> Option<TokenizerData> {
+fn read(json: &Value, rows: usize) -> Option<TokenizerData> {
     let model = json.get("model")?;
     let vocab = model.get("vocab")?.as_object()?;
     if model.get("type").and_then(Value::as_str) != Some("BPE") || rows > MAX_TOKENS {

@@ -10,6 +10,9 @@ pub trait Collective<B: Backend> {
     /// Returns this rank's number, from 0.
     fn rank(&self) -> usize;
 
+    /// Returns the number of ranks.
+    fn world_size(&self) -> usize;
+
     /// Replaces the first `n` rows of `buf` by their sum over all ranks, added in the order of the
     /// ranks.
     ///
@@ -50,6 +53,16 @@ pub trait Collective<B: Backend> {
     /// # Errors
     /// If a rank is lost.
     fn all_gather(&mut self, backend: &B, n: usize, part: &B::Buf, whole: &mut B::Buf) -> Result<(), Error>;
+
+    /// Allocates what [`Collective::pass_on`] needs for up to `rows` rows of `cols` columns. The
+    /// decoder calls it once, before anything is passed on.
+    fn reserve_states(&mut self, _rows: usize, _cols: usize) {}
+
+    /// Replaces the first `n` rows of `buf` by those of rank `from`.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    fn pass_on(&mut self, backend: &B, n: usize, from: usize, buf: &mut B::Buf) -> Result<(), Error>;
 
     /// Replaces the `n` sampled tokens of the step by those of rank 0. The other ranks get token
     /// ids without log-probabilities.

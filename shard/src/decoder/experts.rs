@@ -1,9 +1,10 @@
 //! Mixtures of experts: their buffers, and the order of their operations.
 
-use millrace_kernels::{Backend, ExpertMlp, Result, RoutingSpec, Sizing};
+use millrace_kernels::{Backend, ExpertMlp, Result, RouterTerms, RoutingSpec, RowParts, Sizing};
 
 use super::by_width::{ByWidth, widths};
-use super::mlp::{MlpBuffers, MlpKind};
+use super::group::RankGroup;
+use super::mlp::{MlpBuffers, MlpPlan};
 use super::step::StageStep;
 use super::weights::ExpertsWeights;
 use crate::Error;
@@ -13,7 +14,8 @@ use crate::model::{DecoderSpec, ExpertsSpec, LayerSpec, SharedExpert};
 pub(super) struct ExpertBuffers<B: Backend> {
     /// The logits of the router, `[t, experts]`.
     router: ByWidth<B::Buf>,
-    /// The output of the shared expert, `[t, hidden]`.
+    /// The output of the shared expert, and before it the normalized inputs of the others, `[t,
+    /// hidden]`.
     shared: ByWidth<B::Buf>,
     /// The gate of the shared expert's output, `[t, 1]`.
     shared_gate: ByWidth<B::Buf>,
@@ -31,7 +33,7 @@ impl<B: Backend> ExpertBuffers<B> {
         Ok(ExpertBuffers {
             // Logits are in single precision, so that the choice of experts is not rounded.
             router: ByWidth::new(widths(layers, ROUTER), |cols| backend.logits(tokens, cols))?,
-            shared: buffers(if has_shared(layers) { vec![hidden] } else { Vec::new() })?,
+            shared: buffers(if has_shared_buffer(layers) { vec![hidden] } else { Vec::new() })?,
             shared_gate: buffers(widths(layers, SHARED_GATE))?,
             routings: routings.map(|spec| Ok((spec, backend.routing(&spec)?))).collect::<Result<_>>()?,
             hidden,
@@ -40,34 +42,54 @@ impl<B: Backend> ExpertBuffers<B> {
     }
 
     /// `out = Σ weight * expert(x)` over each token's experts, and the shared expert if there is
-    /// one, `[tokens, hidden]`.
+    /// one, `[tokens, hidden]`. Experts with norms of their own read `residual` in place of `x`,
+    /// and `out` is the sum over all ranks then.
     pub(super) fn compute(
         &mut self,
         step: &StageStep<'_, B>,
         (spec, w): (&ExpertsSpec, &ExpertsWeights<B>),
-        x: &B::Buf,
-        mlp: MlpBuffers<'_, B>,
-        out: &mut B::Buf,
+        io: ExpertsIo<'_, B>,
     ) -> std::result::Result<(), Error> {
         let &StageStep { backend, step: open, tokens: n } = step;
+        let ExpertsIo { x, residual, mlp, group, out } = io;
         let wanted = routing_spec(spec, self.hidden, self.tokens);
         let at = self.routings.iter().position(|(of, _)| *of == wanted);
         let routing = &mut self.routings[at.expect("every mixture has a routing")].1;
         let logits = self.router.of(spec.count());
-        backend.linear(n, x, &w.router, w.router_bias.as_ref(), logits)?; // [n, experts]
-        backend.route(open, n, logits, w.choice_bias.as_ref(), routing)?;
+        let whole_row = RowParts { first: 0, count: 1, cols: self.hidden };
+        // The buffer of the shared expert's output is free until that is computed.
+        if let Some(norms) = &w.norms {
+            let input = self.shared.of(self.hidden);
+            backend.norm(n, residual, &norms.router, input)?;
+            backend.linear(n, input, &w.router, w.router_bias.as_ref(), logits)?; // [n, experts]
+            backend.norm(n, residual, &norms.input, input)?;
+        } else {
+            backend.linear(n, x, &w.router, w.router_bias.as_ref(), logits)?; // [n, experts]
+        }
+        let terms = RouterTerms { bias: w.choice_bias.as_ref(), scales: w.scales.as_ref() };
+        backend.route(open, n, logits, terms, routing)?;
         let experts = ExpertMlp {
             gate_up: &w.gate_up,
             gate_up_bias: w.gate_up_bias.as_ref(),
             down: &w.down,
             down_bias: w.down_bias.as_ref(),
-            gating: spec.gating,
+            kind: spec.kind,
         };
-        backend.expert_mlp(n, x, &experts, routing, out)?; // [n, hidden]
-        if let (Some(SharedExpert { width, .. }), Some(w)) = (spec.shared, &w.shared) {
+        if let Some(norms) = &w.norms {
+            backend.expert_mlp(n, self.shared.of(self.hidden), &experts, routing, out)?; // [n, hidden]
+            group.all_reduce(backend, n, out)?;
+            backend.norm_parts(n, out, whole_row, &norms.out)?;
+        } else {
+            backend.expert_mlp(n, x, &experts, routing, out)?; // [n, hidden]
+        }
+        if let (Some(SharedExpert { width, .. }), Some(of_shared)) = (spec.shared, &w.shared) {
             let shared = self.shared.of(self.hidden);
-            mlp.compute(step, (width, MlpKind::Gated(spec.gating)), &w.mlp, x, shared)?; // [n, hidden]
-            match &w.gate {
+            mlp.compute(step, MlpPlan::new(width, spec.kind), &of_shared.mlp, x, shared)?; // [n, hidden]
+            if let Some(norm) = w.norms.as_ref().and_then(|norms| norms.shared_out.as_ref()) {
+                group.all_reduce(backend, n, shared)?;
+                backend.norm_parts(n, shared, whole_row, norm)?;
+            }
+            match &of_shared.gate {
                 Some(matrix) => {
                     let gate = self.shared_gate.of(1);
                     backend.linear(n, x, matrix, None, gate)?; // [n, 1]
@@ -80,9 +102,23 @@ impl<B: Backend> ExpertBuffers<B> {
     }
 }
 
+/// The operands of a mixture of experts.
+pub(super) struct ExpertsIo<'a, B: Backend> {
+    /// The input of an MLP, `[tokens, hidden]`.
+    pub(super) x: &'a B::Buf,
+    /// The residual stream, `[tokens, hidden]`.
+    pub(super) residual: &'a B::Buf,
+    /// The buffers of the shared expert.
+    pub(super) mlp: MlpBuffers<'a, B>,
+    /// The ranks that share the experts.
+    pub(super) group: &'a mut RankGroup<B>,
+    /// The result, `[tokens, hidden]`.
+    pub(super) out: &'a mut B::Buf,
+}
+
 /// Returns the columns of all buffers whose type is that of activations.
 pub(super) fn columns(spec: &DecoderSpec) -> usize {
-    let shared = if has_shared(&spec.layers) { spec.hidden } else { 0 };
+    let shared = if has_shared_buffer(&spec.layers) { spec.hidden } else { 0 };
     widths(&spec.layers, SHARED_GATE).into_iter().fold(shared, usize::saturating_add)
 }
 
@@ -115,8 +151,10 @@ fn shared(layer: &LayerSpec) -> Option<SharedExpert> {
     layer.mlp.experts().and_then(|experts| experts.shared)
 }
 
-fn has_shared(layers: &[LayerSpec]) -> bool {
-    layers.iter().any(|layer| shared(layer).is_some())
+/// Returns whether a mixture has a shared expert, or inputs of its own in the same buffer.
+fn has_shared_buffer(layers: &[LayerSpec]) -> bool {
+    let experts = layers.iter().filter_map(|layer| layer.mlp.experts());
+    experts.into_iter().any(|experts| experts.shared.is_some() || experts.own_norms)
 }
 
 const ROUTER: fn(&LayerSpec) -> usize = |layer| layer.mlp.experts().map_or(0, ExpertsSpec::count);

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use millrace_kernels::{Backend, BegunStep, ComputedStep, Norm, OpenStep, SampleRow, ScoreRow, Scored};
+use millrace_kernels::{
+    Backend, BegunStep, ComputedStep, Norm, OpenStep, SampleRow, ScoreRow, Scored, StepInput,
+};
 
 use super::group::RankGroup;
 use super::stage::Stage;
@@ -12,7 +14,8 @@ use crate::Error;
 
 /// The embedding, the stages and the head of a model, and every buffer that a step needs.
 pub(super) struct ForwardPass<B: Backend> {
-    pub(super) embedding: B::Matrix, // [vocab_rows, hidden]
+    /// `[vocab_rows, hidden]`; none on a rank of a pipeline that has only layers.
+    pub(super) embedding: Option<B::Matrix>,
     /// The token of the embedding's first row.
     pub(super) first_row: usize,
     /// Factor on the embedding.
@@ -45,6 +48,16 @@ pub(super) struct Head<B: Backend> {
 }
 
 impl<B: Backend> ForwardPass<B> {
+    /// Gives the stages the rows of the step that is computed next.
+    pub(super) fn begin(&mut self, input: &StepInput<'_>) -> Result<(), Error> {
+        self.stages.iter_mut().try_for_each(|stage| stage.begin(input))
+    }
+
+    /// Tells whether the device can record forward passes as graphs.
+    pub(super) fn is_recordable(&self) -> bool {
+        self.stages.iter().all(|stage| stage.is_recordable())
+    }
+
     /// Stores keys and values of the step's `n` tokens, leaves their states in `states.normed`, and
     /// computes the logits of its `m` outputs.
     pub(super) fn compute(
@@ -56,8 +69,10 @@ impl<B: Backend> ForwardPass<B> {
     ) -> Result<(), Error> {
         let ForwardPass { embedding, first_row, stages, head, states, group, .. } = self;
         let HiddenStates { residual, normed } = states;
-        backend.embed(step, embedding, *first_row, self.embedding_factor, residual)?; // [n, hidden]
-        group.all_reduce(backend, n, residual)?;
+        if let Some(embedding) = embedding {
+            backend.embed(step, embedding, *first_row, self.embedding_factor, residual)?; // [n, hidden]
+            group.all_reduce(backend, n, residual)?;
+        }
         if let Some(table) = &self.positions {
             backend.embed_positions(step, table, normed)?;
             backend.add(n, normed, residual)?;
@@ -93,9 +108,11 @@ impl<B: Backend> ForwardPass<B> {
     fn logits(&mut self, backend: &B, m: usize) -> Result<(), Error> {
         let ForwardPass { embedding, head, group, .. } = self;
         let Head { matrix, bias, factor, soft_cap, states, logits, .. } = head;
-        let (matrix, bias) = (matrix.as_ref().unwrap_or(embedding), bias.as_ref());
+        // A rank of a pipeline that has only layers has no logits.
+        let Some(matrix) = matrix.as_ref().or(embedding.as_ref()) else { return Ok(()) };
+        let bias = bias.as_ref();
         match group {
-            RankGroup::Alone => backend.linear(m, states, matrix, bias, logits)?, // [m, vocab]
+            RankGroup::Alone | RankGroup::Pipeline(_) => backend.linear(m, states, matrix, bias, logits)?, // [m, vocab]
             RankGroup::Member(member) => {
                 backend.linear(m, states, matrix, bias, &mut member.own_logits)?; // [m, vocab_rows]
                 member.gather_logits(backend, m, logits)?; // [m, vocab]

@@ -11,8 +11,17 @@ use crate::Error;
 pub(super) enum RankGroup<B: Backend> {
     /// This rank computes the whole model.
     Alone,
-    /// This rank has a share of the model.
+    /// This rank has a share of each layer (tensor parallel).
     Member(GroupMember<B>),
+    /// This rank has some of the layers (pipeline parallel).
+    Pipeline(PipelineMember<B>),
+}
+
+/// A rank's connection to the other ranks of a pipeline.
+pub(super) struct PipelineMember<B: Backend> {
+    collective: Box<dyn Collective<B>>,
+    /// Time in collectives since it was last taken.
+    elapsed: Duration,
 }
 
 /// A rank's connection to the other ranks.
@@ -38,10 +47,43 @@ impl<B: Backend> RankGroup<B> {
         Ok(RankGroup::Member(GroupMember { collective, own_logits, elapsed: Duration::ZERO }))
     }
 
+    /// Joins a pipeline, and allocates for up to `rows` hidden states of `cols` features.
+    pub(super) fn pipeline(mut collective: Box<dyn Collective<B>>, rows: usize, cols: usize) -> Self {
+        collective.reserve_states(rows, cols);
+        RankGroup::Pipeline(PipelineMember { collective, elapsed: Duration::ZERO })
+    }
+
+    /// Returns the number of this rank and of all ranks, in a pipeline.
+    pub(super) fn place_in_pipeline(&self) -> Option<(usize, usize)> {
+        match self {
+            RankGroup::Alone | RankGroup::Member(_) => None,
+            RankGroup::Pipeline(member) => Some((member.collective.rank(), member.collective.world_size())),
+        }
+    }
+
+    /// Gives all ranks of a pipeline the first `n` rows of rank `from`.
+    pub(super) fn pass_on(
+        &mut self,
+        backend: &B,
+        n: usize,
+        from: usize,
+        buf: &mut B::Buf,
+    ) -> Result<(), Error> {
+        match self {
+            RankGroup::Alone | RankGroup::Member(_) => Ok(()),
+            RankGroup::Pipeline(member) => {
+                let since = Instant::now();
+                member.collective.pass_on(backend, n, from, buf)?;
+                member.elapsed += since.elapsed();
+                Ok(())
+            }
+        }
+    }
+
     /// Replaces the summands of this rank in the first `n` rows of `buf` by the sum over all ranks.
     pub(super) fn all_reduce(&mut self, backend: &B, n: usize, buf: &mut B::Buf) -> Result<(), Error> {
         match self {
-            RankGroup::Alone => Ok(()),
+            RankGroup::Alone | RankGroup::Pipeline(_) => Ok(()),
             RankGroup::Member(member) => member.timed(|collective, _| collective.all_reduce(backend, n, buf)),
         }
     }
@@ -58,7 +100,9 @@ impl<B: Backend> RankGroup<B> {
         out: &mut B::Buf,
     ) -> Result<(), Error> {
         match self {
-            RankGroup::Alone => Ok(backend.add_norm(n, residual, branch, norm, out)?),
+            RankGroup::Alone | RankGroup::Pipeline(_) => {
+                Ok(backend.add_norm(n, residual, branch, norm, out)?)
+            }
             RankGroup::Member(member) => member
                 .timed(|collective, _| collective.all_reduce_norm(backend, n, residual, branch, norm, out)),
         }
@@ -76,6 +120,12 @@ impl<B: Backend> RankGroup<B> {
             RankGroup::Member(member) => {
                 member.timed(|collective, _| collective.broadcast_sampled(backend, n, step))
             }
+            RankGroup::Pipeline(member) => {
+                let since = Instant::now();
+                member.collective.broadcast_sampled(backend, n, step)?;
+                member.elapsed += since.elapsed();
+                Ok(())
+            }
         }
     }
 
@@ -85,6 +135,7 @@ impl<B: Backend> RankGroup<B> {
         match self {
             RankGroup::Alone => true,
             RankGroup::Member(member) => member.collective.rank() == 0,
+            RankGroup::Pipeline(member) => member.collective.rank() == 0,
         }
     }
 
@@ -93,6 +144,7 @@ impl<B: Backend> RankGroup<B> {
         match self {
             RankGroup::Alone => Ok(()),
             RankGroup::Member(member) => member.collective.check(),
+            RankGroup::Pipeline(member) => member.collective.check(),
         }
     }
 
@@ -102,6 +154,7 @@ impl<B: Backend> RankGroup<B> {
         match self {
             RankGroup::Alone => Duration::ZERO,
             RankGroup::Member(member) => std::mem::take(&mut member.elapsed),
+            RankGroup::Pipeline(member) => std::mem::take(&mut member.elapsed),
         }
     }
 }

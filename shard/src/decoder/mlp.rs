@@ -1,19 +1,38 @@
 //! MLPs that every token passes through.
 
-use millrace_kernels::{Activation, Backend, Gating};
+use millrace_kernels::{Backend, MlpKind};
 
 use super::by_width::ByWidth;
 use super::step::StageStep;
 use super::weights::DenseWeights;
 use crate::Error;
+use crate::model::DenseMlp;
 
-/// The operation between the projections of an MLP.
+/// The size of an MLP, and what it computes between its projections.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum MlpKind {
-    /// `gating(gate(x), up(x))`.
-    Gated(Gating),
-    /// `act(up(x))`.
-    Plain(Activation),
+pub(super) struct MlpPlan {
+    /// Number of features of up.
+    pub(super) width: usize,
+    /// The operation between the projections.
+    pub(super) kind: MlpKind,
+    /// Factor on gate and up.
+    pub(super) up_factor: f32,
+    /// Factor on the output.
+    pub(super) out_factor: f32,
+}
+
+impl MlpPlan {
+    /// Returns the plan of an MLP without factors.
+    pub(super) const fn new(width: usize, kind: MlpKind) -> Self {
+        MlpPlan { width, kind, up_factor: 1.0, out_factor: 1.0 }
+    }
+
+    /// Returns the plan of an MLP that every token passes through.
+    pub(super) fn dense(spec: &DenseMlp, is_gated: bool) -> Self {
+        let kind = if is_gated { MlpKind::Gated(spec.act.into()) } else { MlpKind::Plain(spec.act) };
+        let &DenseMlp { width, up_factor, out_factor, .. } = spec;
+        MlpPlan { width, kind, up_factor, out_factor }
+    }
 }
 
 /// The buffers inside an MLP.
@@ -24,29 +43,34 @@ pub(super) struct MlpBuffers<'a, B: Backend> {
 
 impl<B: Backend> MlpBuffers<'_, B> {
     /// `out = down(gating(gate(x), up(x)))`, or `down(act(up(x)))` without a gate, `[tokens,
-    /// hidden]`. Up has `width` features.
+    /// hidden]`, with the factors of `plan`.
     pub(super) fn compute(
         self,
         step: &StageStep<'_, B>,
-        (width, kind): (usize, MlpKind),
+        plan: MlpPlan,
         w: &DenseWeights<B>,
         x: &B::Buf,
         out: &mut B::Buf,
     ) -> Result<(), Error> {
         let &StageStep { backend, tokens: n, .. } = step;
+        let MlpPlan { width, kind, up_factor, out_factor } = plan;
         let activated = self.activated.of(width);
+        let scale =
+            |factor: f32, x: &mut B::Buf| if factor == 1.0 { Ok(()) } else { backend.scale(n, factor, x) };
         match kind {
             MlpKind::Gated(gating) => {
                 let gate_up = self.gate_up.of(2 * width);
                 backend.linear(n, x, &w.up, w.up_bias.as_ref(), gate_up)?; // [n, 2 * width]
+                scale(up_factor, gate_up)?;
                 backend.gate(n, gating, gate_up, activated)?; // [n, width]
             }
             MlpKind::Plain(act) => {
                 backend.linear(n, x, &w.up, w.up_bias.as_ref(), activated)?; // [n, width]
+                scale(up_factor, activated)?;
                 backend.activate(n, act, activated)?;
             }
         }
         backend.linear(n, activated, &w.down, w.down_bias.as_ref(), out)?; // [n, hidden]
-        Ok(())
+        Ok(scale(out_factor, out)?)
     }
 }

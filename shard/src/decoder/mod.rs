@@ -12,23 +12,30 @@ mod forward;
 mod graphs;
 mod group;
 mod head_matrices;
+mod host_layers;
 mod latent;
 mod mlp;
+mod model_part;
+mod pipeline;
+mod recurrent;
 mod sizes;
 mod stage;
 mod step;
 mod submitted;
+mod weight_loader;
 mod weights;
 mod workspace;
 
 use std::time::{Duration, Instant};
 
-use millrace_kernels::{Backend, SampledRows, SamplingParams, StepInput};
+use millrace_kernels::{Backend, HostMemory, SampledRows, SamplingParams, StepInput};
 
 pub use collective::Collective;
 pub(crate) use experts::routing_bytes;
 pub(crate) use head_matrices::head_matrices_bytes;
-pub(crate) use sizes::{attention, products, step_size, tuned_products};
+pub use host_layers::HostLayers;
+pub use model_part::ModelPart;
+pub(crate) use sizes::{attention, layer_products, products, step_size, tuned_products};
 pub use submitted::{ForwardedStep, PausedForward, SubmittedStep};
 pub use weights::Weights;
 pub(crate) use workspace::activation_elements;
@@ -64,44 +71,87 @@ impl<B: Backend> Decoder<B> {
         limits: &ShardLimits,
         collective: Option<Box<dyn Collective<B>>>,
     ) -> Result<Self, Error> {
+        let group = RankGroup::new(collective, backend, limits.max_sequences, spec.vocab_rows.len())?;
+        Self::with_group(backend, spec, weights, limits, group)
+    }
+
+    /// Creates one rank of a pipeline. `weights` has the layers of this rank, and on rank 0 also
+    /// the embedding and the head ([`LayerShare`](crate::split::LayerShare)). `collective` connects
+    /// it to the other ranks.
+    ///
+    /// # Errors
+    /// If the device has not enough memory.
+    pub fn in_pipeline(
+        backend: &B,
+        spec: DecoderSpec,
+        weights: Weights<B>,
+        limits: &ShardLimits,
+        collective: Box<dyn Collective<B>>,
+    ) -> Result<Self, Error> {
+        let group = RankGroup::pipeline(collective, limits.max_step_tokens, spec.hidden);
+        Self::with_group(backend, spec, weights, limits, group)
+    }
+
+    fn with_group(
+        backend: &B,
+        spec: DecoderSpec,
+        weights: Weights<B>,
+        limits: &ShardLimits,
+        group: RankGroup<B>,
+    ) -> Result<Self, Error> {
         let Weights {
             embedding,
             embedding_factor,
             embedding_norm,
             positions,
             ropes,
+            query_scale,
+            first_layer,
             layers,
             final_norm,
             head,
             head_bias,
             ..
         } = weights;
-        let all = 0..spec.layers.len();
-        let stage_weights = StageWeights { layers, ropes, exit_norm: final_norm };
-        let stage = LayerStage::new(backend, &spec, all, stage_weights, limits)?;
-        let queue = backend.queue(&step_size(&spec, limits, &attention(&spec)))?;
+        let held = first_layer..first_layer + layers.len();
+        let queue = backend.queue(&step_size(&spec, limits, &attention(&spec.layers[held.clone()])))?;
+        let place = group.place_in_pipeline();
+        let (exit_norm, end) = if place.is_some() { (None, final_norm) } else { (final_norm, None) };
+        let stage_weights = StageWeights { layers, ropes, query_scale, exit_norm };
+        let stage = Box::new(LayerStage::new(backend, &spec, held, stage_weights, limits)?);
+        let stages = match place {
+            Some(place) => pipeline::stages(stage, end, place),
+            None => vec![stage as _],
+        };
         let max_outputs = limits.max_sequences;
-        let group = RankGroup::new(collective, backend, max_outputs, spec.vocab_rows.len())?;
         let forward = ForwardPass {
             embedding,
             first_row: spec.vocab_rows.start,
             embedding_factor,
             embedding_norm,
             positions,
-            stages: vec![Box::new(stage)],
+            stages,
             head: Head {
                 matrix: head,
                 bias: head_bias,
                 factor: spec.head.factor,
                 soft_cap: spec.head.soft_cap,
                 states: backend.buf(max_outputs, spec.hidden)?,
-                logits: backend.logits(max_outputs, spec.vocab)?,
+                logits: backend.logits(max_outputs, spec.logit_cols())?,
                 max_outputs,
             },
             states: HiddenStates::new(backend, &spec, limits)?,
             group,
         };
         Ok(Decoder { spec, queue, forward, graphs: Vec::new() })
+    }
+
+    /// Lets the host compute the layers before those of the device. The weights that the decoder
+    /// was created with begin with the layer after them.
+    #[must_use]
+    pub fn with_host_layers<H: HostMemory>(mut self, layers: HostLayers<H>) -> Self {
+        self.forward.stages.insert(0, Box::new(layers));
+        self
     }
 
     /// Returns the specification of this rank's share of the model.
@@ -153,6 +203,7 @@ impl<B: Backend> Decoder<B> {
                 Err(not_padded) => begun = not_padded,
             }
         }
+        forward.begin(input)?;
         let step = backend.prepare(begun)?;
         let outputs = input.outputs.len();
         forward.compute(backend, &step, input.tokens.len(), outputs)?;
@@ -186,6 +237,7 @@ impl<B: Backend> Decoder<B> {
         input: &StepInput<'_>,
     ) -> Result<SubmittedStep<'d, B>, Error> {
         let Decoder { spec, queue, forward, .. } = self;
+        forward.begin(input)?;
         let open = backend.prepare(backend.begin(queue, input)?)?;
         forward.compute(backend, &open, input.tokens.len(), input.outputs.len())?;
         let step = open.without_sampling();
@@ -217,13 +269,16 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Records a step of up to `rows` decode rows, so that later steps launch it as one graph.
-    /// Calls are in ascending order of `rows`, and the same on all ranks. Returns whether the
-    /// device has graphs.
+    /// Calls are in ascending order of `rows`, and the same on all ranks. Returns false if the
+    /// device has no graphs, or if the host computes some layers, which no graph can contain.
     ///
     /// # Errors
     /// If the device fails, or another rank is lost.
     pub fn record(&mut self, backend: &B, rows: usize) -> Result<bool, Error> {
         let Decoder { queue, forward, graphs, .. } = self;
+        if !forward.is_recordable() {
+            return Ok(false);
+        }
         // The first execution is not recorded: it loads what is loaded on first use.
         let begun = backend.begin(queue, &StepInput::EMPTY)?;
         let Ok(padded) = backend.pad(begun, rows) else { return Ok(false) };

@@ -4,11 +4,11 @@ use millrace_kernels::{AttentionSpec, ProductShape, StepSize};
 
 use super::stage::attention_spec;
 use crate::ShardLimits;
-use crate::model::{DecoderSpec, LayerSlot, WeightSlot, WeightStorage};
+use crate::model::{DecoderSpec, LayerSlot, LayerSpec, WeightSlot, WeightStorage};
 
 /// Returns the softmax attention of every layer that has it in the terms of the backend.
-pub(crate) fn attention(spec: &DecoderSpec) -> Vec<AttentionSpec> {
-    spec.layers.iter().filter_map(|layer| attention_spec(&layer.attention)).collect()
+pub(crate) fn attention(layers: &[LayerSpec]) -> Vec<AttentionSpec> {
+    layers.iter().filter_map(|layer| attention_spec(&layer.attention)).collect()
 }
 
 /// Returns the sizes of the largest steps under these limits.
@@ -46,6 +46,15 @@ pub(crate) fn tuned_products(
     limits: &ShardLimits,
 ) -> Vec<ProductShape> {
     shapes(spec, storage, limits, |slot| !slot.info().per_expert)
+}
+
+/// Returns the products of the layers of `spec`, without that of the head.
+pub(crate) fn layer_products(
+    spec: &DecoderSpec,
+    storage: &WeightStorage,
+    limits: &ShardLimits,
+) -> Vec<ProductShape> {
+    shapes(spec, storage, limits, |slot| slot.layer().is_some())
 }
 
 /// Returns the products with the weights that `is_wanted` accepts.

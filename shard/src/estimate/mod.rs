@@ -7,19 +7,21 @@
 //! appear as too large.
 
 mod hardware;
+mod layer_split;
 mod report;
 
-use millrace_kernels::{KvFormat, Sizing};
+use millrace_kernels::{KeyWindow, KvFormat, Sizing};
 
 use crate::ShardLimits;
 use crate::memory_plan::{self, UnpaddedDevice};
-use crate::model::{AttentionHeads, DecoderSpec, WeightSlot, WeightStorage};
+use crate::model::{AttentionHeads, DecoderSpec, LayerSpec, WeightSlot, WeightStorage};
 use crate::split::{Indivisible, Split};
 
 pub use hardware::{
     COMPUTE_FRACTION, DEFAULT_LINK_LATENCY, GPUS, GpuLink, GpuModel, Hardware, LINK_FRACTION,
     MEMORY_FRACTION, MEMORY_SHARE,
 };
+pub use layer_split::LayerSplitEstimate;
 pub use report::EstimateReport;
 
 /// Number of tokens per block of the KV cache.
@@ -55,8 +57,8 @@ pub struct ShardEstimate {
 /// The work of one rank in one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepEstimate {
-    /// Bytes of weights, keys and values that are read from the device's memory. The traffic of
-    /// activations is not counted.
+    /// Bytes of weights, keys, values and recurrent states that are read from the device's memory.
+    /// The traffic of activations is not counted.
     pub read: usize,
     /// Number of floating-point operations. A multiply-add counts as two. Only matrix products and
     /// attention are counted.
@@ -123,15 +125,19 @@ impl ShardEstimate {
         let mut keys_and_values = 0;
         let mut attention = 0.0;
         for layer in &self.spec.layers {
+            attention += recurrent_operations(layer, batch as f64);
             let Some(heads) = layer.attention.heads() else { continue };
-            let seen = layer.attention.window().unwrap_or(context).min(context);
+            let seen = layer.attention.key_window().map_or(context, KeyWindow::len).min(context);
             let layout = heads.layout;
             let of_sequence = UnpaddedDevice.kv_bytes(&heads.kv_spec(1, seen, self.kv_format));
             keys_and_values = of_sequence.saturating_mul(batch).saturating_add(keys_and_values);
             attention += attention_operations(layout.heads * layout.head_dim, batch as f64 * seen as f64);
         }
         StepEstimate {
-            read: self.weights_read(batch).saturating_add(keys_and_values),
+            read: self
+                .weights_read(batch)
+                .saturating_add(keys_and_values)
+                .saturating_add(memory_plan::state_bytes(&self.spec, batch, &UnpaddedDevice)),
             operations: self.product_operations(batch, batch) + attention,
             ..self.collectives(batch, batch)
         }
@@ -142,12 +148,16 @@ impl ShardEstimate {
     pub fn prefill(&self, tokens: usize) -> StepEstimate {
         let attention = self.spec.layers.iter().filter_map(|layer| {
             let AttentionHeads { layout, .. } = layer.attention.heads()?;
-            let pairs = attended_pairs(tokens as f64, layer.attention.window().map(|window| window as f64));
+            let pairs =
+                attended_pairs(tokens as f64, layer.attention.key_window().map(|window| window.len() as f64));
             Some(attention_operations(layout.heads * layout.head_dim, pairs))
         });
+        let recurrences = self.spec.layers.iter().map(|layer| recurrent_operations(layer, tokens as f64));
         StepEstimate {
             read: self.kv_per_token.saturating_mul(tokens).saturating_add(self.weights_read(tokens)),
-            operations: self.product_operations(tokens, 1) + attention.sum::<f64>(),
+            operations: self.product_operations(tokens, 1)
+                + attention.sum::<f64>()
+                + recurrences.sum::<f64>(),
             ..self.collectives(tokens, 1)
         }
     }
@@ -189,16 +199,16 @@ impl ShardEstimate {
             let (rows, cols) = self.spec.shape(slot);
             rows as f64 * cols as f64 * self.chosen_share(slot)
         };
-        let in_layer = |slot: &WeightSlot| matches!(slot, WeightSlot::Layer(..)) && !slot.is_vector();
+        let in_layer = |slot: &WeightSlot| slot.layer().is_some() && !slot.is_vector();
         let layers: f64 = self.spec.slots().into_iter().filter(in_layer).map(elements).sum();
         2.0 * (n as f64 * layers + m as f64 * elements(WeightSlot::Head))
     }
 
     /// Estimates the collectives of a step of `n` tokens and `m` outputs, in a ring of N ranks:
     ///
-    /// - after the embedding, and twice per layer, an all-reduce of `[n, hidden]` numbers of the
-    ///   weights' type, as GPUs do (CPUs use single precision): each rank sends 2 (N - 1) / N of
-    ///   their bytes;
+    /// - after the embedding, and after each branch of a layer, an all-reduce of `[n, hidden]`
+    ///   numbers of the weights' type, as GPUs do (CPUs use single precision): each rank sends
+    ///   `2 (N - 1) / N` of their bytes;
     /// - an all-gather of the logits in single precision, `[m, vocab_rows]` of each rank: (N - 1)
     ///   times the bytes of one such part;
     /// - a broadcast of `m` token ids, which a rank passes on once.
@@ -209,7 +219,7 @@ impl ShardEstimate {
         }
         let bytes = |rows: usize, cols: usize, size: usize| rows.saturating_mul(cols).saturating_mul(size);
         let others = self.world_size - 1;
-        let reduces = 1 + 2 * self.spec.layers.len();
+        let reduces = 1 + self.spec.layers.iter().map(LayerSpec::branches).sum::<usize>();
         let reduce = bytes(n, self.spec.hidden, self.storage.dtype.size());
         let reduce = reduce.saturating_mul(2 * others).div_ceil(self.world_size);
         let gather = bytes(m, self.spec.vocab_rows.len(), size_of::<f32>()).saturating_mul(others);
@@ -226,6 +236,16 @@ impl ShardEstimate {
 /// query and key: 2 per feature and pair for the dot products, and 2 for the sum of the values.
 fn attention_operations(features: usize, pairs: f64) -> f64 {
     4.0 * features as f64 * pairs
+}
+
+/// Returns the number of operations of a recurrent layer for `tokens` tokens: a multiply-add for
+/// each weight of the convolution, and for each number of a matrix its decay and three
+/// multiply-adds.
+fn recurrent_operations(layer: &LayerSpec, tokens: f64) -> f64 {
+    let Some(layer) = layer.attention.recurrent() else { return 0.0 };
+    let state = layer.state_spec(1);
+    let matrices = state.slot_elements() - state.window_elements();
+    tokens * (2.0 * (state.channels * state.taps) as f64 + 7.0 * matrices as f64)
 }
 
 /// Returns the number of pairs of query and key in a prompt of `tokens` tokens. Each token attends

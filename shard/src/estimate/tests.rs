@@ -300,3 +300,28 @@ fn a_step_reads_the_experts_that_it_chooses() {
     let dense = (32 + 2 * 16) * 32 + 32 * 32 + 4 * 32 + 61 * 32;
     assert_eq!(operations(1), 2.0 * (dense + 2 * 3 * 6 * 32) as f64 + attention);
 }
+
+/// An 8B model on a GPU with 8 GB: the device's bytes are used up to less than a layer, and nothing
+/// is lost between the sides.
+#[test]
+fn layers_that_do_not_fit_a_gpu_are_on_the_cpu() {
+    let (spec, storage) = (spec(LLAMA_3_8B), WeightStorage::from(DType::BF16));
+    let split = |bytes: usize| {
+        let load = load(16, 512, &[4096]);
+        LayerSplitEstimate::new(&spec, &storage, DType::BF16.into(), bytes, (&load, 1))
+    };
+    let whole = split(usize::MAX).unwrap();
+    assert_eq!(whole.plan.host, None);
+    let part = split(8_000_000_000).unwrap();
+    let (gpu, host) = (part.plan.footprint, part.plan.host.unwrap());
+    let of_layer = (host.footprint.weights + host.footprint.kv_pool) / host.layers;
+    assert!((8_000_000_000 - of_layer..=8_000_000_000).contains(&gpu.total()), "{}", gpu.total());
+    assert_eq!(gpu.weights + host.footprint.weights, whole.plan.footprint.weights);
+    assert_eq!(gpu.kv_pool + host.footprint.kv_pool, whole.plan.footprint.kv_pool);
+    let text = part.to_string();
+    let layers = format!("  layers        {:>12}{:>12}\n", 32 - host.layers, host.layers);
+    assert!(text.contains(&layers), "{text}");
+    assert!(text.contains("7.45 GiB may be taken") && text.contains("4096 tokens of KV cache"), "{text}");
+    let error = split(1_000_000_000).unwrap_err().to_string();
+    assert!(error.contains("--gpu-memory is too small for one layer"), "{error}");
+}

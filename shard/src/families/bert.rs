@@ -1,6 +1,6 @@
 //! BERT: an encoder with learned positions and token types.
 
-use super::encoder::{self, bert_tensors};
+use super::encoder::{self, OLD_NORM_BIASES, OLD_NORM_SCALES, bert_tensors};
 use super::family::Family;
 use super::names::{LLAMA, Names};
 
@@ -11,7 +11,7 @@ pub(super) const FAMILY: Family = Family {
     names: Names {
         layers: "bert.encoder.layer.",
         tensors: bert_tensors!("bert"),
-        aliases: &[("bert.", "")],
+        aliases: &[("bert.", ""), OLD_NORM_SCALES, OLD_NORM_BIASES],
         token_types: Some("bert.embeddings.token_type_embeddings"),
         ..LLAMA
     },

@@ -1,5 +1,6 @@
 //! ChatGLM2, ChatGLM3 and GLM-4 in the layout of their own code. The family `glm` of transformers
-//! is the same decoder.
+//! is the same decoder. ChatGLM-6B, which has the same model type, is another one: see
+//! [`chatglm_6b`](super::chatglm_6b).
 
 use millrace_kernels::RopeStyle;
 
@@ -45,14 +46,9 @@ const KEYS: Keys = Keys {
 };
 
 fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
-    for key in ["inner_hidden_size", "position_encoding_2d"] {
-        config.refuse(key, "ChatGLM-6B of the first version; use ChatGLM2, ChatGLM3 or GLM-4")?;
-    }
     config.insist("rmsnorm", true, "layer norms")?;
     config.insist("post_layer_norm", true, "a decoder without a final norm")?;
     config.insist("apply_residual_connection_post_layernorm", false, "residuals of normalized states")?;
-    let instead = "weights that its own code has quantized; use the original checkpoint, or one in GPTQ";
-    config.insist("quantization_bit", 0, instead)?;
     config.insist("pre_seq_len", 0, "the prefix of p-tuning")?;
     if !config.flag("multi_query_attention", false)? {
         let reason = "heads that are stored one by one; multi_query_attention must be true";

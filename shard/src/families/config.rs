@@ -1,6 +1,7 @@
 //! Reads the keys of `config.json`, each with its type and its limits, so that every error names
 //! file and key.
 
+use millrace_formats::without_special_numbers;
 use millrace_kernels::DType;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -19,7 +20,7 @@ pub(super) struct Config {
 impl Config {
     /// Parses the text of `file`.
     pub(super) fn parse(file: String, text: &[u8]) -> Result<Self, ConfigError> {
-        match serde_json::from_slice(text) {
+        match serde_json::from_slice(&without_special_numbers(text)) {
             Ok(keys) => Ok(Config { file, prefix: String::new(), keys }),
             Err(source) => Err(ConfigError::Json { file, source }),
         }

@@ -7,14 +7,14 @@ use super::error::ConfigError;
 use super::rope::{self, MAX_POSITIONS, Rotated};
 use crate::model::{
     AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, HeadNormPlan, HeadPlan,
-    LayerSpec, Mlp, NormKind, NormPlace, NormPlan, Positions, Residual, SlopeRule,
+    LayerSpec, Mlp, NormKind, NormPlace, NormPlan, Positions, PrefixRule, QueryScale, Residual, SlopeRule,
 };
 
 // Larger sizes are typing errors or attacks. No model comes near them, and the product of any two
 // cannot overflow.
 pub(super) const MAX_WIDTH: usize = 1 << 20;
-const MAX_LAYERS: usize = 1 << 10;
-const MAX_HEADS: usize = 1 << 14;
+pub(super) const MAX_LAYERS: usize = 1 << 10;
+pub(super) const MAX_HEADS: usize = 1 << 14;
 pub(super) const MAX_HEAD_DIM: usize = 1 << 12;
 const MAX_VOCAB: usize = 1 << 24;
 
@@ -49,6 +49,8 @@ pub(super) const USUAL_KEYS: Keys = Keys {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Traits {
     pub(super) keys: Keys,
+    /// Number of layers, if it does not follow from the key.
+    pub(super) layers: Option<usize>,
     /// Number of key/value heads if the key is absent. If this is `None`, or the key is `null`, it
     /// is the number of query heads.
     pub(super) kv_heads: Option<usize>,
@@ -109,6 +111,7 @@ impl Default for Traits {
     fn default() -> Self {
         Traits {
             keys: USUAL_KEYS,
+            layers: None,
             kv_heads: None,
             head_dim: None,
             partial_rotary: 1.0,
@@ -151,7 +154,7 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
                 let (rope, max_positions) = rope::read(config, &rotated)?;
                 (vec![rope], max_positions)
             }
-            Some(theta) => rope::read_kinds(config, &rotated, theta)?,
+            Some(theta) => rope::read_kinds(config, &rotated, &Rotated { theta, ..rotated })?,
         }
     } else {
         (Vec::new(), positions)
@@ -160,11 +163,16 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
         layout,
         qkv_bias: traits.qkv_bias,
         head_norm: traits.head_norm,
+        value_norm: false,
+        values_are_keys: false,
         positions: if traits.rotary { Positions::Rotary { table: 0 } } else { Positions::None },
         score_scale: 1.0 / (layout.head_dim as f32).sqrt(),
+        scales_queries: false,
         score_cap: None,
         sinks: false,
         out_bias: traits.out_bias,
+        out_factor: 1.0,
+        out_gate: false,
         latent: None,
         bidirectional: false,
     };
@@ -177,6 +185,8 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
         act: activation(config, traits.act)?,
         up_bias: traits.mlp_bias,
         down_bias: traits.mlp_bias,
+        up_factor: 1.0,
+        out_factor: 1.0,
     };
     let mlp = if traits.gated { Mlp::Gated(mlp) } else { Mlp::Plain(mlp) };
     let layer = LayerSpec { attention: Attention::Full(heads), mlp };
@@ -185,6 +195,10 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
         (None, None) => return Err(config.missing(keys.norm_eps)),
     };
     let vocab = config.size(keys.vocab, MAX_VOCAB)?;
+    let layers = match traits.layers {
+        Some(layers) => layers,
+        None => config.size(keys.layers, MAX_LAYERS)?,
+    };
     Ok(DecoderSpec {
         model_type: config.optional("model_type")?.unwrap_or_default(),
         vocab,
@@ -195,8 +209,11 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
         norm: NormPlan { kind: traits.norm.kind(eps as f32), place: NormPlace::BeforeBranches },
         residual: Residual::Sequential,
         branch_factor: 1.0,
+        layer_scalars: false,
         ropes,
-        layers: vec![layer; config.size(keys.layers, MAX_LAYERS)?],
+        query_scale: None,
+        layers: vec![layer; layers],
+        prefix: PrefixRule::Prompt,
         tied_head: config.flag("tie_word_embeddings", traits.tied_head)?,
         head: HeadPlan::default(),
     })
@@ -204,14 +221,25 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
 
 /// Reads the activation function.
 pub(super) fn activation(config: &Config, absent: Activation) -> Result<Activation, ConfigError> {
-    for key in ["hidden_activation", "hidden_act", "activation_function", "activation"] {
+    let keys = ["hidden_activation", "hidden_act", "activation_function", "activation"];
+    activation_of(config, &keys, absent)
+}
+
+/// Reads the activation function of the first of `keys` that is there.
+pub(super) fn activation_of(
+    config: &Config,
+    keys: &[&'static str],
+    absent: Activation,
+) -> Result<Activation, ConfigError> {
+    for &key in keys {
         let Some(name) = config.optional::<String>(key)? else { continue };
         return Ok(match name.as_str() {
             "silu" | "swish" => Activation::Silu,
             "gelu" => Activation::Gelu,
             "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Activation::GeluTanh,
             "relu" => Activation::Relu,
-            _ => return Err(config.unsupported(key, "it must be silu, gelu, gelu_new or relu")),
+            "relu2" => Activation::ReluSquared,
+            _ => return Err(config.unsupported(key, "it must be silu, gelu, gelu_new, relu or relu2")),
         });
     }
     Ok(absent)
@@ -324,6 +352,18 @@ pub(super) fn slide_if_listed(
     slide(config, spec, size, first)
 }
 
+/// Returns which of `count` layers are rotated: `no_rope_layers` has 1 for them, in spite of its
+/// name. Without a list, each `no_rope_layer_interval`-th layer is not rotated.
+pub(super) fn rotated_layers(config: &Config, count: usize) -> Result<Vec<bool>, ConfigError> {
+    let key = "no_rope_layers";
+    let interval = config.optional_size("no_rope_layer_interval", usize::MAX)?.unwrap_or(4);
+    match config.optional::<Vec<u8>>(key)?.filter(|list| !list.is_empty()) {
+        Some(list) if list.len() == count => Ok(list.iter().map(|&rotates| rotates != 0).collect()),
+        Some(list) => Err(config.invalid(key, format!("has {} entries for {count} layers", list.len()))),
+        None => Ok((1..=count).map(|layer| layer % interval != 0).collect()),
+    }
+}
+
 /// Rotates layers with a window by the second table.
 pub(super) fn rotate_windows(spec: &mut DecoderSpec) {
     for layer in spec.layers.iter_mut().filter(|layer| layer.attention.window().is_some()) {
@@ -348,6 +388,12 @@ pub(super) fn use_linear_biases(spec: &mut DecoderSpec, rule: SlopeRule) {
         let all = heads.layout.heads;
         heads.positions = Positions::Linear(AlibiHeads { rule, all, first: 0 });
     }
+}
+
+/// Multiplies the queries of all layers by these factors.
+pub(super) fn scale_queries(spec: &mut DecoderSpec, scale: Option<QueryScale>) {
+    spec.query_scale = scale;
+    heads_mut(spec).for_each(|heads| heads.scales_queries = scale.is_some());
 }
 
 /// Returns the heads of all layers with softmax attention, to change them.

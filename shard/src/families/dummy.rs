@@ -34,10 +34,13 @@ impl DummyWeights {
         let longest = spec
             .layers
             .iter()
-            .filter_map(|layer| layer.attention.heads())
-            .map(|heads| {
-                let query_rank = heads.latent.and_then(|latent| latent.query_rank).unwrap_or(0);
-                query_rank.max(heads.layout.heads * heads.layout.head_dim)
+            .map(|layer| {
+                let of_heads = layer.attention.heads().map_or(0, |heads| {
+                    let query_rank = heads.latent.and_then(|latent| latent.query_rank).unwrap_or(0);
+                    query_rank.max(heads.layout.heads * heads.layout.head_dim)
+                });
+                let of_recurrence = layer.attention.recurrent().map_or(0, |layer| layer.heads.value_cols());
+                of_heads.max(of_recurrence)
             })
             .fold(spec.hidden, usize::max);
         (0..longest).for_each(|_| dtype.push(1.0, &mut ones));
@@ -79,7 +82,13 @@ fn seed(slot: WeightSlot) -> u64 {
         WeightSlot::Positions => 6,
         WeightSlot::FinalNormBias => 7,
         WeightSlot::HeadBias => 8,
+        WeightSlot::ClassifierDense => 9,
+        WeightSlot::ClassifierDenseBias => 10,
+        WeightSlot::ClassifierOut => 11,
+        WeightSlot::ClassifierOutBias => 12,
         WeightSlot::Layer(index, slot) => 64 * (index as u64 + 1) + slot as u64,
+        // There are at most 48 other weights of a layer.
+        WeightSlot::Recurrent(index, slot) => 64 * (index as u64 + 1) + 48 + slot as u64,
     })
 }
 

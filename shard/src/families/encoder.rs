@@ -12,6 +12,13 @@ use crate::model::{DecoderSpec, LearnedPositions, NormPlace};
 const MAX_TYPES: usize = 1 << 10;
 /// A larger id of the padding token leaves no table of positions.
 const MAX_PADDING: usize = 1 << 20;
+/// The largest number of outputs of a classifier. An answer has room for as many numbers as a state
+/// has features.
+const MAX_CLASSES: usize = 32;
+
+/// The names of norms in checkpoints that were converted from TensorFlow.
+pub(super) const OLD_NORM_SCALES: (&str, &str) = ("LayerNorm.weight", "LayerNorm.gamma");
+pub(super) const OLD_NORM_BIASES: (&str, &str) = ("LayerNorm.bias", "LayerNorm.beta");
 
 /// Reads an encoder whose table of positions has `skipped` rows before that of position 0.
 pub(super) fn read(config: &Config, skipped: usize) -> Result<DecoderSpec, ConfigError> {
@@ -54,7 +61,27 @@ pub(super) fn read_after_padding(config: &Config) -> Result<DecoderSpec, ConfigE
     if padding > MAX_PADDING {
         return Err(config.invalid(key, format!("is {padding}, more than the limit of {MAX_PADDING}")));
     }
-    read(config, padding + 1)
+    let mut spec = read(config, padding + 1)?;
+    spec.head.classes = classes(config)?;
+    Ok(spec)
+}
+
+/// Returns the number of outputs of the classifier, if the architecture has one.
+fn classes(config: &Config) -> Result<Option<usize>, ConfigError> {
+    let architectures: Vec<String> = config.optional("architectures")?.unwrap_or_default();
+    if !architectures.iter().any(|name| name.ends_with("ForSequenceClassification")) {
+        return Ok(None);
+    }
+    let names = config.object("id2label")?.map(|names| names.keys().count());
+    let classes = match names {
+        Some(count) => count,
+        None => config.optional_size("num_labels", MAX_CLASSES)?.unwrap_or(2),
+    };
+    if classes > MAX_CLASSES {
+        let reason = format!("has {classes} entries, more than the limit of {MAX_CLASSES}");
+        return Err(config.invalid("id2label", reason));
+    }
+    Ok(Some(classes))
 }
 
 /// Returns a function from weights to tensors whose names begin with the name of the model, as

@@ -1,6 +1,6 @@
 //! Reads mixtures of experts. All families with experts use this reader.
 
-use millrace_kernels::{Activation, ExpertGroups, GroupScore, RouterScores, RouterSpec};
+use millrace_kernels::{Activation, ExpertGroups, GroupScore, MlpKind, RouterScores, RouterSpec};
 
 use super::config::Config;
 use super::decoder::{self, MAX_WIDTH};
@@ -39,15 +39,18 @@ pub(super) fn read(config: &Config, keys: &ExpertKeys) -> Result<ExpertsSpec, Co
             scores: RouterScores::Softmax,
             normalize: true,
             factor: 1.0,
+            weighs_inputs: false,
             groups: None,
         },
         router_bias: false,
         choice_bias: false,
         width: size(keys.width, MAX_WIDTH)?,
-        gating: decoder::activation(config, Activation::Silu)?.into(),
+        kind: MlpKind::Gated(decoder::activation(config, Activation::Silu)?.into()),
         up_bias: false,
         down_bias: false,
         shared: None,
+        scales: false,
+        own_norms: false,
     })
 }
 

@@ -1,7 +1,7 @@
 //! gpt-oss: attention sinks, windows in turns with full attention, and experts with biases and
 //! clamped gates.
 
-use millrace_kernels::Gating;
+use millrace_kernels::{Gating, MlpKind};
 
 use super::config::Config;
 use super::decoder::{self, Traits};
@@ -56,7 +56,7 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     let alpha = number("swiglu_alpha")?.unwrap_or(1.702) as f32;
     let limit = number("swiglu_limit")?.unwrap_or(7.0) as f32;
     config.insist("hidden_act", "silu", "the gates of gpt-oss have no other activation")?;
-    of_layers.gating = Gating::Clamped { alpha, limit };
+    of_layers.kind = MlpKind::Gated(Gating::Clamped { alpha, limit });
     (of_layers.router_bias, of_layers.up_bias, of_layers.down_bias) = (true, true, true);
     experts::place(&mut spec, &of_layers, |_| true);
     Ok(spec)

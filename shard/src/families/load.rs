@@ -1,8 +1,11 @@
 //! Loading a model: its configuration, its family and its weights.
 
+use std::collections::HashSet;
+
 use millrace_formats::{Checkpoint, Source};
 use millrace_kernels::DType;
 
+use super::chatglm_6b;
 use super::config::Config;
 use super::dummy::DummyWeights;
 use super::error::{ConfigError, LoadError};
@@ -77,6 +80,8 @@ pub struct MatrixNames {
     pub layers: Vec<Vec<String>>,
     /// The tensors of the embedding.
     pub embedding: Vec<String>,
+    /// Whether the rows of stored matrices of layers are input features.
+    pub transposed: bool,
 }
 
 /// Returns the names of the matrices of a checkpoint that may be quantized.
@@ -97,8 +102,17 @@ pub fn matrix_names(source: &Source) -> Result<MatrixNames, LoadError> {
     };
     // A quantized module has one matrix, so that a tensor with those of all experts stays as it is.
     let is_module = |slot: &WeightSlot| family.names.pieces(&spec, *slot).iter().all(|p| p.shape.len() == 2);
-    let layers = spec.slots().into_iter().filter(may_quantize).filter(is_module).map(tensors).collect();
-    Ok(MatrixNames { layers, embedding: tensors(WeightSlot::Embedding) })
+    let mut layers: Vec<Vec<String>> = Vec::new();
+    let mut listed = HashSet::new();
+    for names in spec.slots().into_iter().filter(may_quantize).filter(is_module).map(tensors) {
+        // The gates of queries may be stored in the tensor of the queries.
+        if !names.iter().all(|name| listed.contains(name)) {
+            listed.extend(names.iter().cloned());
+            layers.push(names);
+        }
+    }
+    let transposed = family.names.transposed;
+    Ok(MatrixNames { layers, embedding: tensors(WeightSlot::Embedding), transposed })
 }
 
 /// Returns the names of the tensors with a row for each token, among those that exist: the
@@ -124,10 +138,17 @@ fn read(source: &Source, overrides: &Overrides) -> Result<(Config, &'static Fami
     let config = Config::parse(source.path("config.json"), &source.config()?)?;
     let mut config = text_part::of(config)?;
     overrides.write(&mut config);
+    chatglm_6b::distinguish(&mut config)?;
     let (family, has_head) = find(&config)?;
     let mut spec = (family.spec)(&config)?;
     spec.head.is_absent |= !has_head;
     Ok((config, family, spec))
+}
+
+/// Finds the family of the model in `source`.
+#[cfg(test)]
+pub(super) fn find_family(source: &Source) -> Result<&'static Family, LoadError> {
+    Ok(read(source, &Overrides::default())?.1)
 }
 
 /// Finds the family of a configuration, and whether its architecture has a head. Either of

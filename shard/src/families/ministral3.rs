@@ -17,8 +17,7 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     }
     let traits = Traits { kv_heads: Some(8), head_dim: Some(128), norm_eps: Some(1e-5), ..Traits::default() };
     let mut spec = decoder::read(config, &traits)?;
-    let query_scale = rope::query_scale(config)?;
-    spec.ropes.iter_mut().for_each(|table| table.query_scale = query_scale);
+    decoder::scale_queries(&mut spec, rope::query_scale(config)?);
     let window = config.optional_size("sliding_window", usize::MAX)?;
     decoder::slide(config, &mut spec, window, 0)?;
     Ok(spec)

@@ -7,6 +7,7 @@
 
 mod config;
 mod decoder;
+mod delta;
 mod dummy;
 mod encoder;
 mod error;
@@ -14,6 +15,7 @@ mod experts;
 mod family;
 mod latent;
 mod load;
+mod mamba;
 mod names;
 mod overrides;
 mod quantization;
@@ -40,10 +42,11 @@ macro_rules! families {
 }
 
 families! {
-    llama, mistral, ministral3, qwen2, qwen3, baichuan, chatglm, glm, gemma, gemma2, gemma3_text, phi3, glm4, glm4v_text,
+    llama, mistral, ministral3, qwen2, qwen3, baichuan, chatglm, chatglm_6b, glm, gemma, gemma2, gemma3_text, gemma4_text, phi3, glm4, glm4v_text,
     smollm3, granite, olmo2, olmo3, cohere, cohere2, exaone4, seed_oss, starcoder2, stablelm, phi,
     opt, gpt_neox, gpt2, gpt_bigcode,
     gptj, bloom, falcon, mpt, qwen, internlm2, internlm3, mixtral, qwen2_moe, qwen3_moe, qwen3_vl_moe_text,
-    glm4_moe, granitemoe, bert, roberta, xlm_roberta,
+    llama4_text, glm4_moe, granitemoe, bert, roberta, xlm_roberta,
     gpt_oss, minimax_m2, deepseek_v2, deepseek_v3, kimi_k2,
+    qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, granitemoehybrid, falcon_h1, nemotron_h,
 }

@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use millrace_kernels::stored::ExpertRows;
 
-use crate::model::{DecoderSpec, FeatureBlock, LayerSlot, StoredTensors, WeightKind, WeightSlot};
+use crate::model::{
+    DecoderSpec, FeatureBlock, LayerSlot, RecurrentSlot, StoredTensors, WeightKind, WeightSlot,
+};
 
 /// The names of a family's tensors.
 #[derive(Clone, Copy)]
@@ -16,6 +18,9 @@ pub(super) struct Names {
     /// Whether a tensor with queries, keys and values has them group by group: for each key head,
     /// the query heads that share it, the key head and the value head.
     pub(super) grouped_qkv: bool,
+    /// Whether a projection to several blocks of a recurrent layer has them group by group: for
+    /// each key head, its share of every block.
+    pub(super) grouped_recurrent: bool,
     /// Whether the matrices of layers are stored as `[inputs, outputs]`.
     pub(super) transposed: bool,
     /// The way in which tensors with the weights of all experts store them.
@@ -33,6 +38,8 @@ pub(super) struct Names {
 pub(super) enum StackedExperts {
     /// `[experts, outputs, inputs]`, with the features of gate before those of up.
     ByOutput,
+    /// The same, and the names have no suffix (Gemma 4).
+    ByOutputWithoutSuffix,
     /// `[experts, inputs, outputs]`, with the features of gate before those of up, unless the shape
     /// is that of [`StackedExperts::ByOutput`]: transformers writes either. The names have no
     /// suffix (Qwen3-VL).
@@ -43,6 +50,11 @@ pub(super) enum StackedExperts {
 }
 
 impl StackedExperts {
+    /// Returns whether the names have no suffix.
+    fn lacks_suffix(self) -> bool {
+        self != StackedExperts::ByOutput
+    }
+
     /// Returns whether the features of the input come before those of the output.
     fn is_by_input(self) -> bool {
         matches!(self, StackedExperts::ByInput | StackedExperts::InTurns)
@@ -54,6 +66,7 @@ pub(super) const LLAMA: Names = Names {
     layers: "model.layers.",
     tensors: WeightSlot::usual_tensors,
     grouped_qkv: false,
+    grouped_recurrent: false,
     transposed: false,
     experts: StackedExperts::ByOutput,
     aliases: &[],
@@ -71,6 +84,9 @@ const PREFIXES: &[(&str, &str)] = &[
     ("model.", ""),
     ("transformer.", ""),
 ];
+
+/// The blocks of a tensor that has a query and its gate for each head.
+pub(super) const QUERY_WITH_GATE: &[FeatureBlock] = &[FeatureBlock::Query, FeatureBlock::QueryGate];
 
 /// The part of a tensor's name that stands for the number of an expert.
 const EXPERT: &str = "*";
@@ -132,9 +148,10 @@ impl Names {
         let len = |blocks: &[FeatureBlock]| -> usize {
             blocks.iter().map(|&block| spec.block_len(slot, block)).sum()
         };
+        let wanted = self.stored_block(spec, (slot, block));
         for &(name, stored) in (self.tensors)(slot) {
-            let Some(place) = stored.iter().position(|&other| other == block) else { continue };
-            let (mut tensor, mut start) = (self.full_name(slot, name), len(&stored[..place]));
+            let Some(place) = stored.iter().position(|&other| other == wanted) else { continue };
+            let (mut tensor, mut start) = (self.full_name(slot, name), 0);
             let mut shape: Vec<usize> = [len(stored)].into_iter().chain(cols).collect();
             let mut order = match self.transposed && slot.layer().is_some() && shape.len() == 2 {
                 true => StoredOrder::Transposed,
@@ -153,10 +170,11 @@ impl Names {
                     order = StoredOrder::Experts(ExpertRows { rows: len(stored), paired });
                 }
             }
-            let ranges = match self.grouped_qkv && stored.len() > 1 && block.is_of_heads() {
-                true => spec.grouped_rows(slot, block),
-                false => std::iter::once(start..start + len(&[block])).collect(),
-            };
+            // Groups of a tensor follow each other, each with its share of every block.
+            let groups = self.groups(spec, (slot, block), stored);
+            let (of_group, own) = (len(stored) / groups, len(&[block]) / groups);
+            let first = start + len(&stored[..place]) / groups;
+            let ranges = (0..groups).map(|group| first + group * of_group).map(|start| start..start + own);
             for Range { start, end } in ranges {
                 match pieces.last_mut() {
                     // Blocks that follow each other in the tensor as in the weight are taken as one
@@ -173,11 +191,46 @@ impl Names {
         }
     }
 
+    /// Returns the block whose tensor has the numbers of `block`: that of keys may be used for
+    /// values too.
+    fn stored_block(&self, spec: &DecoderSpec, (slot, block): (WeightSlot, FeatureBlock)) -> FeatureBlock {
+        let heads = slot.layer().and_then(|index| spec.layers[index].attention.heads());
+        match heads {
+            Some(heads) if block == FeatureBlock::Value && heads.values_are_keys => FeatureBlock::Key,
+            _ => block,
+        }
+    }
+
+    /// Returns the number of groups of a tensor with the blocks `stored`, one of which is `block`.
+    fn groups(
+        &self,
+        spec: &DecoderSpec,
+        (slot, block): (WeightSlot, FeatureBlock),
+        stored: &[FeatureBlock],
+    ) -> usize {
+        let Some(layer) = slot.layer().map(|index| &spec.layers[index]).filter(|_| stored.len() > 1) else {
+            return 1;
+        };
+        let of_recurrence = matches!(slot, WeightSlot::Recurrent(..));
+        match (layer.attention.recurrent(), layer.attention.heads(), slot) {
+            (Some(layer), _, WeightSlot::Recurrent(_, RecurrentSlot::In | RecurrentSlot::Rates))
+                if self.grouped_recurrent =>
+            {
+                layer.heads.key_heads
+            }
+            (_, Some(heads), _) if stored == QUERY_WITH_GATE && !of_recurrence => heads.layout.heads,
+            (_, Some(heads), _) if self.grouped_qkv && block.is_of_heads() && !of_recurrence => {
+                heads.layout.kv_heads
+            }
+            _ => 1,
+        }
+    }
+
     /// Returns the piece that is the weight for `slot` in checkpoints that store the weights of all
     /// experts in one tensor, as newer versions of transformers do.
     pub(super) fn stacked_piece(&self, spec: &DecoderSpec, slot: WeightSlot) -> Option<Piece> {
         let (index, name) = match slot {
-            _ if self.experts.is_by_input() => return None,
+            _ if self.experts.lacks_suffix() => return None,
             WeightSlot::Layer(index, LayerSlot::ExpertGateUp) => (index, "gate_up_proj"),
             WeightSlot::Layer(index, LayerSlot::ExpertDown) => (index, "down_proj"),
             _ => return None,
@@ -203,10 +256,17 @@ impl Names {
         if exists(name) {
             return name.to_owned();
         }
+        let renamed = |name: &str| -> Vec<String> {
+            self.aliases.iter().map(|(usual, other)| name.replace(usual, other)).collect()
+        };
+        // Two parts of a name may have others.
+        let once = renamed(name);
+        let twice: Vec<String> = once.iter().flat_map(|name| renamed(name)).collect();
         let renamed = PREFIXES
             .iter()
             .filter_map(|(usual, other)| name.strip_prefix(usual).map(|rest| format!("{other}{rest}")))
-            .chain(self.aliases.iter().map(|(usual, other)| name.replace(usual, other)));
+            .chain(once)
+            .chain(twice);
         renamed.into_iter().find(|name| exists(name)).unwrap_or_else(|| name.to_owned())
     }
 
@@ -214,7 +274,7 @@ impl Names {
     fn full_name(&self, slot: WeightSlot, name: &str) -> String {
         let info = slot.info();
         let suffix = match info.kind {
-            _ if info.per_expert && self.experts.is_by_input() => "",
+            _ if info.per_expert && self.experts.lacks_suffix() => "",
             WeightKind::Matrix { .. } | WeightKind::NormScale => ".weight",
             WeightKind::Bias => ".bias",
             WeightKind::Parameter => "",

@@ -11,6 +11,7 @@ use crate::model::{QueryScale, RopeScaling, RopeTable};
 pub(super) const MAX_POSITIONS: usize = 1 << 24;
 
 /// The features that are rotated.
+#[derive(Clone, Copy)]
 pub(super) struct Rotated {
     pub(super) style: RopeStyle,
     pub(super) head_dim: usize,
@@ -33,20 +34,19 @@ pub(super) const THETA: f64 = 10_000.0;
 pub(super) fn read_kinds(
     config: &Config,
     rotated: &Rotated,
-    window_theta: f64,
+    windowed: &Rotated,
 ) -> Result<(Vec<RopeTable>, usize), ConfigError> {
     let nested = config.object("rope_parameters")?;
     let of_kind = |kind: &str| nested.as_ref().map_or(Ok(None), |tables| tables.object(kind));
     let (full, sliding) = (of_kind("full_attention")?, of_kind("sliding_attention")?);
-    let windowed = |theta| Rotated { theta, ..*rotated };
     if full.is_none() && sliding.is_none() {
         let (full, positions) = read(config, rotated)?;
-        let theta = config.optional_number("rope_local_base_freq", 1.0)?.unwrap_or(window_theta);
+        let theta = config.optional_number("rope_local_base_freq", 1.0)?.unwrap_or(windowed.theta);
         let sliding = RopeTable { theta, scaling: RopeScaling::Default, ..full.clone() };
         return Ok((vec![full, sliding], positions));
     }
     let (full, positions) = table(config, full.as_ref(), rotated)?;
-    let (sliding, _) = table(config, sliding.as_ref(), &windowed(window_theta))?;
+    let (sliding, _) = table(config, sliding.as_ref(), windowed)?;
     Ok((vec![full, sliding], positions))
 }
 
@@ -79,7 +79,7 @@ pub(super) fn query_scale(config: &Config) -> Result<Option<QueryScale>, ConfigE
     let Some(rope) = nested(config)? else { return Ok(None) };
     let Some(beta) = rope.optional_number("llama_4_scaling_beta", 0.0)? else { return Ok(None) };
     let interval = rope.number("original_max_position_embeddings", 1.0)?;
-    Ok(Some(QueryScale { beta, interval }))
+    Ok(Some(QueryScale { beta, interval, offset: 0 }))
 }
 
 /// Reads a rotary table, whose keys are in `nested` or beside it.
@@ -98,7 +98,11 @@ fn table(
         return Err(rope.invalid("rope_theta", "is 1, which rotates all features equally".to_owned()));
     }
     let partial = either("partial_rotary_factor", 0.0)?.unwrap_or(rotated.partial);
-    let rotary_dim = (rotated.head_dim as f64 * partial) as usize;
+    let share = (rotated.head_dim as f64 * partial) as usize;
+    // The features that a proportional rotation keeps as they are belong to pairs too.
+    let is_proportional =
+        nested.is_some() && rope.optional::<String>("rope_type")?.as_deref() == Some("proportional");
+    let rotary_dim = if is_proportional { share.max(rotated.head_dim) } else { share };
     if rotary_dim == 0 || rotary_dim % 2 == 1 || rotary_dim > rotated.head_dim {
         let reason = format!(
             "= {partial} rotates {rotary_dim} of {} features per head; it must be an even number of them",
@@ -108,6 +112,10 @@ fn table(
     }
     let (scaling, positions) = match nested {
         None => (RopeScaling::Default, rotated.positions),
+        Some(rope) if is_proportional => {
+            let factor = rope.optional_number("factor", f64::MIN_POSITIVE)?.unwrap_or(1.0);
+            (RopeScaling::Proportional { pairs: share / 2, factor }, rotated.positions)
+        }
         Some(rope) => scaling(config, rope, (rotated.positions, rotary_dim))?,
     };
     if positions > MAX_POSITIONS {
@@ -125,7 +133,8 @@ fn table(
     if matches!(scaling, RopeScaling::Dynamic { .. }) && rotary_dim == 2 {
         return Err(rope.invalid("rope_type", "dynamic needs more than 2 rotated features".to_owned()));
     }
-    Ok((RopeTable { style: rotated.style, rotary_dim, theta, scaling, query_scale: None }, positions))
+    let style = rotated.style;
+    Ok((RopeTable { style, rotary_dim, two_axes: false, theta, scaling }, positions))
 }
 
 /// Reads the scaling, and computes the number of positions with it.
@@ -177,7 +186,7 @@ fn scaling(
         "yarn" => yarn(config, rope, positions)?,
         "divisors" => (RopeScaling::Divided { divisors: divisors(rope)? }, positions),
         _ => {
-            let known = "known are default, linear, dynamic, llama3, longrope and yarn";
+            let known = "known are default, linear, dynamic, llama3, longrope, yarn and proportional";
             return Err(rope.unsupported(key, known));
         }
     })

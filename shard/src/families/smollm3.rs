@@ -22,17 +22,7 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
         ..Traits::default()
     };
     let mut spec = decoder::read(config, &traits)?;
-    let interval = config.optional_size("no_rope_layer_interval", usize::MAX)?.unwrap_or(4);
-    let count = spec.layers.len();
-    let rotated: Vec<bool> = match config.optional::<Vec<u8>>("no_rope_layers")? {
-        // The list has 1 for layers that are rotated, in spite of its name.
-        Some(list) if list.len() == count => list.iter().map(|&rotates| rotates != 0).collect(),
-        Some(list) => {
-            let reason = format!("has {} entries for {count} layers", list.len());
-            return Err(config.invalid("no_rope_layers", reason));
-        }
-        None => (1..=count).map(|layer| layer % interval != 0).collect(),
-    };
+    let rotated = decoder::rotated_layers(config, spec.layers.len())?;
     for (heads, _) in decoder::heads_mut(&mut spec).zip(rotated).filter(|(_, rotates)| !rotates) {
         heads.positions = Positions::None;
     }

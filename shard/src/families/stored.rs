@@ -223,9 +223,9 @@ impl StoredWeights {
             (StoredOrder::Experts(_), [_, rows, cols]) => std::mem::swap(rows, cols),
             _ => {}
         }
-        // A vector may be stored with an axis for heads.
+        // A vector may be stored with an axis for heads, or as the weights of a convolution.
         if let ([len], Some(tensor)) = (&shape[..], self.checkpoint.find(&piece.tensor))
-            && tensor.shape.len() == 2
+            && matches!(*tensor.shape, [_, _] | [_, 1, _])
             && tensor.shape.iter().product::<usize>() == *len
         {
             return Ok(tensor);
@@ -327,6 +327,13 @@ fn block_type(stored: StoredBlocks) -> BlockType {
         StoredBlocks::IQ4_NL => BlockType::IQ4_NL,
         StoredBlocks::IQ4_XS => BlockType::IQ4_XS,
         StoredBlocks::MXFP4 => BlockType::MXFP4,
+        StoredBlocks::IQ2_XXS => BlockType::IQ2_XXS,
+        StoredBlocks::IQ2_XS => BlockType::IQ2_XS,
+        StoredBlocks::IQ2_S => BlockType::IQ2_S,
+        StoredBlocks::IQ3_XXS => BlockType::IQ3_XXS,
+        StoredBlocks::IQ3_S => BlockType::IQ3_S,
+        StoredBlocks::IQ1_S => BlockType::IQ1_S,
+        StoredBlocks::IQ1_M => BlockType::IQ1_M,
     }
 }
 

@@ -29,10 +29,34 @@ const IMAGE_MODELS: &[ImageModel] = &[
             ("max_position_embeddings", 131_072),
         ],
     },
+    ImageModel {
+        model_type: "gemma4",
+        text_type: "gemma4_text",
+        absent: &[
+            ("vocab_size", 262_144),
+            ("hidden_size", 2304),
+            ("intermediate_size", 9216),
+            ("num_hidden_layers", 30),
+            ("num_attention_heads", 8),
+        ],
+    },
     ImageModel { model_type: "qwen2_vl", text_type: "qwen2", absent: &[] },
     ImageModel { model_type: "qwen2_5_vl", text_type: "qwen2", absent: &[] },
     ImageModel { model_type: "qwen3_vl", text_type: "qwen3", absent: &[] },
     ImageModel { model_type: "qwen3_vl_moe", text_type: "qwen3_vl_moe_text", absent: &[] },
+    ImageModel {
+        model_type: "llama4",
+        text_type: "llama4_text",
+        absent: &[
+            ("vocab_size", 202_048),
+            ("hidden_size", 5120),
+            ("num_hidden_layers", 48),
+            ("num_attention_heads", 40),
+            ("intermediate_size_mlp", 16_384),
+        ],
+    },
+    ImageModel { model_type: "qwen3_5", text_type: "qwen3_5_text", absent: &[] },
+    ImageModel { model_type: "qwen3_5_moe", text_type: "qwen3_5_moe_text", absent: &[] },
     ImageModel { model_type: "glm4v", text_type: "glm4v_text", absent: &[] },
 ];
 
@@ -72,4 +96,11 @@ pub(super) fn of(config: Config) -> Result<Config, ConfigError> {
         text.insert_absent(key, value.into());
     }
     Ok(text)
+}
+
+/// Returns the models with images whose text part is of this family.
+#[cfg(test)]
+pub(super) fn image_models(family: &str) -> Vec<&'static str> {
+    let models = IMAGE_MODELS.iter().filter(|model| model.text_type == family);
+    models.map(|model| model.model_type).collect()
 }

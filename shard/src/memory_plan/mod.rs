@@ -4,6 +4,7 @@
 //! All arithmetic saturates, so that absurd sizes are refused as too large.
 
 mod device_sizes;
+mod layer_split;
 
 use millrace_kernels::{KvFormat, Overheads, Sizing};
 
@@ -11,11 +12,13 @@ use crate::ShardLimits;
 use crate::decoder::{
     activation_elements, attention, head_matrices_bytes, products, routing_bytes, step_size,
 };
-use crate::model::{DecoderSpec, WeightSlot, WeightStorage};
+use crate::model::{AttentionHeads, DecoderSpec, HeadNormPlan, WeightSlot, WeightStorage};
 use crate::state::SlotTable;
 
 pub use crate::plan_error::PlanError;
 pub use device_sizes::UnpaddedDevice;
+pub(crate) use layer_split::with_layers;
+pub use layer_split::{HostPlan, HostRequest, plan_split};
 
 /// Number of tokens in the KV pool if neither its size nor the free memory is known. The pool is
 /// larger if one sequence needs more.
@@ -68,7 +71,7 @@ impl PoolBound {
 }
 
 /// The memory that a shard takes, in bytes by purpose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Footprint {
     /// Matrices, norms and biases.
     pub weights: usize,
@@ -82,6 +85,8 @@ pub struct Footprint {
     pub rope_tables: usize,
     /// Tokens and block tables of all sequences.
     pub slot_table: usize,
+    /// Recurrent states of all sequences.
+    pub states: usize,
     /// Keys and values.
     pub kv_pool: usize,
     /// Memory of the device's driver and libraries.
@@ -97,6 +102,8 @@ pub struct MemoryPlan {
     pub footprint: Footprint,
     /// Free memory in bytes, if known.
     pub free: Option<usize>,
+    /// The layers that the host computes, if the device does not hold all.
+    pub host: Option<HostPlan>,
 }
 
 /// Returns the bytes of keys and values per token of a sequence, in all layers together.
@@ -116,8 +123,33 @@ fn kv_bytes(
     })
 }
 
+/// Returns the bytes of the recurrent states of `slots` sequences, in all layers together.
+pub fn state_bytes(spec: &DecoderSpec, slots: usize, device: &impl Sizing) -> usize {
+    let recurrent = spec.layers.iter().filter_map(|layer| layer.attention.recurrent());
+    recurrent.fold(0, |sum, layer| sum.saturating_add(device.states_bytes(&layer.state_spec(slots))))
+}
+
 /// Returns the bytes of matrices, norms and biases.
 pub fn weight_bytes(spec: &DecoderSpec, storage: &WeightStorage, device: &impl Sizing) -> usize {
+    bytes_of(spec.slots(), spec, storage, device) + unscaled_norm_bytes(spec)
+}
+
+/// Returns the bytes of the scales of 1 that norms of heads without a scale have on the device.
+fn unscaled_norm_bytes(spec: &DecoderSpec) -> usize {
+    let heads = spec.layers.iter().filter_map(|layer| layer.attention.heads());
+    let norms = |heads: &AttentionHeads| {
+        2 * usize::from(heads.head_norm == HeadNormPlan::Unscaled) + usize::from(heads.value_norm)
+    };
+    heads.map(|heads| norms(heads) * heads.layout.head_dim * size_of::<f32>()).sum()
+}
+
+/// Returns the bytes of the weights in `slots`.
+fn bytes_of(
+    slots: impl IntoIterator<Item = WeightSlot>,
+    spec: &DecoderSpec,
+    storage: &WeightStorage,
+    device: &impl Sizing,
+) -> usize {
     let bytes = |slot: WeightSlot| match spec.shape(slot) {
         (rows, cols) if slot.is_vector() => rows * cols * size_of::<f32>(),
         (rows, cols) if spec.is_looked_up(slot) => device.embedding_bytes(rows, cols, storage.dtype),
@@ -127,7 +159,17 @@ pub fn weight_bytes(spec: &DecoderSpec, storage: &WeightStorage, device: &impl S
             device.experts_bytes(experts, rows / experts, cols, format)
         }
     };
-    spec.slots().into_iter().map(bytes).sum()
+    slots.into_iter().map(bytes).sum()
+}
+
+/// Returns the bytes of all tables by position: those of rotations, and the factors on queries.
+fn rope_bytes(spec: &DecoderSpec, limits: &ShardLimits) -> usize {
+    // There are a cosine and a sine for each pair of rotated features.
+    let scales = usize::from(spec.query_scale.is_some());
+    let elements = scales + spec.ropes.iter().map(|rope| rope.rotary_dim).sum::<usize>();
+    // A table for two axes has a position more.
+    let more = spec.ropes.iter().filter(|rope| rope.two_axes).map(|rope| rope.rotary_dim).sum::<usize>();
+    limits.max_sequence_tokens.saturating_mul(elements).saturating_add(more).saturating_mul(size_of::<f32>())
 }
 
 /// Returns the memory that one of `ranks` ranks takes with these limits. `spec` is the share of the
@@ -144,21 +186,20 @@ pub fn footprint(
     let ShardLimits { max_step_tokens, max_sequences, block_size, num_blocks, .. } = *limits;
     // A rank that holds a part of the vocabulary has a buffer for its own columns beside the whole
     // rows.
-    let own_columns = if spec.vocab_rows == (0..spec.vocab) { 0 } else { spec.vocab_rows.len() };
-    // There are a cosine and a sine for each pair of rotated features.
-    let scales = spec.ropes.iter().filter(|rope| rope.query_scale.is_some()).count();
-    let rope_elements = scales + spec.ropes.iter().map(|rope| rope.rotary_dim).sum::<usize>();
+    let is_whole = spec.vocab_rows == (0..spec.vocab);
+    let own_columns = if is_whole { 0 } else { spec.vocab_rows.len() };
     Footprint {
         weights: weight_bytes(spec, &storage, device),
         activations: device
             .activation_bytes(activation_elements(spec, max_step_tokens, max_sequences))
             .saturating_add(routing_bytes(spec, max_step_tokens, device))
             .saturating_add(device.scratch_bytes(&products(spec, &storage, limits))),
-        logits: singles(max_sequences.saturating_mul(spec.vocab + own_columns))
+        logits: singles(max_sequences.saturating_mul(spec.logit_cols() + own_columns))
             .saturating_add(device.gather_bytes(ranks, max_sequences.saturating_mul(own_columns))),
-        step: device.step_bytes(&step_size(spec, limits, &attention(spec))),
-        rope_tables: singles(limits.max_sequence_tokens.saturating_mul(rope_elements)),
+        step: device.step_bytes(&step_size(spec, limits, &attention(&spec.layers))),
+        rope_tables: rope_bytes(spec, limits),
         slot_table: SlotTable::bytes(limits, spec.vocab),
+        states: state_bytes(spec, max_sequences, device),
         kv_pool: kv_bytes(spec, limits.kv_format, num_blocks, block_size, device),
         overheads: device.overheads(ranks),
     }
@@ -181,17 +222,7 @@ pub fn plan(
     request: &PlanRequest,
     device: &impl Sizing,
 ) -> Result<MemoryPlan, PlanError> {
-    for (flag, size) in [
-        ("--max-total-tokens", request.max_total_tokens.unwrap_or(1)),
-        ("--max-batch-total-tokens", request.max_batch_total_tokens.unwrap_or(1)),
-        ("--max-batch-prefill-tokens", request.max_step_tokens),
-        ("the number of sequences", request.max_sequences),
-        ("the block size", request.block_size),
-    ] {
-        if size == 0 {
-            return Err(PlanError::Zero(flag));
-        }
-    }
+    check_sizes(request)?;
     let planner = PlanSearch { spec, request, device };
     let (limits, budget) = match (request.max_batch_total_tokens, request.free) {
         (Some(tokens), free) => (planner.given_pool(tokens)?, free.unwrap_or(usize::MAX)),
@@ -209,7 +240,23 @@ pub fn plan(
         let tokens = limits.num_blocks * limits.block_size;
         return Err(planner.no_room(&footprint, budget, format!("{tokens} tokens")));
     }
-    Ok(MemoryPlan { limits, footprint, free: request.free })
+    Ok(MemoryPlan { limits, footprint, free: request.free, host: None })
+}
+
+/// Refuses sizes of 0.
+fn check_sizes(request: &PlanRequest) -> Result<(), PlanError> {
+    for (flag, size) in [
+        ("--max-total-tokens", request.max_total_tokens.unwrap_or(1)),
+        ("--max-batch-total-tokens", request.max_batch_total_tokens.unwrap_or(1)),
+        ("--max-batch-prefill-tokens", request.max_step_tokens),
+        ("the number of sequences", request.max_sequences),
+        ("the block size", request.block_size),
+    ] {
+        if size == 0 {
+            return Err(PlanError::Zero(flag));
+        }
+    }
+    Ok(())
 }
 
 /// The search for the largest limits that fit.
@@ -223,6 +270,19 @@ impl<D: Sizing> PlanSearch<'_, D> {
     /// Returns the length of the longest sequence that the model and the operator allow.
     fn longest(&self) -> usize {
         self.request.max_total_tokens.unwrap_or(usize::MAX).min(self.spec.max_positions)
+    }
+
+    /// Returns the smallest length that the longest sequence may be limited to.
+    fn shortest(&self) -> usize {
+        match self.request.max_total_tokens {
+            Some(_) => self.longest(),
+            None => self.longest().min(self.request.block_size),
+        }
+    }
+
+    /// Returns the limits with a pool of one sequence of `longest` tokens.
+    fn one_sequence(&self, longest: usize) -> ShardLimits {
+        self.limits(longest, longest.div_ceil(self.request.block_size))
     }
 
     /// Returns the limits with a pool of this many tokens, in whole blocks.
@@ -239,16 +299,12 @@ impl<D: Sizing> PlanSearch<'_, D> {
     /// Returns the limits with as many blocks as `budget` allows for everything and `bound` for the
     /// pool, and `budget`.
     fn largest_pool(&self, budget: usize, bound: usize) -> Result<(ShardLimits, usize), PlanError> {
-        let one_sequence = |longest: usize| self.limits(longest, longest.div_ceil(self.request.block_size));
-        let fits = |longest: usize| self.footprint(&one_sequence(longest)).total() <= budget;
+        let fits = |longest: usize| self.footprint(&self.one_sequence(longest)).total() <= budget;
         let mut longest = self.longest();
         if !fits(longest) {
-            let shortest = match self.request.max_total_tokens {
-                Some(_) => longest,
-                None => longest.min(self.request.block_size),
-            };
+            let shortest = self.shortest();
             if !fits(shortest) {
-                let footprint = self.footprint(&one_sequence(shortest));
+                let footprint = self.footprint(&self.one_sequence(shortest));
                 let kv_for = format!("one sequence of {shortest} tokens");
                 return Err(self.no_room(&footprint, budget, kv_for));
             }
@@ -306,13 +362,14 @@ impl Footprint {
     }
 
     /// Returns everything but weights and KV pool, by name.
-    fn workspace_items(&self) -> [(&'static str, usize); 8] {
+    fn workspace_items(&self) -> [(&'static str, usize); 9] {
         [
             ("activations", self.activations),
             ("logits", self.logits),
             ("step tables", self.step),
             ("rotary tables", self.rope_tables),
             ("slot table", self.slot_table),
+            ("recurrent states", self.states),
             ("product workspace", self.overheads.products),
             ("collective buffers", self.overheads.collectives),
             ("kernels and graphs", self.overheads.runtime),
@@ -331,7 +388,7 @@ impl Footprint {
 
     /// Returns the bytes that the decoder allocates on its device.
     pub fn on_device(&self) -> usize {
-        [self.weights, self.activations, self.logits, self.step, self.rope_tables, self.kv_pool]
+        [self.weights, self.activations, self.logits, self.step, self.rope_tables, self.states, self.kv_pool]
             .into_iter()
             .fold(0, usize::saturating_add)
     }

@@ -76,6 +76,7 @@ fn every_byte_is_counted() {
         step: 0,
         rope_tables: 4 * 100 * 2 * 2,
         slot_table: 4 * 4 * (100 + 1 + 7 + 4),
+        states: 0,
         kv_pool: 9 * 16 * 2 * 2 * 2 * 4 * 2,
         overheads: Overheads::default(),
     };
@@ -121,7 +122,7 @@ fn sequences_are_shortened_to_fit_unless_a_length_is_requested() {
     assert_eq!(
         error,
         "not enough memory: weights 12.69 KiB + workspace 40.12 KiB leave 5.78 KiB of 58.59 KiB for the KV cache, which needs 63.00 KiB \
-         for one sequence of 1000 tokens; lower --max-batch-total-tokens, --max-total-tokens or --max-batch-prefill-tokens, \
+         for one sequence of 1000 tokens; lower --max-batch-total-tokens, --max-total-tokens, --max-batch-prefill-tokens or --max-batch-size, \
          choose a smaller --dtype or --kv-cache-dtype, or free memory"
     );
 }

@@ -2,6 +2,11 @@
 //! source of them.
 
 mod alibi;
+mod blocks;
+mod mlp;
+mod prefix;
+mod recurrent;
+mod recurrent_slots;
 pub mod rope;
 mod shapes;
 #[cfg(test)]
@@ -16,13 +21,19 @@ pub(crate) mod test_spec;
 use millrace_kernels::DType;
 
 pub use alibi::{AlibiHeads, SlopeRule};
-pub use slots::{FeatureBlock, LayerSlot, StoredTensors, WeightInfo, WeightKind, WeightSlot};
+pub use blocks::FeatureBlock;
+pub use mlp::{DenseMlp, ExpertsSpec, Mlp, SharedExpert};
+pub use prefix::PrefixRule;
+pub use recurrent::{
+    ProjectionFactors, RecurrentBlock, RecurrentLayer, RecurrentRule, RecurrentSlot, ResultPlan,
+};
+pub use rope::{QueryScale, RopeScaling, RopeTable};
+pub use slots::{LayerSlot, StoredTensors, WeightInfo, WeightKind, WeightSlot};
 pub(crate) use source::take;
 pub use source::{TensorPlace, WeightError, WeightSource};
 pub use spec::{
-    Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, ExpertsSpec, HeadNormPlan, HeadPlan,
-    LatentPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions, QueryScale,
-    Residual, RopeScaling, RopeTable, SharedExpert,
+    Attention, AttentionHeads, DecoderSpec, EmbeddingPlan, HeadNormPlan, HeadPlan, LatentPlan, LayerSpec,
+    LearnedPositions, NormKind, NormPlace, NormPlan, Positions, Residual,
 };
 pub use storage::{CheckpointFormat, Quantize, QuantizeError, StorageError, WeightStorage};
 

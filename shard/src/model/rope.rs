@@ -1,10 +1,113 @@
-//! Rotary tables: cosines and sines by position, computed in double precision (Su et al.,
-//! "RoFormer").
+//! Rotary tables: their parameters, and cosines and sines by position, computed in double precision
+//! (Su et al., "RoFormer"). Factors on queries by position are here too.
 
 use std::f64::consts::TAU;
 use std::fmt::{self, Display, Formatter};
 
-use super::spec::{QueryScale, RopeScaling, RopeTable};
+use millrace_kernels::RopeStyle;
+
+/// The parameters of a rotary table.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeTable {
+    /// The pairing of features.
+    pub style: RopeStyle,
+    /// Number of features of each head that are rotated by one position. The number is even.
+    pub rotary_dim: usize,
+    /// Whether as many features after them are rotated too, by the position on a second axis:
+    /// see [`SequencePrefix::axes`](millrace_kernels::SequencePrefix::axes). Latent attention has
+    /// one axis.
+    pub two_axes: bool,
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// The change of the frequencies for long contexts.
+    pub scaling: RopeScaling,
+}
+
+/// Factors on queries that grow with their position, so that attention stays sharp in long contexts
+/// (Nakanishi, "Scalable-Softmax Is Superior for Attention"). The factor at position p is
+/// `1 + beta * ln(1 + floor((p + offset) / interval))`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QueryScale {
+    /// Growth with the logarithm of the position.
+    pub beta: f64,
+    /// Number of positions with the same factor.
+    pub interval: f64,
+    /// Added to positions: 1 if they are counted from 1 (Llama 4).
+    pub offset: usize,
+}
+
+/// A change of the rotary frequencies for contexts longer than those of the pre-training.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RopeScaling {
+    /// The frequencies are not changed.
+    Default,
+    /// All frequencies are divided by a factor (position interpolation).
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// The base grows with the length of the sequence beyond `original` (NTK-aware). The token at
+    /// position p is rotated as in a sequence of length `max(p + 1, original)`, so that its key
+    /// does not depend on the cut of a prompt.
+    Dynamic {
+        /// Growth of the base.
+        factor: f64,
+        /// Length in tokens beyond which the base grows.
+        original: usize,
+    },
+    /// Llama 3: low frequencies are divided, high ones are kept, and those between are blended.
+    Llama3 {
+        /// Divisor of low frequencies.
+        factor: f64,
+        /// Frequencies whose wavelength is over `original / low` are divided.
+        low: f64,
+        /// Frequencies whose wavelength is under `original / high` are kept.
+        high: f64,
+        /// Length of the sequences of the pre-training, in tokens.
+        original: f64,
+    },
+    /// LongRoPE (Ding et al.): the frequency of each pair is divided by a factor of its own. Which
+    /// list of factors is used depends on the positions that the table is made for, not on the
+    /// length of a sequence, so that all keys of a sequence are rotated alike.
+    LongRope {
+        /// The divisors if the table has at most `original` positions, one for each pair.
+        short: Vec<f64>,
+        /// The divisors of longer tables.
+        long: Vec<f64>,
+        /// Length of the sequences of the pre-training, in tokens.
+        original: usize,
+        /// Factor on cosines and sines.
+        attention_factor: f64,
+    },
+    /// YaRN (Peng et al.): a ramp over the dimensions leads from kept to divided frequencies.
+    Yarn {
+        /// Divisor of the frequencies.
+        factor: f64,
+        /// Length of the sequences of the pre-training, in tokens.
+        original: f64,
+        /// Number of rotations within `original` tokens at which the ramp begins.
+        beta_fast: f64,
+        /// Number of rotations within `original` tokens at which the ramp ends.
+        beta_slow: f64,
+        /// Whether the ends of the ramp are rounded to whole dimensions.
+        truncate: bool,
+        /// Factor on cosines and sines.
+        attention_factor: f64,
+    },
+    /// Only the first pairs are rotated, all by frequencies divided by a factor. The others count
+    /// for the frequencies: pair i has that of a rotation of all features (Gemma 4).
+    Proportional {
+        /// Number of pairs that are rotated.
+        pairs: usize,
+        /// The divisor.
+        factor: f64,
+    },
+    /// Each frequency is divided by its own number, as a GGUF file stores them.
+    Divided {
+        /// The divisors, one for each pair of features.
+        divisors: Vec<f64>,
+    },
+}
 
 /// Cosines and sines of the rotation of each pair at each position, scaled by the attention factor.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,13 +141,6 @@ impl RopeTable {
         values
     }
 
-    /// Computes the factors on queries at positions `0..positions`, if there are any.
-    pub fn query_scales(&self, positions: usize) -> Option<Vec<f32>> {
-        let QueryScale { beta, interval } = self.query_scale?;
-        let factor = |position: usize| 1.0 + beta * (position as f64 / interval).floor().ln_1p();
-        Some((0..positions).map(|position| factor(position) as f32).collect())
-    }
-
     /// Returns the frequency of each pair in radians per position, `[rotary_dim / 2]`, for the
     /// token at `position` of a table of `positions` positions.
     fn frequencies(&self, position: usize, positions: usize) -> Vec<f64> {
@@ -61,6 +157,10 @@ impl RopeTable {
             }
             RopeScaling::Default => plain(self.theta).collect(),
             RopeScaling::Linear { factor } => plain(self.theta).map(|f| f / factor).collect(),
+            RopeScaling::Proportional { pairs, factor } => {
+                let of_pair = |(i, f)| if i < pairs { f / factor } else { 0.0 };
+                plain(self.theta).enumerate().map(of_pair).collect()
+            }
             RopeScaling::Dynamic { factor, original } => {
                 let stretch = (position + 1).max(original) as f64 / original as f64;
                 let growth = (factor * stretch - (factor - 1.0)).powf(d / (d - 2.0));
@@ -117,12 +217,32 @@ impl RopeTable {
     }
 }
 
+impl QueryScale {
+    /// Computes the factors at positions `0..positions`.
+    pub fn values(&self, positions: usize) -> Vec<f32> {
+        let &QueryScale { beta, interval, offset } = self;
+        let factor = |position: usize| 1.0 + beta * ((position + offset) as f64 / interval).floor().ln_1p();
+        (0..positions).map(|position| factor(position) as f32).collect()
+    }
+}
+
+impl Display for QueryScale {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "queries scaled from {} tokens", self.interval)
+    }
+}
+
 impl Display for RopeTable {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "{} features, base {}, ", self.rotary_dim, self.theta)?;
+        let axes = if self.two_axes { "2 times " } else { "" };
+        write!(f, "{axes}{} features, base {}, ", self.rotary_dim, self.theta)?;
         match &self.scaling {
             RopeScaling::Default => write!(f, "not scaled"),
             RopeScaling::Linear { factor } => write!(f, "scaled linearly by {factor}"),
+            RopeScaling::Proportional { pairs, factor } => {
+                write!(f, "the first {pairs} of {} pairs rotated", self.rotary_dim / 2)?;
+                if *factor == 1.0 { Ok(()) } else { write!(f, ", scaled by {factor}") }
+            }
             RopeScaling::Dynamic { factor, original } => {
                 write!(f, "dynamic by {factor} from {original} tokens on")
             }
@@ -141,22 +261,17 @@ impl Display for RopeTable {
                     .fold((f64::INFINITY, 0f64), |(least, most), &x| (least.min(x), most.max(x)));
                 write!(f, "each divided by a number of the file, {least} to {most}")
             }
-        }?;
-        match self.query_scale {
-            Some(scale) => write!(f, ", queries scaled from {} tokens", scale.interval),
-            None => Ok(()),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use millrace_kernels::RopeStyle;
-
     use super::*;
 
     fn table(rotary_dim: usize, theta: f64, scaling: RopeScaling) -> RopeTable {
-        RopeTable { style: RopeStyle::Half, rotary_dim, theta, scaling, query_scale: None }
+        let style = RopeStyle::Half;
+        RopeTable { style, rotary_dim, two_axes: false, theta, scaling }
     }
 
     #[test]
@@ -183,6 +298,16 @@ mod tests {
     }
 
     #[test]
+    fn a_proportional_rotation_keeps_the_frequencies_of_the_first_pairs() {
+        let some = table(8, 1e4, RopeScaling::Proportional { pairs: 2, factor: 4.0 });
+        assert_eq!(some.frequencies(0, 1), [0.25, 0.1 / 4.0, 0.0, 0.0]);
+        assert!(some.to_string().ends_with("the first 2 of 4 pairs rotated, scaled by 4"));
+        // The pairs after them keep their features.
+        let values = some.values(2);
+        assert_eq!((&values.cos[6..], &values.sin[6..]), (&[1.0; 2][..], &[0.0; 2][..]));
+    }
+
+    #[test]
     fn a_table_holds_cosines_and_sines_by_position() {
         let values = table(4, 100.0, RopeScaling::Default).values(3);
         let angles = [0.0, 0.0, 1.0, 0.1, 2.0, 0.2f64];
@@ -192,13 +317,14 @@ mod tests {
 
     #[test]
     fn queries_are_scaled_in_steps() {
-        let mut table = table(4, 100.0, RopeScaling::Default);
-        assert_eq!(table.query_scales(9), None);
-        table.query_scale = Some(QueryScale { beta: 0.5, interval: 4.0 });
+        let scale = QueryScale { beta: 0.5, interval: 4.0, offset: 0 };
         let later = [2f64, 3.0].map(|step| (1.0 + 0.5 * step.ln()) as f32);
         let expected = [[1.0; 4], [later[0]; 4]].concat();
-        assert_eq!(table.query_scales(9), Some([expected, vec![later[1]]].concat()));
-        assert!(table.to_string().ends_with("not scaled, queries scaled from 4 tokens"));
+        let expected = [expected, vec![later[1]]].concat();
+        assert_eq!(scale.values(9), expected);
+        // Positions that are counted from 1 reach each step one token earlier.
+        assert_eq!(QueryScale { offset: 1, ..scale }.values(8), expected[1..]);
+        assert_eq!(scale.to_string(), "queries scaled from 4 tokens");
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! The weights that a decoder has, and their shapes.
 
-use std::ops::Range;
+use millrace_kernels::{MlpKind, QkvLayout};
 
-use millrace_kernels::QkvLayout;
-
-use super::slots::{FeatureBlock, LayerSlot, WeightSlot, heads, latent, shared};
-use super::spec::{AttentionHeads, DecoderSpec, ExpertsSpec, LatentPlan, LayerSpec, Residual};
+use super::blocks::FeatureBlock;
+use super::mlp::ExpertsSpec;
+use super::recurrent::RecurrentSlot;
+use super::slots::{LayerSlot, WeightSlot, heads, latent, shared};
+use super::spec::{AttentionHeads, DecoderSpec, LatentPlan, LayerSpec, Residual};
 
 impl DecoderSpec {
     /// Returns every weight of the model, in the order in which it is loaded.
@@ -23,17 +24,42 @@ impl DecoderSpec {
             (WeightSlot::FinalNormBias, has_final_norm && bias),
             (WeightSlot::Head, !self.tied_head),
             (WeightSlot::HeadBias, self.head.bias),
+            (WeightSlot::ClassifierDense, self.head.classes.is_some()),
+            (WeightSlot::ClassifierDenseBias, self.head.classes.is_some()),
+            (WeightSlot::ClassifierOut, self.head.classes.is_some()),
+            (WeightSlot::ClassifierOutBias, self.head.classes.is_some()),
         ];
-        let present = |slots: [(WeightSlot, bool); 4]| {
-            slots.into_iter().filter(|(_, is_present)| *is_present).map(|(slot, _)| slot)
-        };
-        let mut slots: Vec<WeightSlot> = present(before).collect();
-        for (index, layer) in self.layers.iter().enumerate() {
-            let present = LayerSlot::ALL.into_iter().filter(|slot| (slot.info().is_present)(self, layer));
-            slots.extend(present.map(|slot| WeightSlot::Layer(index, slot)));
+        fn present(slots: &[(WeightSlot, bool)]) -> impl Iterator<Item = WeightSlot> {
+            slots.iter().filter(|(_, is_present)| *is_present).map(|(slot, _)| *slot)
         }
-        slots.extend(present(after));
+        let mut slots: Vec<WeightSlot> = Vec::new();
+        if self.has_ends() {
+            slots.extend(present(&before));
+        }
+        for (index, layer) in self.layers.iter().enumerate() {
+            let slot = |slot| WeightSlot::Layer(index, slot);
+            let (before, rest) = LayerSlot::ALL.split_at(LayerSlot::Qkv as usize);
+            let recurrent = RecurrentSlot::ALL.map(|slot| WeightSlot::Recurrent(index, slot));
+            let rest = recurrent.into_iter().chain(rest.iter().copied().map(slot));
+            let all = before.iter().copied().map(slot).chain(rest);
+            slots.extend(all.filter(|slot| (slot.info().is_present)(self, layer)));
+        }
+        if self.has_ends() {
+            slots.extend(present(&after));
+        }
         slots
+    }
+
+    /// Returns whether this rank has the embedding and the head, or a share of them. A rank of a
+    /// pipeline may have layers only.
+    pub fn has_ends(&self) -> bool {
+        !self.vocab_rows.is_empty()
+    }
+
+    /// Returns the columns of a row of logits. A rank without a head keeps a column that nothing
+    /// reads.
+    pub fn logit_cols(&self) -> usize {
+        if self.has_ends() { self.vocab } else { 1 }
     }
 
     /// Returns whether rows of the weight for `slot` are looked up, and nothing is multiplied by
@@ -82,9 +108,15 @@ impl DecoderSpec {
                 layout().heads * of_latent(|latent| latent.plain_dim + latent.value_dim)
             }
             FeatureBlock::Key | FeatureBlock::Value => layout().kv_heads * layout().head_dim,
+            FeatureBlock::Gate if !has_gate(layer(), slot) => 0,
             FeatureBlock::Gate | FeatureBlock::Up => mlp_width(layer(), slot),
             FeatureBlock::Experts => layer().mlp.experts().map_or(0, ExpertsSpec::count),
             FeatureBlock::One => 1,
+            FeatureBlock::Classes => self.head.classes.unwrap_or(0),
+            FeatureBlock::QueryGate => layout().heads * layout().head_dim,
+            FeatureBlock::Recurrent(block) => {
+                layer().attention.recurrent().map_or(0, |recurrent| recurrent.block_len(block))
+            }
         }
     }
 
@@ -95,28 +127,6 @@ impl DecoderSpec {
     /// If `slot` names a layer that the model does not have.
     pub fn stacked_experts(&self, slot: WeightSlot) -> usize {
         if slot.info().per_expert { self.block_len(slot, FeatureBlock::Experts) } else { 1 }
-    }
-
-    /// Returns the rows of a block of heads in a tensor that has queries, keys and values group by
-    /// group.
-    ///
-    /// # Panics
-    /// If `slot` is not in a layer with heads of softmax attention.
-    pub fn grouped_rows(&self, slot: WeightSlot, block: FeatureBlock) -> Vec<Range<usize>> {
-        let index = slot.layer().expect("only layers have heads");
-        let of_layer = heads(&self.layers[index]).expect("only layers with heads have blocks of heads");
-        let QkvLayout { heads, kv_heads, head_dim } = of_layer.layout;
-        let queries = heads / kv_heads;
-        let (first, count) = match block {
-            FeatureBlock::Key => (queries, 1),
-            FeatureBlock::Value => (queries + 1, 1),
-            _ => (0, queries),
-        };
-        let of_group = |group: usize| {
-            let start = (group * (queries + 2) + first) * head_dim;
-            start..start + count * head_dim
-        };
-        (0..kv_heads).map(of_group).collect()
     }
 
     /// Returns the rows and columns of the weight for `slot`. A vector has one row.
@@ -133,9 +143,36 @@ impl DecoderSpec {
         }
     }
 
-    /// Returns the number of weights. A tied head counts once.
+    /// Returns the number of weights. A tied head counts once, and so does a projection to keys
+    /// that is also that to values.
     pub fn parameters(&self) -> usize {
-        self.slots().into_iter().map(|slot| self.shape(slot)).map(|(rows, cols)| rows * cols).sum()
+        let count = |slot: WeightSlot| {
+            let (rows, cols) = self.shape(slot);
+            let repeated: usize =
+                slot.info().outputs.iter().map(|&block| self.repeated_len(slot, block)).sum();
+            if slot.is_vector() { cols - repeated } else { (rows - repeated) * cols }
+        };
+        self.slots().into_iter().map(count).sum()
+    }
+
+    /// Returns the length of a block of the weight for `slot` if it has the numbers of another
+    /// block of the same weight, and else 0.
+    fn repeated_len(&self, slot: WeightSlot, block: FeatureBlock) -> usize {
+        let layer = slot.layer().map(|index| &self.layers[index]);
+        let is_repeated =
+            block == FeatureBlock::Value && layer.and_then(heads).is_some_and(|heads| heads.values_are_keys);
+        if is_repeated { self.block_len(slot, block) } else { 0 }
+    }
+}
+
+/// Returns whether the outputs of a weight begin with a gate. Those of experts may have none.
+fn has_gate(layer: &LayerSpec, slot: WeightSlot) -> bool {
+    match slot {
+        WeightSlot::Layer(
+            _,
+            LayerSlot::ExpertGateUp | LayerSlot::ExpertGateUpBias | LayerSlot::SharedGateUp,
+        ) => layer.mlp.experts().is_some_and(|experts| matches!(experts.kind, MlpKind::Gated(_))),
+        _ => true,
     }
 }
 

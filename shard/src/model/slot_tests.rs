@@ -1,13 +1,19 @@
 //! Tests of the table of weights.
 
-use super::slots::{FeatureBlock, LayerSlot, WeightKind, WeightSlot};
+use super::blocks::FeatureBlock;
+use super::recurrent::RecurrentSlot;
+use super::slots::{LayerSlot, WeightKind, WeightSlot};
 
 #[test]
 fn the_list_of_slots_is_complete_and_in_order() {
     for (index, slot) in LayerSlot::ALL.into_iter().enumerate() {
         assert_eq!(slot as usize, index, "{slot:?}");
     }
-    assert_eq!(LayerSlot::ALL.last(), Some(&LayerSlot::SharedGate), "the last variant is in the list");
+    assert_eq!(LayerSlot::ALL.last(), Some(&LayerSlot::Scalar), "the last variant is in the list");
+    for (index, slot) in RecurrentSlot::ALL.into_iter().enumerate() {
+        assert_eq!(slot as usize, index, "{slot:?}");
+    }
+    assert_eq!(RecurrentSlot::ALL.last(), Some(&RecurrentSlot::OutBias), "the last variant is in the list");
 }
 
 /// Whatever stores a weight must hold each of its blocks once.
@@ -24,7 +30,8 @@ fn the_usual_tensors_hold_every_block_once() {
         WeightSlot::HeadBias,
     ];
     let of_layer = LayerSlot::ALL.map(|slot| WeightSlot::Layer(0, slot));
-    for slot in whole.into_iter().chain(of_layer) {
+    let recurrent = RecurrentSlot::ALL.map(|slot| WeightSlot::Recurrent(0, slot));
+    for slot in whole.into_iter().chain(of_layer).chain(recurrent) {
         let info = slot.info();
         let stored: Vec<FeatureBlock> =
             info.usual_tensors.iter().flat_map(|(_, blocks)| *blocks).copied().collect();

@@ -6,7 +6,10 @@
 //! quantized, and how much memory it takes. A new weight needs a row here, and code in the decoder
 //! that uses it.
 
-use super::spec::{AttentionHeads, DecoderSpec, HeadNormPlan, LatentPlan, LayerSpec, SharedExpert};
+use super::blocks::FeatureBlock;
+use super::mlp::SharedExpert;
+use super::recurrent::RecurrentSlot;
+use super::spec::{AttentionHeads, DecoderSpec, HeadNormPlan, LatentPlan, LayerSpec};
 
 /// The place of one weight of the decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -27,8 +30,18 @@ pub enum WeightSlot {
     Head,
     /// The bias of the head.
     HeadBias,
+    /// The dense layer of the classifier of texts.
+    ClassifierDense,
+    /// The bias of [`WeightSlot::ClassifierDense`].
+    ClassifierDenseBias,
+    /// The projection to the outputs of the classifier of texts.
+    ClassifierOut,
+    /// The bias of [`WeightSlot::ClassifierOut`].
+    ClassifierOutBias,
     /// A weight of the layer with this index.
     Layer(usize, LayerSlot),
+    /// A weight of the layer with this index, which is a recurrent one.
+    Recurrent(usize, RecurrentSlot),
 }
 
 /// The place of one weight of a layer.
@@ -67,6 +80,8 @@ pub enum LayerSlot {
     LatentNorm,
     /// The projections of the latent to the keys and values of all heads.
     LatentUp,
+    /// The projection to the gates of the heads' results.
+    OutGate,
     /// The output projection of attention.
     Out,
     /// The bias of [`LayerSlot::Out`].
@@ -113,58 +128,18 @@ pub enum LayerSlot {
     SharedDown,
     /// The projection to the gate of the shared expert's result.
     SharedGate,
-}
-
-/// A run of features along an axis of a weight. A rank holds a share of some blocks, and all of
-/// others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FeatureBlock {
-    /// The rows of the vocabulary, `[vocab_rows]`.
-    Vocabulary,
-    /// The residual stream, `[hidden]`.
-    Hidden,
-    /// The rows of the table of learned positions.
-    Positions,
-    /// The features of one head, `[head_dim]`.
-    HeadDim,
-    /// One number for each query head, `[heads]`.
-    Heads,
-    /// All query heads, `[heads * head_dim]`. Their results may be shorter than the queries: the
-    /// output projection reads [`AttentionHeads::result_cols`] features.
-    ///
-    /// [`AttentionHeads::result_cols`]: super::AttentionHeads::result_cols
-    Query,
-    /// All key heads, `[kv_heads * head_dim]`.
-    Key,
-    /// All value heads, `[kv_heads * head_dim]`.
-    Value,
-    /// The features that queries of latent attention are computed from, `[query_rank]`.
-    QueryRank,
-    /// The queries of latent attention, `[heads * (plain_dim + rotary_dim)]`: of each head first
-    /// the features that are not rotated.
-    HeadQueries,
-    /// The shared rotated key of latent attention, `[rotary_dim]`.
-    SharedKey,
-    /// The latent, `[rank]`.
-    Latent,
-    /// The keys and values that are computed from a latent, `[heads * (plain_dim + value_dim)]`: of
-    /// each head first the key.
-    HeadKeysValues,
-    /// The gate of the MLP, `[width]`.
-    Gate,
-    /// The up projection of the MLP, `[width]`.
-    Up,
-    /// One number for each expert, `[experts]`.
-    Experts,
-    /// One number, `[1]`.
-    One,
-}
-
-impl FeatureBlock {
-    /// Returns whether the features are those of query, key or value heads.
-    pub const fn is_of_heads(self) -> bool {
-        matches!(self, FeatureBlock::Query | FeatureBlock::Key | FeatureBlock::Value)
-    }
+    /// The scale of the norm before the router.
+    RouterNorm,
+    /// The factors on the weights of all experts.
+    RouterScales,
+    /// The scale of the norm before the experts.
+    ExpertNorm,
+    /// The scale of the norm of the experts' result.
+    ExpertOutNorm,
+    /// The scale of the norm of the shared expert's result.
+    SharedOutNorm,
+    /// The factor on the residual stream after the layer.
+    Scalar,
 }
 
 /// The kind of a weight.
@@ -233,6 +208,7 @@ const HEAD_KEYS_VALUES: &[FeatureBlock] = &[FeatureBlock::HeadKeysValues];
 const HEADS: &[FeatureBlock] = &[FeatureBlock::Heads];
 const POSITIONS: &[FeatureBlock] = &[FeatureBlock::Positions];
 const EXPERTS: &[FeatureBlock] = &[FeatureBlock::Experts];
+const CLASSES: &[FeatureBlock] = &[FeatureBlock::Classes];
 const ONE: &[FeatureBlock] = &[FeatureBlock::One];
 const EXPERT_GATE_UP_TENSORS: StoredTensors =
     &[("mlp.experts.*.gate_proj", &[FeatureBlock::Gate]), ("mlp.experts.*.up_proj", &[FeatureBlock::Up])];
@@ -244,7 +220,11 @@ const SHARED_GATE_UP_TENSORS: StoredTensors = &[
 const VOCABULARY: &[FeatureBlock] = &[FeatureBlock::Vocabulary];
 
 impl WeightInfo {
-    fn matrix(outputs: &'static [FeatureBlock], inputs: FeatureBlock, tensors: StoredTensors) -> Self {
+    pub(super) fn matrix(
+        outputs: &'static [FeatureBlock],
+        inputs: FeatureBlock,
+        tensors: StoredTensors,
+    ) -> Self {
         let kind = WeightKind::Matrix { may_quantize: false };
         WeightInfo {
             kind,
@@ -256,7 +236,7 @@ impl WeightInfo {
         }
     }
 
-    fn norm_scale(outputs: &'static [FeatureBlock], tensors: StoredTensors) -> Self {
+    pub(super) fn norm_scale(outputs: &'static [FeatureBlock], tensors: StoredTensors) -> Self {
         let kind = WeightKind::NormScale;
         WeightInfo {
             kind,
@@ -268,7 +248,7 @@ impl WeightInfo {
         }
     }
 
-    fn bias(outputs: &'static [FeatureBlock], tensors: StoredTensors) -> Self {
+    pub(super) fn bias(outputs: &'static [FeatureBlock], tensors: StoredTensors) -> Self {
         let kind = WeightKind::Bias;
         WeightInfo {
             kind,
@@ -280,7 +260,7 @@ impl WeightInfo {
         }
     }
 
-    fn parameter(outputs: &'static [FeatureBlock], tensors: StoredTensors) -> Self {
+    pub(super) fn parameter(outputs: &'static [FeatureBlock], tensors: StoredTensors) -> Self {
         let kind = WeightKind::Parameter;
         WeightInfo {
             kind,
@@ -296,18 +276,19 @@ impl WeightInfo {
         WeightInfo { per_expert: true, ..self }
     }
 
-    fn may_quantize(self) -> Self {
+    pub(super) fn may_quantize(self) -> Self {
         WeightInfo { kind: WeightKind::Matrix { may_quantize: true }, ..self }
     }
 
-    fn only_if(self, is_present: fn(&DecoderSpec, &LayerSpec) -> bool) -> Self {
+    pub(super) fn only_if(self, is_present: fn(&DecoderSpec, &LayerSpec) -> bool) -> Self {
         WeightInfo { is_present, ..self }
     }
 }
 
 impl LayerSlot {
-    /// All weights of a layer, in the order in which they are loaded.
-    pub const ALL: [LayerSlot; 39] = [
+    /// All weights of a layer, in the order in which they are loaded. Those of recurrent layers
+    /// come in place of attention.
+    pub const ALL: [LayerSlot; 46] = [
         LayerSlot::AttentionNorm,
         LayerSlot::AttentionNormBias,
         LayerSlot::Qkv,
@@ -324,6 +305,7 @@ impl LayerSlot {
         LayerSlot::LatentDown,
         LayerSlot::LatentNorm,
         LayerSlot::LatentUp,
+        LayerSlot::OutGate,
         LayerSlot::Out,
         LayerSlot::OutBias,
         LayerSlot::AttentionOutNorm,
@@ -347,6 +329,12 @@ impl LayerSlot {
         LayerSlot::SharedGateUp,
         LayerSlot::SharedDown,
         LayerSlot::SharedGate,
+        LayerSlot::RouterNorm,
+        LayerSlot::RouterScales,
+        LayerSlot::ExpertNorm,
+        LayerSlot::ExpertOutNorm,
+        LayerSlot::SharedOutNorm,
+        LayerSlot::Scalar,
     ];
 
     /// Returns the row of this weight in the table.
@@ -355,9 +343,12 @@ impl LayerSlot {
         type Info = WeightInfo;
         match self {
             LayerSlot::AttentionNorm => Info::norm_scale(HIDDEN, &[("input_layernorm", HIDDEN)])
-                .only_if(|model, _| model.norm.place.is_before()),
-            LayerSlot::AttentionNormBias => Info::bias(HIDDEN, &[("input_layernorm", HIDDEN)])
-                .only_if(|model, _| model.norm.place.is_before() && model.norm.has_bias()),
+                .only_if(|model, layer| model.norm.place.is_before() && !layer.attention.is_none()),
+            LayerSlot::AttentionNormBias => {
+                Info::bias(HIDDEN, &[("input_layernorm", HIDDEN)]).only_if(|model, layer| {
+                    model.norm.place.is_before() && model.norm.has_bias() && !layer.attention.is_none()
+                })
+            }
             LayerSlot::Qkv => Info::matrix(QKV, Hidden, QKV_TENSORS)
                 .may_quantize()
                 .only_if(|_, layer| heads(layer).is_some() && latent(layer).is_none()),
@@ -419,17 +410,27 @@ impl LayerSlot {
                 &[("self_attn.kv_b_proj", HEAD_KEYS_VALUES)],
             )
             .only_if(|_, layer| latent(layer).is_some()),
+            LayerSlot::OutGate => Info::matrix(
+                &[FeatureBlock::QueryGate],
+                Hidden,
+                &[("self_attn.gate_proj", &[FeatureBlock::QueryGate])],
+            )
+            .may_quantize()
+            .only_if(|_, layer| heads(layer).is_some_and(|heads| heads.out_gate)),
             LayerSlot::Out => Info::matrix(HIDDEN, Query, OUT_TENSORS)
                 .may_quantize()
                 .only_if(|_, layer| heads(layer).is_some()),
             LayerSlot::OutBias => Info::bias(HIDDEN, OUT_TENSORS)
                 .only_if(|_, layer| heads(layer).is_some_and(|heads| heads.out_bias)),
             LayerSlot::AttentionOutNorm => Info::norm_scale(HIDDEN, &[("post_attention_layernorm", HIDDEN)])
-                .only_if(|model, _| model.norm.place.is_after()),
+                .only_if(|model, layer| model.norm.place.is_after() && !layer.attention.is_none()),
             LayerSlot::MlpNorm => Info::norm_scale(HIDDEN, &[("post_attention_layernorm", HIDDEN)])
-                .only_if(|model, _| model.has_mlp_norm()),
-            LayerSlot::MlpNormBias => Info::bias(HIDDEN, &[("post_attention_layernorm", HIDDEN)])
-                .only_if(|model, _| model.has_mlp_norm() && model.norm.has_bias()),
+                .only_if(|model, layer| model.has_mlp_norm() && !layer.mlp.is_none()),
+            LayerSlot::MlpNormBias => {
+                Info::bias(HIDDEN, &[("post_attention_layernorm", HIDDEN)]).only_if(|model, layer| {
+                    model.has_mlp_norm() && model.norm.has_bias() && !layer.mlp.is_none()
+                })
+            }
             LayerSlot::GateUp => Info::matrix(GATE_UP, Hidden, GATE_UP_TENSORS)
                 .may_quantize()
                 .only_if(|_, layer| layer.mlp.is_gated()),
@@ -447,7 +448,10 @@ impl LayerSlot {
             LayerSlot::DownBias => Info::bias(HIDDEN, DOWN_TENSORS)
                 .only_if(|_, layer| layer.mlp.dense().is_some_and(|mlp| mlp.down_bias)),
             LayerSlot::MlpOutNorm => Info::norm_scale(HIDDEN, &[("post_feedforward_layernorm", HIDDEN)])
-                .only_if(|model, _| model.norm.place.is_after() || model.norm.place.is_of_sums()),
+                .only_if(|model, layer| {
+                    let place = model.norm.place;
+                    (place.is_after() || place.is_of_sums()) && !layer.mlp.is_none()
+                }),
             LayerSlot::MlpOutNormBias => Info::bias(HIDDEN, &[("post_feedforward_layernorm", HIDDEN)])
                 .only_if(|model, _| model.norm.place.is_of_sums() && model.norm.has_bias()),
             // The router decides which experts are used, and takes little memory.
@@ -481,6 +485,20 @@ impl LayerSlot {
                 .only_if(|_, layer| shared(layer).is_some()),
             LayerSlot::SharedGate => Info::matrix(ONE, Hidden, &[("mlp.shared_expert_gate", ONE)])
                 .only_if(|_, layer| shared(layer).is_some_and(|shared| shared.gated)),
+            LayerSlot::RouterNorm => {
+                Info::parameter(HIDDEN, &[("router.scale", HIDDEN)]).only_if(|_, layer| own_norms(layer))
+            }
+            LayerSlot::RouterScales => Info::parameter(EXPERTS, &[("router.per_expert_scale", EXPERTS)])
+                .only_if(|_, layer| layer.mlp.experts().is_some_and(|experts| experts.scales)),
+            LayerSlot::ExpertNorm => Info::norm_scale(HIDDEN, &[("pre_feedforward_layernorm_2", HIDDEN)])
+                .only_if(|_, layer| own_norms(layer)),
+            LayerSlot::ExpertOutNorm => Info::norm_scale(HIDDEN, &[("post_feedforward_layernorm_2", HIDDEN)])
+                .only_if(|_, layer| own_norms(layer)),
+            LayerSlot::SharedOutNorm => Info::norm_scale(HIDDEN, &[("post_feedforward_layernorm_1", HIDDEN)])
+                .only_if(|_, layer| own_norms(layer) && shared(layer).is_some()),
+            LayerSlot::Scalar => {
+                Info::parameter(ONE, &[("layer_scalar", ONE)]).only_if(|model, _| model.layer_scalars)
+            }
         }
     }
 }
@@ -506,6 +524,11 @@ fn has_query_rank(layer: &LayerSpec) -> bool {
     latent(layer).is_some_and(|latent| latent.query_rank.is_some())
 }
 
+/// Returns whether the experts of a layer have norms of their own.
+fn own_norms(layer: &LayerSpec) -> bool {
+    layer.mlp.experts().is_some_and(|experts| experts.own_norms)
+}
+
 /// Returns the shared expert of a layer.
 pub(super) fn shared(layer: &LayerSpec) -> Option<SharedExpert> {
     layer.mlp.experts().and_then(|experts| experts.shared)
@@ -528,7 +551,16 @@ impl WeightSlot {
             WeightSlot::FinalNormBias => WeightInfo::bias(HIDDEN, &[("model.norm", HIDDEN)]),
             WeightSlot::Head => WeightInfo::matrix(VOCABULARY, hidden, &[("lm_head", VOCABULARY)]),
             WeightSlot::HeadBias => WeightInfo::bias(VOCABULARY, &[("lm_head", VOCABULARY)]),
+            WeightSlot::ClassifierDense => {
+                WeightInfo::matrix(HIDDEN, hidden, &[("classifier.dense", HIDDEN)])
+            }
+            WeightSlot::ClassifierDenseBias => WeightInfo::bias(HIDDEN, &[("classifier.dense", HIDDEN)]),
+            WeightSlot::ClassifierOut => {
+                WeightInfo::matrix(CLASSES, hidden, &[("classifier.out_proj", CLASSES)])
+            }
+            WeightSlot::ClassifierOutBias => WeightInfo::bias(CLASSES, &[("classifier.out_proj", CLASSES)]),
             WeightSlot::Layer(_, slot) => slot.info(),
+            WeightSlot::Recurrent(_, slot) => slot.info(),
         }
     }
 
@@ -550,7 +582,7 @@ impl WeightSlot {
     /// Returns the index of the layer that the weight belongs to.
     pub fn layer(self) -> Option<usize> {
         match self {
-            WeightSlot::Layer(index, _) => Some(index),
+            WeightSlot::Layer(index, _) | WeightSlot::Recurrent(index, _) => Some(index),
             _ => None,
         }
     }

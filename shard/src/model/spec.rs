@@ -5,10 +5,14 @@
 
 use std::ops::Range;
 
-use millrace_kernels::{Activation, Gating, KvFormat, KvSpec, QkvLayout, RopeStyle, RouterSpec};
+use millrace_kernels::{KeyWindow, KvFormat, KvSpec, QkvLayout};
 use millrace_proto::PromptHandling;
 
 use super::alibi::AlibiHeads;
+use super::mlp::Mlp;
+use super::prefix::PrefixRule;
+use super::recurrent::RecurrentLayer;
+use super::rope::{QueryScale, RopeTable};
 
 /// The specification of a decoder.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,8 +21,8 @@ pub struct DecoderSpec {
     pub model_type: String,
     /// Number of tokens in the vocabulary. Token ids are below this.
     pub vocab: usize,
-    /// The token ids whose rows of embedding and head this rank holds. An unsplit model holds all.
-    /// Ids from `vocab` on are padding.
+    /// The token ids whose rows of embedding and head this rank holds. An unsplit model holds all,
+    /// and a rank that has layers only holds none. Ids from `vocab` on are padding.
     pub vocab_rows: Range<usize>,
     /// Width of the residual stream.
     pub hidden: usize,
@@ -32,10 +36,18 @@ pub struct DecoderSpec {
     pub residual: Residual,
     /// Factor on the output of attention and of the MLP (Granite).
     pub branch_factor: f32,
+    /// Whether the residual stream is multiplied by a number of the checkpoint after each layer
+    /// (Gemma 4). Models with [`NormPlace::AfterSums`] have no such numbers.
+    pub layer_scalars: bool,
     /// Rotary tables. Layers refer to a table by its index, so that kinds of layers can differ.
     pub ropes: Vec<RopeTable>,
+    /// The factors on queries of the layers that have such factors.
+    pub query_scale: Option<QueryScale>,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
+    /// The tokens of a prompt that attend to each other, if attention is bidirectional in some
+    /// layer.
+    pub prefix: PrefixRule,
     /// Whether the head is the embedding.
     pub tied_head: bool,
     /// The logits.
@@ -45,7 +57,18 @@ pub struct DecoderSpec {
 impl DecoderSpec {
     /// Returns how the router may divide and share prompts.
     pub fn prompt_handling(&self) -> PromptHandling {
-        if self.is_bidirectional() { PromptHandling::Whole } else { PromptHandling::Shared }
+        if self.is_bidirectional() {
+            PromptHandling::Whole
+        } else if self.is_recurrent() {
+            PromptHandling::Unshared
+        } else {
+            PromptHandling::Shared
+        }
+    }
+
+    /// Returns whether some layer has a recurrent state.
+    pub fn is_recurrent(&self) -> bool {
+        self.layers.iter().any(|layer| layer.attention.recurrent().is_some())
     }
 
     /// Returns whether tokens of a prompt attend to those after them, in some layer.
@@ -97,15 +120,27 @@ pub struct HeadPlan {
     /// Whether the checkpoint has no head, so that it is good for vectors of texts only. The
     /// embedding stands in for the head.
     pub is_absent: bool,
+    /// Number of outputs of the classifier of texts, if there is one: a dense layer with the
+    /// hyperbolic tangent, and a projection, for the first state of a text (RoBERTa).
+    pub classes: Option<usize>,
 }
 
 impl Default for HeadPlan {
     fn default() -> Self {
-        HeadPlan { bias: false, factor: 1.0, soft_cap: None, unit_rows: false, is_absent: false }
+        HeadPlan {
+            bias: false,
+            factor: 1.0,
+            soft_cap: None,
+            unit_rows: false,
+            is_absent: false,
+            classes: None,
+        }
     }
 }
 
-/// The specification of one layer.
+/// The specification of one layer. A layer without attention or without an MLP has one branch and
+/// one norm (Nemotron-H). It needs [`Residual::Sequential`] or [`Residual::Normalized`], and norms
+/// that are not [`NormPlace::AfterSums`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {
     /// The attention.
@@ -114,7 +149,14 @@ pub struct LayerSpec {
     pub mlp: Mlp,
 }
 
-/// The kind of attention of a layer.
+impl LayerSpec {
+    /// Returns the number of branches that are added to the residual stream.
+    pub fn branches(&self) -> usize {
+        usize::from(!self.attention.is_none()) + usize::from(!self.mlp.is_none())
+    }
+}
+
+/// The kind of attention of a layer, or what the layer has instead.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Attention {
     /// Each token attends to itself and to all tokens before it.
@@ -126,6 +168,26 @@ pub enum Attention {
         /// Length of the window in tokens.
         window: usize,
     },
+    /// Positions are divided into chunks, and each token attends to those tokens of its chunk that
+    /// are not after it (Llama 4).
+    Chunked {
+        /// The heads.
+        heads: AttentionHeads,
+        /// Length of a chunk in tokens.
+        size: usize,
+    },
+    /// A recurrence in place of attention.
+    Recurrent(RecurrentLayer),
+    /// Attention to all earlier tokens, without latents, and a recurrence that read the same
+    /// states. Their results are added (Falcon-H1).
+    Hybrid {
+        /// The heads.
+        heads: AttentionHeads,
+        /// The recurrence.
+        recurrent: RecurrentLayer,
+    },
+    /// Nothing: the layer is an MLP (Nemotron-H).
+    None,
 }
 
 /// The heads of softmax attention.
@@ -137,10 +199,19 @@ pub struct AttentionHeads {
     pub qkv_bias: bool,
     /// The norm of queries and keys before the rotation.
     pub head_norm: HeadNormPlan,
+    /// Whether each value head is normalized too, without a scale (Gemma 4). Latent attention has
+    /// no such norm.
+    pub value_norm: bool,
+    /// Whether the checkpoint has no projection to values, because that to keys is used for both
+    /// (Gemma 4). Norms and rotation then make keys and values differ.
+    pub values_are_keys: bool,
     /// The encoding of positions.
     pub positions: Positions,
     /// Factor on the dot products of queries and keys.
     pub score_scale: f32,
+    /// Whether queries are multiplied by [`DecoderSpec::query_scale`]. Those of latent attention
+    /// are not.
+    pub scales_queries: bool,
     /// Bound on the absolute values of scores (Gemma 2).
     pub score_cap: Option<f32>,
     /// Whether each query head has an attention sink, a score that takes part in the softmax and
@@ -148,12 +219,17 @@ pub struct AttentionHeads {
     pub sinks: bool,
     /// Whether the output projection has a bias.
     pub out_bias: bool,
+    /// Factor on the output (Falcon-H1).
+    pub out_factor: f32,
+    /// Whether the results of all heads are multiplied by the sigmoid of a projection of the
+    /// residual stream (Qwen3-Next). Latent attention has no such gates.
+    pub out_gate: bool,
     /// The latents that keys and values are computed from, if they are (multi-head latent
     /// attention). `layout` then has one key head, whose features are the shared rotated ones, then
     /// those of the latent.
     pub latent: Option<LatentPlan>,
-    /// Whether the tokens of a prompt also attend to those after them (BERT). The prompt is then
-    /// computed as a whole, and no token is generated.
+    /// Whether the tokens in the prefix of a prompt also attend to those after them in it (see
+    /// [`DecoderSpec::prefix`]). The prompt is then computed as a whole.
     pub bidirectional: bool,
 }
 
@@ -216,6 +292,8 @@ pub enum HeadNormPlan {
     /// The features of all query heads are normalized together, and so are those of all key heads
     /// (OLMo 2).
     AllHeads,
+    /// Each head is normalized, without a scale (Llama 4).
+    Unscaled,
 }
 
 impl HeadNormPlan {
@@ -229,30 +307,87 @@ impl Attention {
     /// Returns the heads of softmax attention, if the layer has such heads.
     pub fn heads(&self) -> Option<&AttentionHeads> {
         match self {
-            Attention::Full(heads) | Attention::Sliding { heads, .. } => Some(heads),
+            Attention::Full(heads)
+            | Attention::Sliding { heads, .. }
+            | Attention::Chunked { heads, .. }
+            | Attention::Hybrid { heads, .. } => Some(heads),
+            Attention::Recurrent(_) | Attention::None => None,
         }
     }
 
     /// Returns the heads of softmax attention, to change them.
     pub fn heads_mut(&mut self) -> Option<&mut AttentionHeads> {
         match self {
-            Attention::Full(heads) | Attention::Sliding { heads, .. } => Some(heads),
+            Attention::Full(heads)
+            | Attention::Sliding { heads, .. }
+            | Attention::Chunked { heads, .. }
+            | Attention::Hybrid { heads, .. } => Some(heads),
+            Attention::Recurrent(_) | Attention::None => None,
         }
     }
 
-    /// Returns the length of the window in tokens. Full attention has none.
+    /// Returns the recurrence that stands in place of attention or beside it, if there is one.
+    pub fn recurrent(&self) -> Option<&RecurrentLayer> {
+        match self {
+            Attention::Recurrent(layer) | Attention::Hybrid { recurrent: layer, .. } => Some(layer),
+            _ => None,
+        }
+    }
+
+    /// Returns the recurrent layer, to change it.
+    pub fn recurrent_mut(&mut self) -> Option<&mut RecurrentLayer> {
+        match self {
+            Attention::Recurrent(layer) | Attention::Hybrid { recurrent: layer, .. } => Some(layer),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the layer has neither attention nor a recurrence.
+    pub const fn is_none(&self) -> bool {
+        matches!(self, Attention::None)
+    }
+
+    /// Returns the length of the window in tokens. Other attention has none.
     pub fn window(&self) -> Option<usize> {
         match self {
-            Attention::Full(_) => None,
             Attention::Sliding { window, .. } => Some(*window),
+            _ => None,
+        }
+    }
+
+    /// Returns the limit on the keys that a token attends to, in the terms of the backend.
+    pub fn key_window(&self) -> Option<KeyWindow> {
+        match self {
+            Attention::Sliding { window, .. } => Some(KeyWindow::Last(*window)),
+            Attention::Chunked { size, .. } => Some(KeyWindow::Chunk(*size)),
+            _ => None,
         }
     }
 
     /// Limits softmax attention to the last `window` tokens. Other layers have no window.
     pub fn slide(&mut self, window: usize) {
-        if let Some(heads) = self.heads().cloned() {
+        if let Some(heads) = self.own_heads().cloned() {
             *self = Attention::Sliding { heads, window };
         }
+    }
+
+    /// Removes the window. Other attention stays as it is.
+    pub fn unslide(&mut self) {
+        if let Attention::Sliding { heads, .. } = self {
+            *self = Attention::Full(heads.clone());
+        }
+    }
+
+    /// Limits softmax attention to chunks of `size` tokens. Other layers have no chunks.
+    pub fn chunk(&mut self, size: usize) {
+        if let Some(heads) = self.own_heads().cloned() {
+            *self = Attention::Chunked { heads, size };
+        }
+    }
+
+    /// Returns the heads of softmax attention without a recurrence beside it.
+    fn own_heads(&self) -> Option<&AttentionHeads> {
+        self.heads().filter(|_| self.recurrent().is_none())
     }
 }
 
@@ -269,105 +404,6 @@ pub enum Positions {
     /// Scores fall with the distance of query and key, at a slope for each head (Press et al.,
     /// "Train Short, Test Long: Attention with Linear Biases").
     Linear(AlibiHeads),
-}
-
-/// The kind of MLP of a layer.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Mlp {
-    /// `down(activation(gate(x)) * up(x))`.
-    Gated(DenseMlp),
-    /// `down(activation(up(x)))`.
-    Plain(DenseMlp),
-    /// The weighted sum of some of many gated MLPs, chosen for each token by a router.
-    Experts(ExpertsSpec),
-}
-
-impl Mlp {
-    /// Returns the sizes of an MLP that every token passes through. A mixture of experts has none.
-    pub fn dense(&self) -> Option<&DenseMlp> {
-        match self {
-            Mlp::Gated(mlp) | Mlp::Plain(mlp) => Some(mlp),
-            Mlp::Experts(_) => None,
-        }
-    }
-
-    /// Returns the sizes of an MLP that every token passes through, to change them.
-    pub fn dense_mut(&mut self) -> Option<&mut DenseMlp> {
-        match self {
-            Mlp::Gated(mlp) | Mlp::Plain(mlp) => Some(mlp),
-            Mlp::Experts(_) => None,
-        }
-    }
-
-    /// Returns the mixture of experts, if the MLP is one.
-    pub fn experts(&self) -> Option<&ExpertsSpec> {
-        match self {
-            Mlp::Gated(_) | Mlp::Plain(_) => None,
-            Mlp::Experts(experts) => Some(experts),
-        }
-    }
-
-    /// Returns whether the MLP is one that every token passes through, with a gate.
-    pub fn is_gated(&self) -> bool {
-        matches!(self, Mlp::Gated(_))
-    }
-
-    /// Returns whether the MLP is one that every token passes through, without a gate.
-    pub fn is_plain(&self) -> bool {
-        matches!(self, Mlp::Plain(_))
-    }
-}
-
-/// The specification of a mixture of experts. Experts are gated MLPs.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ExpertsSpec {
-    /// The choice of experts.
-    pub router: RouterSpec,
-    /// Whether the router's logits have a bias (gpt-oss).
-    pub router_bias: bool,
-    /// Whether a bias is added to the router's scores for the choice.
-    pub choice_bias: bool,
-    /// Number of features of gate and of up of each expert.
-    pub width: usize,
-    /// The gates of all experts, the shared one included.
-    pub gating: Gating,
-    /// Whether gate and up of each expert have biases. The shared expert has none.
-    pub up_bias: bool,
-    /// Whether down of each expert has a bias. The shared expert has none.
-    pub down_bias: bool,
-    /// The expert that every token passes through.
-    pub shared: Option<SharedExpert>,
-}
-
-impl ExpertsSpec {
-    /// Returns the number of experts, without the shared one.
-    pub fn count(&self) -> usize {
-        self.router.experts
-    }
-}
-
-/// The specification of an expert that every token passes through, a gated MLP beside the chosen
-/// ones.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SharedExpert {
-    /// Number of features of gate and of up.
-    pub width: usize,
-    /// Whether the result is multiplied by the sigmoid of a product of the token's state (Qwen2
-    /// MoE).
-    pub gated: bool,
-}
-
-/// The specification of an MLP, with or without a gate.
-#[derive(Debug, Clone, PartialEq)]
-pub struct DenseMlp {
-    /// Number of features of up, and of the gate.
-    pub width: usize,
-    /// The activation function.
-    pub act: Activation,
-    /// Whether gate and up have biases.
-    pub up_bias: bool,
-    /// Whether down has a bias.
-    pub down_bias: bool,
 }
 
 /// The norms of a model: their kind and their place.
@@ -445,7 +481,7 @@ impl NormPlace {
 }
 
 /// The way in which attention and MLP are added to the residual stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Residual {
     /// First `x += attention(x)`, then `x += mlp(x)`.
     Sequential,
@@ -455,95 +491,10 @@ pub enum Residual {
         /// Whether the MLP has a norm of its own (GPT-NeoX), or reads what attention reads (GPT-J).
         has_mlp_norm: bool,
     },
-}
-
-/// The parameters of a rotary table.
-#[derive(Debug, Clone, PartialEq)]
-pub struct RopeTable {
-    /// The pairing of features.
-    pub style: RopeStyle,
-    /// Number of features that are rotated in each head. The number is even.
-    pub rotary_dim: usize,
-    /// Base of the frequencies.
-    pub theta: f64,
-    /// The change of the frequencies for long contexts.
-    pub scaling: RopeScaling,
-    /// The factors on queries, beside the rotation. Latent attention has none.
-    pub query_scale: Option<QueryScale>,
-}
-
-/// Factors on queries that grow with their position, so that attention stays sharp in long contexts
-/// (Nakanishi, "Scalable-Softmax Is Superior for Attention"). The factor at position p is
-/// `1 + beta * ln(1 + floor(p / interval))`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct QueryScale {
-    /// Growth with the logarithm of the position.
-    pub beta: f64,
-    /// Number of positions with the same factor.
-    pub interval: f64,
-}
-
-/// A change of the rotary frequencies for contexts longer than those of the pre-training.
-#[derive(Debug, Clone, PartialEq)]
-pub enum RopeScaling {
-    /// The frequencies are not changed.
-    Default,
-    /// All frequencies are divided by a factor (position interpolation).
-    Linear {
-        /// The divisor.
-        factor: f64,
-    },
-    /// The base grows with the length of the sequence beyond `original` (NTK-aware). The token at
-    /// position p is rotated as in a sequence of length `max(p + 1, original)`, so that its key
-    /// does not depend on the cut of a prompt.
-    Dynamic {
-        /// Growth of the base.
-        factor: f64,
-        /// Length in tokens beyond which the base grows.
-        original: usize,
-    },
-    /// Llama 3: low frequencies are divided, high ones are kept, and those between are blended.
-    Llama3 {
-        /// Divisor of low frequencies.
-        factor: f64,
-        /// Frequencies whose wavelength is over `original / low` are divided.
-        low: f64,
-        /// Frequencies whose wavelength is under `original / high` are kept.
-        high: f64,
-        /// Length of the sequences of the pre-training, in tokens.
-        original: f64,
-    },
-    /// LongRoPE (Ding et al.): the frequency of each pair is divided by a factor of its own. Which
-    /// list of factors is used depends on the positions that the table is made for, not on the
-    /// length of a sequence, so that all keys of a sequence are rotated alike.
-    LongRope {
-        /// The divisors if the table has at most `original` positions, one for each pair.
-        short: Vec<f64>,
-        /// The divisors of longer tables.
-        long: Vec<f64>,
-        /// Length of the sequences of the pre-training, in tokens.
-        original: usize,
-        /// Factor on cosines and sines.
-        attention_factor: f64,
-    },
-    /// YaRN (Peng et al.): a ramp over the dimensions leads from kept to divided frequencies.
-    Yarn {
-        /// Divisor of the frequencies.
-        factor: f64,
-        /// Length of the sequences of the pre-training, in tokens.
-        original: f64,
-        /// Number of rotations within `original` tokens at which the ramp begins.
-        beta_fast: f64,
-        /// Number of rotations within `original` tokens at which the ramp ends.
-        beta_slow: f64,
-        /// Whether the ends of the ramp are rounded to whole dimensions.
-        truncate: bool,
-        /// Factor on cosines and sines.
-        attention_factor: f64,
-    },
-    /// Each frequency is divided by its own number, as a GGUF file stores them.
-    Divided {
-        /// The divisors, one for each pair of features.
-        divisors: Vec<f64>,
+    /// First `x = factor * norm(x) + attention(norm(x))`, then the same with the MLP (ChatGLM-6B).
+    /// The norms are those of [`NormPlace::BeforeBranches`].
+    Normalized {
+        /// Factor on the normalized residual stream.
+        factor: f32,
     },
 }

@@ -1,6 +1,7 @@
 //! The formats in which a device keeps the weights of a model.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use millrace_kernels::quantize::SUPER_BLOCK;
@@ -49,6 +50,8 @@ pub enum CheckpointFormat {
     Fp8,
     /// Experts in MXFP4 (gpt-oss).
     Mxfp4,
+    /// Integers with a scale for each row, as the code of ChatGLM stores them.
+    ChatGlm,
     /// Blocks of GGML, as in GGUF files.
     Blocks,
 }
@@ -65,6 +68,7 @@ impl CheckpointFormat {
             CheckpointFormat::BitsandbytesFp4 => "bitsandbytes-fp4",
             CheckpointFormat::Fp8 => "fp8",
             CheckpointFormat::Mxfp4 => "mxfp4",
+            CheckpointFormat::ChatGlm => "chatglm",
             CheckpointFormat::Blocks => "blocks of GGML",
         }
     }
@@ -303,6 +307,22 @@ impl WeightStorage {
         }
     }
 
+    /// Returns the formats of a model that has only the layers `layers` of this one, numbered from
+    /// 0.
+    pub(crate) fn of_layers(&self, layers: &Range<usize>) -> Self {
+        let renumbered = |(&slot, &format): (&WeightSlot, &WeightFormat)| match slot {
+            WeightSlot::Layer(index, _) if !layers.contains(&index) => None,
+            WeightSlot::Layer(index, of_layer) => {
+                Some((WeightSlot::Layer(index - layers.start, of_layer), format))
+            }
+            slot => Some((slot, format)),
+        };
+        WeightStorage {
+            stored: Arc::new(self.stored.iter().filter_map(renumbered).collect()),
+            ..self.clone()
+        }
+    }
+
     /// Returns the format that matrices in `slot` are quantized to while they are loaded, if they
     /// are.
     fn requested(&self, slot: WeightSlot) -> Option<WeightFormat> {
@@ -378,5 +398,18 @@ mod tests {
             assert_eq!(named.count(), 1, "{quantize:?}");
         }
         assert_eq!(Quantize::ALL.last(), Some(&Quantize::BitsandbytesFp4), "the last variant is in the list");
+    }
+
+    #[test]
+    fn formats_follow_their_layers_into_a_part_of_the_model() {
+        let (int8, slot) = (WeightFormat::Int(IntFormat::Int8), |layer| {
+            WeightSlot::Layer(layer, crate::model::LayerSlot::Down)
+        });
+        let stored = [(slot(0), WeightFormat::Fp8), (slot(2), int8), (WeightSlot::Head, WeightFormat::Fp8)];
+        let storage =
+            WeightStorage { stored: Arc::new(stored.into()), ..WeightStorage::new(DType::F16, None) };
+        let part = storage.of_layers(&(1..3));
+        let formats = [slot(0), slot(1), WeightSlot::Head].map(|slot| part.matrix(slot, 64));
+        assert_eq!(formats, [DType::F16.into(), int8, WeightFormat::Fp8]);
     }
 }

@@ -4,7 +4,7 @@ use millrace_kernels::{Activation, QkvLayout, RopeStyle};
 
 use super::{
     Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, HeadNormPlan, HeadPlan, LayerSpec, Mlp,
-    NormPlan, Positions, Residual, RopeScaling, RopeTable,
+    NormPlan, Positions, PrefixRule, Residual, RopeScaling, RopeTable,
 };
 
 /// A Llama of two layers, each of which caches 2 * 2 * 4 elements per token.
@@ -13,22 +13,27 @@ pub(crate) fn spec() -> DecoderSpec {
         layout: QkvLayout { heads: 4, kv_heads: 2, head_dim: 4 },
         qkv_bias: true,
         head_norm: HeadNormPlan::None,
+        value_norm: false,
+        values_are_keys: false,
         positions: Positions::Rotary { table: 0 },
         score_scale: 0.5,
+        scales_queries: false,
         score_cap: None,
         sinks: false,
         out_bias: false,
+        out_factor: 1.0,
+        out_gate: false,
         latent: None,
         bidirectional: false,
     };
-    let mlp = DenseMlp { width: 32, act: Activation::Silu, up_bias: false, down_bias: false };
+    let mlp = DenseMlp::unbiased(32, Activation::Silu);
     let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };
     let rope = RopeTable {
         style: RopeStyle::Half,
         rotary_dim: 4,
+        two_axes: false,
         theta: 1e4,
         scaling: RopeScaling::Default,
-        query_scale: None,
     };
     DecoderSpec {
         model_type: "llama".into(),
@@ -40,8 +45,11 @@ pub(crate) fn spec() -> DecoderSpec {
         embedding: EmbeddingPlan::default(),
         residual: Residual::Sequential,
         branch_factor: 1.0,
+        layer_scalars: false,
         ropes: vec![rope],
+        query_scale: None,
         layers: vec![layer.clone(), layer],
+        prefix: PrefixRule::Prompt,
         tied_head: true,
         head: HeadPlan::default(),
     }

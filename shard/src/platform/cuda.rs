@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use millrace_kernels::DType;
 use millrace_kernels::cuda::nccl::Nccl;
 use millrace_kernels::cuda::{Cuda, Device, Gpu};
+use millrace_kernels::{Activation, DType, MlpKind};
 
 use crate::Error;
 use crate::collective::HostCollective;
 use crate::decoder::Collective;
+use crate::model::{DecoderSpec, Mlp};
 use crate::options::{RankPlacement, ShardOptions};
 use crate::platform::device::{OpenDevice, Platform};
 use crate::platform::gpu_collectives::GpuCollectives;
@@ -69,11 +70,28 @@ impl GpuPlatform {
     }
 }
 
+/// Returns a kind of MLP of the model that GPUs do not compute, if it has one.
+pub(crate) fn missing_kernels(model: &DecoderSpec) -> Option<&'static str> {
+    model.layers.iter().find_map(|layer| match &layer.mlp {
+        Mlp::Experts(experts) if matches!(experts.kind, MlpKind::Plain(_)) => Some("experts without gates"),
+        Mlp::Gated(mlp) | Mlp::Plain(mlp) if mlp.act == Activation::ReluSquared => {
+            Some("MLPs with the square of ReLU")
+        }
+        _ => None,
+    })
+}
+
 impl Platform for GpuPlatform {
     type Backend = Cuda;
 
     /// The libraries and the driver allocate memory for themselves too.
     const MEMORY_FRACTION: f64 = 0.9;
+
+    const HAS_OWN_MEMORY: bool = true;
+
+    fn missing(model: &DecoderSpec) -> Option<&'static str> {
+        missing_kernels(model)
+    }
 
     fn open(&self, dtype: DType) -> Result<OpenDevice<Cuda>, Error> {
         let device = (self.open)(self.ordinal)?;

@@ -6,6 +6,7 @@ use crate::Error;
 use crate::collective::HostCollective;
 use crate::decoder::Collective;
 use crate::memory_plan::PoolBound;
+use crate::model::DecoderSpec;
 use crate::options::ShardOptions;
 
 /// A device that is ready to load a model.
@@ -24,8 +25,17 @@ pub trait Platform {
     /// The share of the free memory that a KV pool without a given size may fill up to.
     const MEMORY_FRACTION: f64 = 0.8;
 
+    /// Whether the device has memory of its own, so that the host can compute layers that do not
+    /// fit it.
+    const HAS_OWN_MEMORY: bool = false;
+
     /// A further bound on such a KV pool, for a device that shares its memory with other programs.
     const POOL_BOUND: Option<PoolBound> = None;
+
+    /// Returns a part of the model that the device has no kernels for, if there is one.
+    fn missing(_model: &DecoderSpec) -> Option<&'static str> {
+        None
+    }
 
     /// Opens this rank's device for a model whose weights have the element type `dtype`.
     ///

@@ -1,7 +1,7 @@
 //! Collectives over the memory of GPUs.
 
 use millrace_kernels::cuda::{Cuda, DeviceCollectives};
-use millrace_kernels::{DeviceTypes, ModelLoading, Norm, OpenStep};
+use millrace_kernels::{DeviceTypes, ForwardOps, ModelLoading, Norm, OpenStep};
 
 use crate::Error;
 use crate::collective::{Aborter, HostCollective};
@@ -10,26 +10,69 @@ use crate::decoder::Collective;
 /// The collectives of GPUs. Everything that a step exchanges goes from GPU to GPU.
 pub(super) struct GpuCollectives {
     gpus: DeviceCollectives,
-    /// Connects the same ranks over host memory. It only serves to end a group that has lost a
-    /// rank.
+    /// Connects the same ranks over host memory. It serves to end a group that has lost a rank, and
+    /// carries the hidden states of a pipeline.
     host: Box<dyn HostCollective>,
     /// Description of the method that carries the activations.
     method: String,
     /// The parts of all ranks, one after the other.
     gathered: Option<<Cuda as DeviceTypes>::Buf>,
+    /// Columns of hidden states.
+    cols: usize,
+    /// Hidden states that are passed on: as f32, and in the type of the GPU.
+    states: Vec<f32>,
+    scratch: Vec<u8>,
 }
 
 impl GpuCollectives {
     /// Creates the collectives of the ranks that `gpus` and `host` both connect. `method` describes
     /// to the operator how the GPUs exchange activations.
     pub(super) fn new(gpus: DeviceCollectives, host: Box<dyn HostCollective>, method: String) -> Self {
-        GpuCollectives { gpus, host, method, gathered: None }
+        GpuCollectives {
+            gpus,
+            host,
+            method,
+            gathered: None,
+            cols: 0,
+            states: Vec::new(),
+            scratch: Vec::new(),
+        }
     }
 }
 
 impl Collective<Cuda> for GpuCollectives {
     fn rank(&self) -> usize {
         self.host.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.host.world_size()
+    }
+
+    fn reserve_states(&mut self, rows: usize, cols: usize) {
+        self.cols = cols;
+        self.states = vec![0.0; rows * cols];
+        self.scratch = Vec::with_capacity(rows * cols * size_of::<f32>());
+    }
+
+    /// The states travel through the memory of the hosts.
+    fn pass_on(
+        &mut self,
+        backend: &Cuda,
+        n: usize,
+        from: usize,
+        buf: &mut <Cuda as DeviceTypes>::Buf,
+    ) -> Result<(), Error> {
+        let GpuCollectives { host, states, scratch, cols, .. } = self;
+        let states = &mut states[..n * *cols];
+        if host.rank() == from {
+            backend.download(buf, n, scratch, states)?;
+        }
+        host.pass_on(from, states)?;
+        if host.rank() != from {
+            backend.upload(n, states, scratch, buf)?;
+        }
+        Ok(())
     }
 
     fn all_reduce(

@@ -55,6 +55,14 @@ impl<B: HostMemory> Collective<B> for HostCollectives {
         self.host.rank()
     }
 
+    fn world_size(&self) -> usize {
+        self.host.world_size()
+    }
+
+    fn pass_on(&mut self, backend: &B, n: usize, from: usize, buf: &mut B::Buf) -> Result<(), Error> {
+        Ok(self.host.pass_on(from, backend.host_mut(buf, n))?)
+    }
+
     fn all_reduce(&mut self, backend: &B, n: usize, buf: &mut B::Buf) -> Result<(), Error> {
         Ok(self.host.all_reduce(backend.host_mut(buf, n))?)
     }

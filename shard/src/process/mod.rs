@@ -6,6 +6,8 @@
 mod affinity;
 mod connect;
 mod connection;
+mod host_cpu;
+mod host_share;
 mod lifeline;
 mod remote;
 mod router_link;
@@ -17,6 +19,6 @@ mod weight_cache;
 
 pub use affinity::compute_threads;
 pub use connection::Connection;
-pub(crate) use run::open_cpu;
+pub(crate) use host_cpu::open_cpu;
 pub use run::{run, serve};
 pub(crate) use startup::start;

@@ -1,18 +1,18 @@
 //! The life of a shard process: connect to the router, load the model, and answer steps.
 
-use millrace_kernels::cpu::{Activations, CacheMode, CacheOptions, Cpu, CpuOptions};
 use millrace_proto::{Fault, from_shard};
 
 use crate::Error;
 use crate::model::Model;
 use crate::null::{NullEngine, announcement};
 use crate::options::{DeviceKind, NullOptions, RankPlacement, ShardOptions};
-use crate::platform::{HostPlatform, OpenDevice, Platform, cuda, free_host_share};
+use crate::platform::{HostPlatform, Platform, cuda};
 use crate::process::connect::connect;
 use crate::process::connection::Connection;
+use crate::process::host_cpu::open_cpu;
 use crate::process::router_link::{RouterLink, is_hang_up};
 use crate::process::step_loop::answer_steps;
-use crate::process::{affinity, lifeline, startup};
+use crate::process::{lifeline, startup};
 
 /// Runs a shard until the router asks it to stop or goes away.
 ///
@@ -79,20 +79,6 @@ fn serve_null(
     let mut engine = NullEngine::new(&model.spec, options.max_sequences, null.costs, log)?;
     router.send(from_shard::Message::Ready(ready))?;
     answer_steps(router, placement.rank, &mut engine)
-}
-
-/// Opens the CPU: cores of its own for each rank of this host, and a share of the memory.
-pub(crate) fn open_cpu(placement: &RankPlacement, options: &ShardOptions) -> Result<OpenDevice<Cpu>, Error> {
-    let host_ranks = options.host_ranks.max(1);
-    let threads = affinity::bind_rank(placement.rank % host_ranks, host_ranks, options.threads);
-    let activations = if options.exact_activations { Activations::Exact } else { Activations::Rounded };
-    let cache = options.weight_cache.as_ref().map(|cache| CacheOptions {
-        folder: cache.folder.clone(),
-        mode: if cache.map { CacheMode::Map } else { CacheMode::Copy },
-    });
-    let backend =
-        Cpu::new(CpuOptions { threads: threads.count, isa: None, activations, cache, cores: threads.cores })?;
-    Ok(OpenDevice { backend, free: free_host_share(options) })
 }
 
 /// Runs `serve` and reports its error to the router. The end of the router itself is not an error.

@@ -1,19 +1,23 @@
 //! The start of a shard: load the model, meet the other ranks, warm up, and report ready.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use millrace_kernels::cpu::Cpu;
 use millrace_kernels::{Backend, ModelLoading};
 use millrace_proto::{Loading, MemoryItem, Phase, Ready, Rendezvous, from_shard, to_shard};
 
+use crate::classifier::Classifier;
 use crate::collective::{self, Deadlines};
-use crate::decoder::{Collective, Decoder, Weights, tuned_products};
+use crate::decoder::{Collective, Decoder, HostLayers, ModelPart, Weights, tuned_products};
 use crate::memory_plan::{self, MemoryPlan, PlanError, PlanRequest};
 use crate::model::{DecoderSpec, Model, WeightSource, WeightStorage};
 use crate::options::{PreviousPool, RankPlacement, ShardOptions};
 use crate::platform::{OpenDevice, Platform};
+use crate::process::host_share::HostShare;
 use crate::process::router_link::RouterLink;
 use crate::process::weight_cache::WeightLabel;
-use crate::split::Split;
+use crate::split::{LayerShare, Split};
 use crate::worker::Worker;
 use crate::{Bytes, Error};
 
@@ -39,24 +43,35 @@ pub(crate) fn start<P: Platform>(
 ) -> Result<(Worker<P::Backend>, Ready), Error> {
     let mut timer = PhaseTimer::new();
     report(router, "reading the checkpoint", 0, 0)?;
-    let split = Split { rank: placement.rank, world_size: placement.world_size };
-    let model = open()?;
+    let RankPlacement { rank, world_size, .. } = *placement;
+    let mut model = open()?;
     let parameters = model.spec.parameters();
-    let model = split.apply(model)?;
+    let mut layers = 0..model.spec.layers.len();
+    if options.pipeline {
+        let share = LayerShare { rank, world_size };
+        layers = share.layers(&model.spec)?;
+        model.spec = share.spec(model.spec);
+    } else {
+        model = Split { rank, world_size }.apply(model)?;
+    }
     let dtype = options.dtype.unwrap_or(model.dtype);
     timer.end("read the checkpoint's headers");
     let OpenDevice { backend, free } = platform.open(dtype)?;
     timer.end("open the device");
 
+    if let Some(part) = P::missing(&model.spec) {
+        return Err(Error::NoKernels { model_type: model.spec.model_type, part });
+    }
     let storage = WeightStorage::choose(dtype, options.quantize, &model, &backend)?;
     // The shapes of all ranks are the same, and one line says enough.
     if placement.rank == 0 {
         storage.warnings(&model.spec).iter().for_each(|warning| tracing::warn!("{warning}"));
     }
+    let host = HostShare::open::<P>(placement, options, &model, &storage, free)?;
     let Model { spec, weights: source, .. } = model;
     let request = plan_request::<P>(placement, options, storage, free);
-    let start = Start { platform, router, placement, options, backend: &backend, spec: &spec };
-    let plan = start.plan_memory(&request)?;
+    let start = Start { platform, router, placement, options, backend: &backend, spec: &spec, layers };
+    let plan = start.plan_memory(&request, host.as_ref())?;
     let limits = plan.limits;
     for warning in backend.tune(&tuned_products(&spec, &request.weights, &limits))? {
         tracing::warn!("{warning}");
@@ -64,6 +79,7 @@ pub(crate) fn start<P: Platform>(
     timer.end("choose algorithms");
     backend.reserve(plan.footprint.on_device(), memory_plan::allocations(&spec))?;
     let weights = start.load_weights(&*source, &request, &plan)?;
+    let host_layers = start.load_host_layers(host, &*source, &plan)?;
     source.verify()?;
     timer.end("load weights");
 
@@ -71,8 +87,11 @@ pub(crate) fn start<P: Platform>(
         dtype: dtype.name().into(),
         quantize: request.weights.quantization().unwrap_or_default().into(),
         activations: if options.exact_activations { "exact".into() } else { String::new() },
-        device: backend.name(),
-        bytes_read: weights.bytes_read() as u64,
+        device: match (&host_layers, &plan.host) {
+            (Some(layers), Some(host)) => host.names(&backend.name(), &layers.backend().name(), &spec),
+            _ => backend.name(),
+        },
+        bytes_read: (weights.bytes_read() + host_layers.as_ref().map_or(0, HostLayers::bytes_read)) as u64,
         parameters: parameters as u64,
         world_size: placement.world_size as u32,
         checkpoint: source.identity(),
@@ -83,14 +102,23 @@ pub(crate) fn start<P: Platform>(
         ready.exchange = ranks.describe();
         timer.end("wait for the other ranks");
     }
-    let decoder = Decoder::new(&backend, spec, weights, &limits, ranks)?;
-    let reads_files = !backend.copies_embedding() && !decoder.spec().tied_head;
-    let mut worker = Worker::new(backend, decoder, limits, reads_files.then_some(source));
+    let mut decoder = match ranks {
+        Some(ranks) if options.pipeline => Decoder::in_pipeline(&backend, spec, weights, &limits, ranks)?,
+        ranks => Decoder::new(&backend, spec, weights, &limits, ranks)?,
+    };
+    if let Some(layers) = host_layers {
+        decoder = decoder.with_host_layers(layers);
+    }
+    let looks_up = decoder.spec().has_ends() && !decoder.spec().tied_head;
+    let reads_files = looks_up && !backend.copies_embedding();
+    let classifier = Classifier::load(decoder.spec(), &*source)?;
+    let mut worker = Worker::new(backend, decoder, limits, reads_files.then_some(source), classifier);
     timer.end("allocate");
     let since = Instant::now();
     ready.warm_up_tokens = worker.warm_up()? as u32;
     ready.warm_up_micros = since.elapsed().as_micros() as u64;
-    let unplanned = worker.backend().seal();
+    // The plan counts the buffers of the exchange between ranks, but reserves nothing for them.
+    let unplanned = worker.backend().seal().saturating_sub(plan.footprint.overheads.collectives);
     if unplanned > 0 {
         tracing::warn!("the shard uses {} of device memory more than planned", Bytes(unplanned));
     }
@@ -138,6 +166,8 @@ struct Start<'a, P: Platform> {
     options: &'a ShardOptions,
     backend: &'a P::Backend,
     spec: &'a DecoderSpec,
+    /// The layers of this rank.
+    layers: Range<usize>,
 }
 
 impl<P: Platform> Start<'_, P> {
@@ -146,8 +176,18 @@ impl<P: Platform> Start<'_, P> {
     /// After a loss the pool gets the size that the lost shard had, so that every request that was
     /// running can run again. If need be, this waits for the memory of the lost shard. If that
     /// memory does not become free, a smaller pool is better than none.
-    fn plan_memory(&self, request: &PlanRequest) -> Result<MemoryPlan, Error> {
-        let plan = |request: &PlanRequest| memory_plan::plan(self.spec, request, self.backend);
+    ///
+    /// With `host`, the CPU computes the layers that do not fit. A GPU that lacks memory only
+    /// because the lost shard still has it would get fewer layers than before, so this waits then,
+    /// too.
+    fn plan_memory(&self, request: &PlanRequest, host: Option<&HostShare>) -> Result<MemoryPlan, Error> {
+        let part = memory_plan::with_layers(self.spec, self.layers.clone());
+        let weights = request.weights.of_layers(&self.layers);
+        let request = &PlanRequest { weights, ..request.clone() };
+        let plan = |request: &PlanRequest| match host {
+            None => memory_plan::plan(&part, request, self.backend),
+            Some(host) => host.plan(self.spec, request, self.backend),
+        };
         let Some(PreviousPool { tokens, longest_sequence, wait }) = self.placement.previous_pool else {
             return Ok(plan(request)?);
         };
@@ -160,35 +200,45 @@ impl<P: Platform> Start<'_, P> {
                 free,
                 ..request.clone()
             };
-            match plan(&previous) {
-                Err(PlanError::NoRoom { .. }) if since.elapsed() < wait => {
+            let planned = plan(&previous);
+            let lacks_memory = planned.as_ref().is_err_and(PlanError::is_lack_of_memory);
+            let is_waiting = lacks_memory || host.is_some_and(|host| host.lacks_memory(free));
+            match planned {
+                _ if is_waiting && since.elapsed() < wait => {
                     report(self.router, "waiting for the memory of the lost shard", 0, 0)?;
                     std::thread::sleep(MEMORY_POLL_INTERVAL);
                     free = usable(self.platform.free(self.backend, self.options), self.options);
                 }
                 // The router notices that the pool has become smaller, and logs it.
-                Err(PlanError::NoRoom { .. }) => return Ok(plan(&PlanRequest { free, ..request.clone() })?),
+                Err(_) if lacks_memory => return Ok(plan(&PlanRequest { free, ..request.clone() })?),
                 planned => return Ok(planned?),
             }
         }
     }
 
-    /// Loads the weights, and reports the progress to the router.
+    /// Returns a function that reports to the router how many bytes of weights are loaded:
+    /// `before`, and those that it is called with.
+    fn progress(&self, plan: &MemoryPlan, before: usize) -> impl FnMut(usize) -> Result<(), Error> + '_ {
+        let mut last = Instant::now();
+        let total = plan.footprint.weights + plan.host.map_or(0, |host| host.footprint.weights);
+        move |done: usize| {
+            let done = before + done;
+            if last.elapsed() >= REPORT_INTERVAL || done == total {
+                last = Instant::now();
+                report(self.router, "loading weights", done, total)?;
+            }
+            Ok(())
+        }
+    }
+
+    /// Loads the weights of the device, and reports the progress to the router.
     fn load_weights(
         &self,
         source: &dyn WeightSource,
         request: &PlanRequest,
         plan: &MemoryPlan,
     ) -> Result<Weights<P::Backend>, Error> {
-        let mut last = Instant::now();
-        let total = plan.footprint.weights;
-        let mut progress = |done: usize| {
-            if last.elapsed() >= REPORT_INTERVAL || done == total {
-                last = Instant::now();
-                report(self.router, "loading weights", done, total)?;
-            }
-            Ok(())
-        };
+        let mut progress = self.progress(plan, 0);
         let positions = plan.limits.max_sequence_tokens;
         if self.options.weight_cache.is_some() {
             let RankPlacement { rank, world_size, .. } = *self.placement;
@@ -198,11 +248,27 @@ impl<P: Platform> Start<'_, P> {
             }
         }
         let storage = request.weights.clone();
-        let weights = Weights::load(self.backend, self.spec, source, storage, positions, &mut progress)?;
+        // Layers of the host come first.
+        let (start, end) = (self.layers.start, self.layers.end);
+        let first = start + plan.host.map_or(0, |host| host.layers);
+        let part = ModelPart { spec: self.spec, layers: first..end };
+        let weights = Weights::load(self.backend, part, source, storage, positions, &mut progress)?;
         if let Some(warning) = self.backend.end_weights() {
             tracing::warn!("{warning}");
         }
         Ok(weights)
+    }
+
+    /// Loads the layers that the CPU computes, if there are any.
+    fn load_host_layers(
+        &self,
+        host: Option<HostShare>,
+        source: &dyn WeightSource,
+        plan: &MemoryPlan,
+    ) -> Result<Option<HostLayers<Cpu>>, Error> {
+        let Some((share, host)) = host.zip(plan.host) else { return Ok(None) };
+        let mut progress = self.progress(plan, plan.footprint.weights);
+        share.load(self.spec, (plan, &host), source, &mut progress).map(Some)
     }
 
     /// Connects this rank with the others, at an address that rank 0 sends them through the router.
@@ -244,13 +310,15 @@ fn describe(spec: &DecoderSpec, plan: &MemoryPlan) -> Ready {
     let limits = &plan.limits;
     let item = |(name, bytes): (&str, usize)| MemoryItem { name: name.into(), bytes: bytes as u64 };
     let memory = plan.footprint.items().into_iter().map(item);
+    let host_memory = plan.host.iter().flat_map(|host| host.footprint.items()).map(item);
     Ready {
         model_type: spec.model_type.clone(),
         vocab_size: spec.vocab as u32,
         hidden_size: spec.hidden as u32,
         headless: spec.head.is_absent,
         prompt_handling: spec.prompt_handling().into(),
-        rotation: spec.ropes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
+        classes: spec.head.classes.unwrap_or(0) as u32,
+        rotation: rotation(spec),
         max_sequence_tokens: limits.max_sequence_tokens as u32,
         block_size: limits.block_size as u32,
         num_blocks: limits.num_blocks as u32,
@@ -259,8 +327,15 @@ fn describe(spec: &DecoderSpec, plan: &MemoryPlan) -> Ready {
         max_sequences: limits.max_sequences as u32,
         max_step_tokens: limits.max_step_tokens as u32,
         memory: memory.collect(),
+        host_memory: host_memory.collect(),
         ..Ready::default()
     }
+}
+
+/// Describes the rotary tables and the factors on queries.
+fn rotation(spec: &DecoderSpec) -> String {
+    let tables = spec.ropes.iter().map(ToString::to_string);
+    tables.chain(spec.query_scale.map(|scale| scale.to_string())).collect::<Vec<_>>().join("; ")
 }
 
 /// Measures how long each phase of the start takes.

@@ -4,8 +4,8 @@ use std::io;
 
 use millrace_formats::WriteError;
 
-use crate::Bytes;
 use crate::families::LoadError;
+use crate::partial::PlaceError;
 
 /// The reason why a checkpoint cannot be quantized.
 #[derive(Debug, thiserror::Error)]
@@ -56,28 +56,15 @@ pub enum QuantizeError {
         /// The fault.
         source: millrace_kernels::Error,
     },
-    /// There is something at the place of the new checkpoint.
-    #[error("{path} exists and is not an empty folder; give the path of a new folder")]
-    Occupied {
-        /// Path of the new checkpoint.
-        path: String,
-    },
-    /// A file or folder cannot be used.
+    /// The new checkpoint cannot be put in its place.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// A folder of the source cannot be read.
     #[error("{path}: {source}")]
     Folder {
         /// Its path.
         path: String,
         /// The error of the operating system.
         source: io::Error,
-    },
-    /// The disk is too small.
-    #[error("{path}: the new checkpoint takes {needed}, but only {free} are free there")]
-    Space {
-        /// Path of the new checkpoint.
-        path: String,
-        /// Bytes that are needed.
-        needed: Bytes,
-        /// Bytes that are free.
-        free: Bytes,
     },
 }

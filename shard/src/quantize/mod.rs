@@ -6,9 +6,9 @@
 
 mod encode;
 mod error;
-pub(crate) mod folder;
 mod plan;
 mod report;
+mod small_files;
 mod target;
 mod write;
 
@@ -18,7 +18,10 @@ use millrace_formats::Source;
 
 pub use error::QuantizeError;
 pub use report::{DenseMatrix, QuantizeReport, QuantizedMatrix};
+pub(crate) use small_files::small_files;
 pub use target::Target;
+
+use crate::partial::{Job, Partial, ResultKind};
 
 /// The largest number of bytes in a file of weights, as in transformers.
 pub const MAX_FILE_BYTES: usize = 5_000_000_000;
@@ -38,7 +41,9 @@ pub fn quantize(
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<QuantizeReport, QuantizeError> {
     let plan = plan::Plan::new(source, target)?;
-    let folder = folder::NewFolder::create(place)?;
+    // The errors of the matrices are in the report, so that a run cannot continue behind them.
+    let description = format!("millrace {}, quantize {target:?}", env!("CARGO_PKG_VERSION"));
+    let folder = Partial::open(place, ResultKind::Folder, &Job { description, can_continue: false })?;
     let report = write::weights(&plan, &folder, max_file_bytes, progress)?;
     write::files(&plan, source, &folder)?;
     plan.checkpoint.verify()?;

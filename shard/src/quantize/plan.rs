@@ -39,7 +39,7 @@ impl Plan {
         if let Some(found) = model.quantized {
             return Err(QuantizeError::AlreadyQuantized { place: source.place(), found: found.name() });
         }
-        let MatrixNames { layers, embedding } = families::matrix_names(source)?;
+        let MatrixNames { layers, embedding, .. } = families::matrix_names(source)?;
         let checkpoint = Checkpoint::open(source)?;
         let infos: BTreeMap<String, TensorInfo> =
             checkpoint.tensors().map(|tensor| (tensor.name.clone(), tensor)).collect();

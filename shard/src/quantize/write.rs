@@ -5,11 +5,12 @@ use millrace_kernels::{DType, HostTensor, Part};
 
 use super::encode::{Rows, STACK};
 use super::error::QuantizeError;
-use super::folder::{self, NewFolder};
 use super::plan::{Plan, matrix_shape};
 use super::report::{QuantizeReport, QuantizedMatrix};
+use super::small_files::small_files;
 use super::target::{ModuleTensor, Target};
 use crate::families::ConfigError;
+use crate::partial::Partial;
 
 /// Bytes that are copied at once.
 const COPIED: usize = 16 << 20;
@@ -19,7 +20,7 @@ const MAX_THREADS: usize = 8;
 /// Writes the weights, and returns the errors of the quantized ones.
 pub(super) fn weights(
     plan: &Plan,
-    folder: &NewFolder,
+    folder: &Partial,
     max_file_bytes: usize,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<QuantizeReport, QuantizeError> {
@@ -27,7 +28,7 @@ pub(super) fn weights(
     let bytes_after = groups.iter().flatten().map(NewTensor::bytes).sum();
     folder.check_space(bytes_after)?;
     let bytes_before = plan.tensors.iter().map(|(tensor, _)| tensor.bytes).sum();
-    let mut writer = CheckpointWriter::create(folder.path(), groups, max_file_bytes)?;
+    let mut writer = CheckpointWriter::create(&folder.result(), groups, max_file_bytes)?;
     let (mut matrices, mut done) = (Vec::new(), 0);
     for (tensor, is_quantized) in &plan.tensors {
         let mut advance = |bytes: usize| {
@@ -141,7 +142,7 @@ fn dense(plan: &Plan, tensor: &TensorInfo) -> Result<Part, QuantizeError> {
 }
 
 /// Writes `config.json`, and copies the other small files.
-pub(super) fn files(plan: &Plan, source: &Source, folder: &NewFolder) -> Result<(), QuantizeError> {
+pub(super) fn files(plan: &Plan, source: &Source, folder: &Partial) -> Result<(), QuantizeError> {
     let file = source.path("config.json");
     let json = |source| QuantizeError::Load(ConfigError::Json { file: file.clone(), source }.into());
     let mut config: serde_json::Map<String, serde_json::Value> =
@@ -149,7 +150,7 @@ pub(super) fn files(plan: &Plan, source: &Source, folder: &NewFolder) -> Result<
     let quantization = plan.target.config(&plan.dense_modules(), plan.dtype);
     config.insert("quantization_config".to_owned(), quantization);
     folder.write("config.json", format!("{:#}\n", serde_json::Value::Object(config)).as_bytes())?;
-    for name in folder::small_files(source)? {
+    for name in small_files(source)? {
         if let Some(bytes) = source.text(&name)? {
             folder.write(&name, &bytes)?;
         }

@@ -6,12 +6,14 @@
 //! each of them computes the sum. Embedding and head are cut by vocabulary. If there are fewer
 //! key/value heads than ranks, neighboring ranks hold the same head.
 
+mod layers;
 mod share;
 #[cfg(test)]
 mod tests;
 mod weights;
 
 use crate::model::Model;
+pub use layers::{LayerShare, TooFewLayers};
 pub use share::{Indivisible, Split, sizes};
 use weights::SplitWeights;
 

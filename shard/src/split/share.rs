@@ -5,7 +5,8 @@ use std::ops::Range;
 use millrace_kernels::QkvLayout;
 
 use crate::model::{
-    AttentionHeads, DecoderSpec, FeatureBlock, HeadNormPlan, Mlp, Positions, SharedExpert, WeightSlot,
+    AttentionHeads, DecoderSpec, FeatureBlock, HeadNormPlan, LayerSpec, Mlp, Positions, RecurrentBlock,
+    RecurrentLayer, SharedExpert, WeightSlot,
 };
 
 /// A rank of a group.
@@ -69,6 +70,11 @@ impl Split {
                     slopes.first = rank * heads.layout.heads;
                 }
             }
+            if let Some(recurrent) = layer.attention.recurrent_mut() {
+                recurrent.heads.key_heads /= world_size;
+                recurrent.heads.heads /= world_size;
+                recurrent.out_bias &= rank == 0;
+            }
             match &mut layer.mlp {
                 Mlp::Gated(mlp) | Mlp::Plain(mlp) => {
                     mlp.width /= world_size;
@@ -79,6 +85,7 @@ impl Split {
                     experts.down_bias &= rank == 0;
                     experts.shared.iter_mut().for_each(|shared| shared.width /= world_size);
                 }
+                Mlp::None => {}
             }
         }
         Ok(spec)
@@ -117,7 +124,9 @@ impl Split {
             | FeatureBlock::QueryRank
             | FeatureBlock::SharedKey
             | FeatureBlock::Latent
-            | FeatureBlock::One => 0..len,
+            | FeatureBlock::One
+            | FeatureBlock::Classes
+            | FeatureBlock::Recurrent(RecurrentBlock::ValueDim) => 0..len,
             FeatureBlock::Vocabulary => {
                 let Range { start, end } = self.vocab_rows(whole);
                 start.min(len)..end.min(len)
@@ -126,6 +135,8 @@ impl Split {
             | FeatureBlock::Query
             | FeatureBlock::HeadQueries
             | FeatureBlock::HeadKeysValues
+            | FeatureBlock::QueryGate
+            | FeatureBlock::Recurrent(_)
             | FeatureBlock::Gate
             | FeatureBlock::Up => self.share(len),
             FeatureBlock::Key | FeatureBlock::Value => {
@@ -158,8 +169,11 @@ impl Split {
 
 /// Returns the group sizes that a model can be cut for, ascending.
 pub fn sizes(whole: &DecoderSpec) -> Vec<usize> {
-    let heads = whole.layers.iter().filter_map(|layer| layer.attention.heads());
-    let most = heads.map(|heads| heads.layout.heads).max().unwrap_or(1);
+    let heads = whole.layers.iter().flat_map(|LayerSpec { attention, .. }| {
+        let of_heads = attention.heads().map(|heads| heads.layout.heads);
+        of_heads.into_iter().chain(attention.recurrent().map(|layer| layer.heads.key_heads))
+    });
+    let most = heads.max().unwrap_or(1);
     (1..=most).filter(|&size| obstacle(whole, size).is_none()).collect()
 }
 
@@ -168,7 +182,8 @@ fn obstacle(whole: &DecoderSpec, world_size: usize) -> Option<String> {
     let is_shared = |count: usize| count.is_multiple_of(world_size);
     whole.layers.iter().find_map(|layer| {
         let of_heads = layer.attention.heads().and_then(|heads| heads_obstacle(heads, world_size));
-        of_heads.or_else(|| {
+        let of_recurrence = || recurrent_obstacle(layer.attention.recurrent()?, world_size);
+        of_heads.or_else(of_recurrence).or_else(|| {
             let mut widths = widths(&layer.mlp).into_iter().flatten();
             let (owner, width) = widths.find(|(_, width)| !is_shared(*width))?;
             Some(format!("the {width} features of its {owner} cannot be shared evenly"))
@@ -190,6 +205,15 @@ fn heads_obstacle(of_layer: &AttentionHeads, world_size: usize) -> Option<String
     }
 }
 
+/// Returns the reason why a recurrent layer cannot be cut for this many ranks, if there is one. A
+/// rank takes key heads with all of their value heads.
+fn recurrent_obstacle(of_layer: &RecurrentLayer, world_size: usize) -> Option<String> {
+    let heads = of_layer.heads.key_heads;
+    let name =
+        if of_layer.is_convolution() { "channels of convolutions" } else { "key heads of recurrent layers" };
+    (!heads.is_multiple_of(world_size)).then(|| format!("its {heads} {name} cannot be shared evenly"))
+}
+
 /// Returns the names and widths of the MLPs of a layer.
 fn widths(mlp: &Mlp) -> [Option<(&'static str, usize)>; 2] {
     match mlp {
@@ -198,5 +222,6 @@ fn widths(mlp: &Mlp) -> [Option<(&'static str, usize)>; 2] {
             let shared = experts.shared.map(|SharedExpert { width, .. }| ("shared expert", width));
             [Some(("experts", experts.width)), shared]
         }
+        Mlp::None => [None, None],
     }
 }

@@ -4,7 +4,7 @@ use crate::model::{
     DecoderSpec, ExpertsSpec, HeadNormPlan, LayerSlot, LearnedPositions, Mlp, NormKind, SharedExpert,
     WeightSlot,
 };
-use millrace_kernels::{Activation, RouterScores, RouterSpec};
+use millrace_kernels::{Activation, MlpKind, RouterScores, RouterSpec};
 
 /// Heads and features that 4 ranks can share.
 fn whole(heads: usize, kv_heads: usize, vocab: usize) -> DecoderSpec {
@@ -27,6 +27,7 @@ fn whole(heads: usize, kv_heads: usize, vocab: usize) -> DecoderSpec {
         scores: RouterScores::Sigmoid,
         normalize: true,
         factor: 1.0,
+        weighs_inputs: false,
         groups: None,
     };
     let shared = Some(SharedExpert { width: 12, gated: true });
@@ -35,10 +36,12 @@ fn whole(heads: usize, kv_heads: usize, vocab: usize) -> DecoderSpec {
         router_bias: true,
         choice_bias: true,
         width: 8,
-        gating: Activation::Silu.into(),
+        kind: MlpKind::Gated(Activation::Silu.into()),
         up_bias: true,
         down_bias: true,
         shared,
+        scales: true,
+        own_norms: true,
     });
     spec
 }

@@ -189,6 +189,18 @@ pub enum StepError {
         /// Length of the prompt.
         prompt_len: usize,
     },
+    /// A row that does not continue where the last one ended, for a model with recurrent layers.
+    #[error(
+        "the row of slot {slot} begins at position {start} instead of {expected}; layers have a recurrent state"
+    )]
+    OutOfOrder {
+        /// The slot.
+        slot: u32,
+        /// First position.
+        start: usize,
+        /// Position after the last row.
+        expected: usize,
+    },
     /// Sampling for a sequence that is pooled.
     #[error("the row of slot {slot} samples, but its sequence is pooled")]
     SamplePooled {
@@ -253,7 +265,8 @@ impl StepError {
             | StepError::TooManyTokens { .. }
             | StepError::UnknownBlock { .. }
             | StepError::BlockCount { .. }
-            | StepError::PartOfPrompt { .. } => false,
+            | StepError::PartOfPrompt { .. }
+            | StepError::OutOfOrder { .. } => false,
         }
     }
 }

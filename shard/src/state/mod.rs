@@ -19,11 +19,12 @@ mod sampling;
 
 use std::ops::Range;
 
-use millrace_kernels::{SampleRow, Sampled, SamplingParams, SeqRow};
+use millrace_kernels::{SampleRow, Sampled, SamplingParams, SeqRow, SequencePrefix};
 use millrace_proto::rules::{MAX_TOP_N, is_mask, mask_words};
 use millrace_proto::{Admission, Pooling, Row, Step};
 
 use crate::ShardLimits;
+use crate::model::PrefixRule;
 pub use batch::Batch;
 use batch::{BatchRow, ExpectedToken};
 pub use error::StepError;
@@ -36,8 +37,13 @@ pub struct SlotTable {
     /// Number of steps applied so far. It tells whether a slot already has a row in the current
     /// step.
     steps: u64,
-    /// Whether the first row of each sequence must cover its prompt.
-    whole_prompts: bool,
+    /// The part of a prompt whose tokens attend to each other, if there is one. The first row of
+    /// each sequence must cover its prompt then.
+    prefix: Option<PrefixRule>,
+    /// Whether the rows of a sequence must compute each position once, in order.
+    in_order: bool,
+    /// Whether the model has a classifier.
+    classifies: bool,
 }
 
 /// The placeholder for a token that only the device knows so far.
@@ -52,6 +58,10 @@ struct SequenceSlot {
     /// because the last token is only reported.
     tokens: Vec<u32>,
     prompt_len: usize,
+    /// Number of positions that rows have covered.
+    covered: usize,
+    /// The first tokens of the prompt, if they attend to each other.
+    prefix: SequencePrefix,
     /// Block b holds positions `[b * block_size, (b + 1) * block_size)`.
     blocks: Vec<u32>,
     sampling: SamplingParams,
@@ -94,6 +104,8 @@ pub struct PooledRow {
     pub states: Range<usize>,
     /// The number of states in the sum, if the sum is complete after this row.
     pub complete: Option<usize>,
+    /// Whether the outputs of the classifier are wanted instead of the mean.
+    pub is_classified: bool,
 }
 
 impl SlotTable {
@@ -105,6 +117,8 @@ impl SlotTable {
             sequences: 0,
             tokens: Vec::with_capacity(limits.max_sequence_tokens + 1),
             prompt_len: 0,
+            covered: 0,
+            prefix: SequencePrefix::default(),
             blocks: Vec::with_capacity(limits.table_blocks()),
             sampling: SamplingParams::default(),
             pooling: Pooling::None,
@@ -115,13 +129,27 @@ impl SlotTable {
             refused: None,
         };
         let slots = (0..limits.max_sequences).map(|_| slot()).collect();
-        SlotTable { limits, vocab, slots, steps: 0, whole_prompts: false }
+        SlotTable { limits, vocab, slots, steps: 0, prefix: None, in_order: false, classifies: false }
     }
 
-    /// Requires that the first row of each sequence covers its prompt.
+    /// Sets the part of a prompt whose tokens attend to each other, if there is one. The first row
+    /// of each sequence must cover its prompt then.
     #[must_use]
-    pub fn with_whole_prompts(self, whole_prompts: bool) -> Self {
-        SlotTable { whole_prompts, ..self }
+    pub fn with_prefixes(self, prefix: Option<PrefixRule>) -> Self {
+        SlotTable { prefix, ..self }
+    }
+
+    /// Requires that the rows of a sequence compute each position once, in order, because layers
+    /// have a recurrent state.
+    #[must_use]
+    pub fn with_rows_in_order(self, in_order: bool) -> Self {
+        SlotTable { in_order, ..self }
+    }
+
+    /// Accepts sequences whose first state is classified, if the model has a classifier.
+    #[must_use]
+    pub fn with_classifier(self, classifies: bool) -> Self {
+        SlotTable { classifies, ..self }
     }
 
     /// Returns the bytes of a table for `limits` and token ids below `vocab`.
@@ -183,12 +211,14 @@ impl SlotTable {
         batch.rows.iter().map(|row| {
             let blocks = (row.start + row.count).div_ceil(self.limits.block_size);
             let &BatchRow { slot, start, count, decodes, .. } = row;
-            let blocks = &self.slots[slot].blocks[..blocks];
-            if decodes {
+            let SequenceSlot { prefix, blocks: ref all, .. } = self.slots[slot];
+            let blocks = &all[..blocks];
+            let row = if decodes {
                 SeqRow::decode(slot, start, blocks)
             } else {
                 SeqRow::prefill(slot, start..start + count, blocks)
-            }
+            };
+            row.with_prefix(prefix)
         })
     }
 
@@ -223,13 +253,14 @@ impl SlotTable {
                 Pooling::None => return None,
                 Pooling::Last if is_last => (end - 1..end, 1),
                 Pooling::Last => (end..end, 0),
-                Pooling::First => (at..at + usize::from(row.start == 0), 1),
+                Pooling::First | Pooling::Classes => (at..at + usize::from(row.start == 0), 1),
                 Pooling::Mean => (at..end, slot.prompt_len),
             };
             let complete = is_last.then_some(count);
             // Pooling of the last state keeps nothing between rows.
             let begins = row.start == 0 || slot.pooling == Pooling::Last;
-            Some(PooledRow { slot: row.slot, begins, states, complete })
+            let is_classified = slot.pooling == Pooling::Classes;
+            Some(PooledRow { slot: row.slot, begins, states, complete, is_classified })
         })
     }
 
@@ -275,7 +306,8 @@ impl SlotTable {
 
     fn admit(&mut self, admission: &Admission) -> Result<(), StepError> {
         let Admission { slot, ref tokens, prompt_len, ref sampling, pooling } = *admission;
-        let (limits, vocab) = (self.limits, self.vocab);
+        let (limits, vocab, classifies) = (self.limits, self.vocab, self.classifies);
+        let prefix = self.prefix;
         let place = self.slot(slot)?;
         if place.taken {
             return Err(StepError::TakenSlot { slot });
@@ -283,6 +315,7 @@ impl SlotTable {
         // The sequence holds the slot even if it is refused below; it has no tokens then.
         place.taken = true;
         place.sequences += 1;
+        place.covered = 0;
         place.tokens.clear();
         place.blocks.clear();
         place.refused = None;
@@ -299,7 +332,8 @@ impl SlotTable {
         }
         let is_prompt = prompt_len as usize == tokens.len();
         let pooling = match Pooling::try_from(pooling) {
-            Ok(kind) if kind == Pooling::None || is_prompt => kind,
+            Ok(Pooling::None) => Pooling::None,
+            Ok(kind) if is_prompt && (kind != Pooling::Classes || classifies) => kind,
             _ => return Err(StepError::Pooling { slot, pooling, tokens: tokens.len(), prompt_len }),
         };
         let sampling = sampling.as_ref().ok_or(StepError::NoSampling { slot })?;
@@ -309,6 +343,8 @@ impl SlotTable {
         })?;
         place.tokens.extend_from_slice(tokens);
         place.prompt_len = prompt_len as usize;
+        // Generated tokens that a sequence is admitted with are behind the prefix.
+        place.prefix = prefix.map(|rule| rule.of(&tokens[..prompt_len as usize])).unwrap_or_default();
         place.pooling = pooling;
         Ok(())
     }
@@ -317,7 +353,7 @@ impl SlotTable {
         let Row { slot, ref new_blocks, sample, ref allowed, score, mask_follows, .. } = *row;
         let count = row.count as usize;
         let (limits, steps, vocab) = (self.limits, self.steps, self.vocab);
-        let whole_prompts = self.whole_prompts;
+        let (whole_prompts, in_order) = (self.prefix.is_some(), self.in_order);
         let place = self.taken(slot)?;
         if place.last_row == steps {
             return Err(StepError::SecondRow { slot });
@@ -337,6 +373,9 @@ impl SlotTable {
         if whole_prompts && place.blocks.is_empty() && (start > 0 || end < place.prompt_len) {
             return Err(StepError::PartOfPrompt { slot, start, end, prompt_len: place.prompt_len });
         }
+        if in_order && start != place.covered {
+            return Err(StepError::OutOfOrder { slot, start, expected: place.covered });
+        }
         place.check_blocks(slot, end, new_blocks, &limits)?;
         let is_choice = allowed.is_empty() || sample && is_mask(allowed, vocab);
         if !is_choice {
@@ -350,6 +389,7 @@ impl SlotTable {
         if score.is_some() && (scored == 0 || top_n as usize > vocab.min(MAX_TOP_N)) {
             return Err(StepError::Score { slot, start, top_n, vocab });
         }
+        place.covered = end;
         place.allowed.clear();
         place.allowed.extend_from_slice(allowed);
         place.awaits_mask = mask_follows;

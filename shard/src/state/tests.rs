@@ -344,7 +344,7 @@ fn steps() -> impl Strategy<Value = Step> {
 fn a_whole_prompt_is_one_row_from_its_beginning() {
     let prompt = [1, 2, 3, 4];
     let first = |start, count| {
-        let mut table = SlotTable::new(LIMITS, VOCAB).with_whole_prompts(true);
+        let mut table = SlotTable::new(LIMITS, VOCAB).with_prefixes(Some(PrefixRule::Prompt));
         let step = Step {
             admit: vec![admission(0, &prompt)],
             rows: vec![row(0, start, count, &[0, 1], start + count == 4)],
@@ -356,6 +356,56 @@ fn a_whole_prompt_is_one_row_from_its_beginning() {
     let part = |start, end| Err(StepError::PartOfPrompt { slot: 0, start, end, prompt_len: 4 });
     assert_eq!(first(0, 3), part(0, 3));
     assert_eq!(first(2, 2), part(2, 4));
+}
+
+/// A recurrent state cannot go back, and it cannot skip a position.
+#[test]
+fn rows_of_recurrent_models_continue_where_the_last_one_ended() {
+    let mut table = SlotTable::new(LIMITS, VOCAB).with_rows_in_order(true);
+    let mut apply = |step: &Step| table.apply(step, &mut Batch::new(&LIMITS));
+    let next =
+        |start, count, sample| Step { rows: vec![row(0, start, count, &[], sample)], ..Step::default() };
+    let admit = |start: u32| Step {
+        release: vec![0; usize::from(start > 9)],
+        admit: vec![admission(0, &[1, 2, 3, 4])],
+        rows: vec![row(0, start % 10, 2, &[0, 1], false)],
+        ..Step::default()
+    };
+    let refused = |start, expected| Err(StepError::OutOfOrder { slot: 0, start, expected });
+    assert_eq!(apply(&admit(0)), Ok(()));
+    assert_eq!(apply(&next(1, 2, false)), refused(1, 2));
+    assert_eq!(apply(&next(0, 2, false)), refused(0, 2));
+    assert_eq!(apply(&next(3, 1, true)), refused(3, 2));
+    assert_eq!(apply(&next(2, 2, true)), Ok(()));
+    assert_eq!(apply(&next(3, 1, true)), refused(3, 4));
+    // A preempted sequence is admitted again, and begins at position 0.
+    assert_eq!(apply(&admit(11)), refused(1, 0));
+}
+
+#[test]
+fn a_prefix_belongs_to_the_prompt_and_not_to_generated_tokens() {
+    const RULE: PrefixRule = PrefixRule::Before { separator: 9, masks: [8, 7] };
+    let prefix = |tokens: &[u32], prompt_len: u32| {
+        let mut table = SlotTable::new(LIMITS, VOCAB).with_prefixes(Some(RULE));
+        let mut batch = Batch::new(&LIMITS);
+        let count = tokens.len() as u32;
+        let admit = vec![Admission { prompt_len, ..admission(0, tokens) }];
+        let rows = vec![row(0, 0, count, &[0, 1], true)];
+        table.apply(&Step { admit, rows, ..Step::default() }, &mut batch).unwrap();
+        table.seq_rows(&batch).next().unwrap().prefix
+    };
+    let of = |len, anchor| SequencePrefix { len, anchor };
+    assert_eq!(prefix(&[1, 2, 8, 9], 4), of(3, 2));
+    // A preempted sequence comes back with its generated tokens.
+    assert_eq!(prefix(&[1, 2, 8, 9, 4, 9, 8], 4), of(3, 2));
+    // The second mask counts if the first one is not there, and either may be inside the text.
+    assert_eq!(prefix(&[1, 7, 2, 9, 4], 5), of(3, 1));
+    assert_eq!(prefix(&[7, 1, 8, 9], 4), of(3, 2));
+    // Without marks, the prompt is the prefix.
+    assert_eq!(prefix(&[1, 2, 3, 9], 3), of(3, 2));
+    assert_eq!(prefix(&[9, 2], 2), of(0, 0));
+    // The next row of the sequence has the same prefix, and so has one of another kind of model.
+    assert_eq!(PrefixRule::Prompt.of(&[1, 2, 3]).len, 3);
 }
 
 proptest! {

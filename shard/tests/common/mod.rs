@@ -5,22 +5,18 @@
 pub mod naive;
 #[cfg(unix)]
 pub mod router;
+mod specs;
+
+pub use specs::*;
 
 use std::collections::HashMap;
 
 use millrace_kernels::{
-    Activation, Backend, DType, ExpertGroups, Gating, GroupScore, HostTensor, KvFormat, Part, QkvLayout,
-    RopeStyle, RouterScores, RouterSpec, SeqRow, StepInput,
+    Backend, DType, HostTensor, KvFormat, Part, SamplingParams, SeqRow, SequencePrefix, StepInput,
 };
 use millrace_shard::ShardLimits;
-use millrace_shard::decoder::{Collective, Decoder, SubmittedStep, Weights};
-use millrace_shard::model::{
-    AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, ExpertsSpec, HeadNormPlan,
-    HeadPlan, LatentPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions,
-    QueryScale, Residual, RopeScaling, RopeTable, SharedExpert, SlopeRule, WeightError, WeightKind,
-    WeightSlot, WeightSource, WeightStorage,
-};
-use proptest::prelude::*;
+use millrace_shard::decoder::{Collective, Decoder, ModelPart, SubmittedStep, Weights};
+use millrace_shard::model::{DecoderSpec, WeightError, WeightKind, WeightSlot, WeightSource, WeightStorage};
 
 /// Limits for [`SMALL_PROMPT`] in one step.
 pub const SMALL_LIMITS: ShardLimits = ShardLimits {
@@ -103,329 +99,6 @@ impl WeightSource for MemoryWeights {
     }
 }
 
-/// Number of positions of the random models.
-pub const POSITIONS: usize = 64;
-
-pub fn scalings() -> impl Strategy<Value = RopeScaling> {
-    prop_oneof![
-        Just(RopeScaling::Default),
-        Just(RopeScaling::Linear { factor: 3.0 }),
-        Just(RopeScaling::Dynamic { factor: 2.0, original: 12 }),
-        Just(RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 16.0 }),
-        any::<bool>().prop_map(|truncate| RopeScaling::Yarn {
-            factor: 4.0,
-            original: 16.0,
-            beta_fast: 32.0,
-            beta_slow: 1.0,
-            truncate,
-            attention_factor: 1.2,
-        }),
-    ]
-}
-
-fn head_norms() -> impl Strategy<Value = HeadNormPlan> {
-    prop_oneof![
-        Just(HeadNormPlan::None),
-        Just(HeadNormPlan::Shared),
-        Just(HeadNormPlan::PerHead),
-        Just(HeadNormPlan::AllHeads),
-    ]
-}
-
-/// Generates positions. The number of heads is set later.
-fn positions() -> impl Strategy<Value = Positions> {
-    let alibi = |rule| Positions::Linear(AlibiHeads { rule, all: 0, first: 0 });
-    prop_oneof![
-        Just(Positions::None),
-        (0usize..2).prop_map(|table| Positions::Rotary { table }),
-        (0.5f32..2.0).prop_map(move |factor| alibi(SlopeRule::Below { factor })),
-        (4f32..9.0).prop_map(move |max| alibi(SlopeRule::Above { max })),
-    ]
-}
-
-fn activations() -> impl Strategy<Value = Activation> {
-    prop_oneof![
-        Just(Activation::Silu),
-        Just(Activation::Gelu),
-        Just(Activation::GeluTanh),
-        Just(Activation::Relu),
-    ]
-}
-
-fn gatings() -> impl Strategy<Value = Gating> {
-    prop_oneof![
-        activations().prop_map(Gating::Product),
-        (0.5f32..2.0, 0.2f32..3.0).prop_map(|(alpha, limit)| Gating::Clamped { alpha, limit }),
-    ]
-}
-
-fn embeddings() -> impl Strategy<Value = EmbeddingPlan> {
-    let positions = prop::option::of(0usize..3);
-    (0.5f32..2.0, any::<bool>(), positions).prop_map(|(factor, norm, first)| EmbeddingPlan {
-        token_types: None,
-        factor,
-        norm,
-        positions: first.map(|first| LearnedPositions { rows: POSITIONS + first, first }),
-    })
-}
-
-fn heads_of_models() -> impl Strategy<Value = HeadPlan> {
-    let cap = prop::option::of(1f32..8.0);
-    (any::<bool>(), 0.5f32..2.0, cap).prop_map(|(bias, factor, soft_cap)| HeadPlan {
-        bias,
-        factor,
-        soft_cap,
-        unit_rows: false,
-        is_absent: false,
-    })
-}
-
-/// Generates norms and the way in which branches are added.
-fn branches() -> impl Strategy<Value = (NormPlan, Residual, f32)> {
-    // A large epsilon and long vectors, so that norms amplify rounding errors little. The output of
-    // a branch may be small, and the features of a layer norm nearly equal.
-    let kind = prop_oneof![
-        any::<bool>().prop_map(move |add_one| NormKind::Rms { eps: 0.3, add_one }),
-        any::<bool>().prop_map(move |bias| NormKind::Layer { eps: 0.3, bias }),
-    ];
-    let order = prop_oneof![
-        Just((NormPlace::BeforeBranches, Residual::Sequential)),
-        Just((NormPlace::AfterBranches, Residual::Sequential)),
-        Just((NormPlace::AroundBranches, Residual::Sequential)),
-        any::<bool>()
-            .prop_map(|has_mlp_norm| (NormPlace::BeforeBranches, Residual::Parallel { has_mlp_norm })),
-    ];
-    (kind, order, prop_oneof![Just(1.0), 0.5f32..1.0])
-        .prop_map(|(kind, (place, residual), factor)| (NormPlan { kind, place }, residual, factor))
-}
-
-/// Generates mixtures of experts with all combinations of options.
-pub fn mixtures() -> impl Strategy<Value = ExpertsSpec> {
-    let shared = prop::option::of((1usize..20, any::<bool>()));
-    let groups = prop::option::of((1usize..4, any::<bool>()));
-    let router = (1usize..4, 2usize..4, 1usize..5, any::<(bool, bool)>(), groups);
-    let biases = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
-    (router, biases, 1usize..20, gatings(), shared).prop_map(|(router, biases, width, gating, shared)| {
-        let (router_bias, choice_bias, up_bias, down_bias) = biases;
-        let (count, size, top_k, (sigmoid, normalize), groups) = router;
-        let groups = groups.map(|(chosen, two)| ExpertGroups {
-            count,
-            chosen: chosen.min(count),
-            score: if two { GroupScore::TwoBest } else { GroupScore::Best },
-        });
-        let router = RouterSpec {
-            experts: count * size,
-            top_k: top_k.min(groups.map_or(count, |groups| groups.chosen) * size),
-            scores: if sigmoid { RouterScores::Sigmoid } else { RouterScores::Softmax },
-            normalize,
-            factor: 1.5,
-            groups,
-        };
-        let shared = shared.map(|(width, gated)| SharedExpert { width, gated });
-        ExpertsSpec { router, router_bias, choice_bias, width, gating, up_bias, down_bias, shared }
-    })
-}
-
-/// Generates projections of latent attention. The number of rotated features is set later.
-fn latents() -> impl Strategy<Value = LatentPlan> {
-    (prop::option::of(1usize..12), 1usize..9, 1usize..20, 1usize..9).prop_map(
-        |(query_rank, plain_dim, rank, value_dim)| LatentPlan {
-            query_rank,
-            plain_dim,
-            rotary_dim: 0,
-            rank,
-            value_dim,
-            norm_eps: 0.3,
-        },
-    )
-}
-
-/// Returns heads with these projections, rotated by the first table.
-fn with_latent(heads: AttentionHeads, latent: LatentPlan, rotary_dim: usize) -> AttentionHeads {
-    let latent = LatentPlan { rotary_dim, ..latent };
-    AttentionHeads {
-        bidirectional: false,
-        layout: QkvLayout { heads: heads.layout.heads, kv_heads: 1, head_dim: latent.row_dim() },
-        qkv_bias: false,
-        head_norm: HeadNormPlan::None,
-        positions: Positions::Rotary { table: 0 },
-        score_scale: 1.0 / (latent.query_dim() as f32).sqrt(),
-        score_cap: None,
-        sinks: false,
-        out_bias: heads.out_bias,
-        latent: Some(latent),
-    }
-}
-
-/// Returns whether a layer caches latents.
-pub fn has_latents(spec: &DecoderSpec) -> bool {
-    spec.layers.iter().any(|layer| layer.attention.heads().is_some_and(|heads| heads.latent.is_some()))
-}
-
-/// Generates specifications with all combinations of options.
-pub fn specs() -> impl Strategy<Value = DecoderSpec> {
-    let head = (1usize..4, 1usize..4, 1usize..9).prop_map(|(kv_heads, group, half)| QkvLayout {
-        heads: kv_heads * group,
-        kv_heads,
-        head_dim: 2 * half,
-    });
-    let query_scale = || prop::option::of((0.1f64..1.0, 1u8..20));
-    let rope = move || (any::<bool>(), 1usize..9, scalings(), query_scale());
-    let layer = (
-        any::<(bool, bool, bool, bool)>(),
-        head_norms(),
-        positions(),
-        prop::option::of(1usize..9),
-        (1usize..40, any::<bool>(), activations(), prop::option::of(mixtures())),
-        (prop::option::of(1f32..8.0), any::<bool>(), prop::option::weighted(0.25, latents())),
-    );
-    let layers = prop::collection::vec(layer, 1..4);
-    let ends = (embeddings(), any::<bool>(), heads_of_models());
-    (head, [rope(), rope()].prop_map(Vec::from), layers, 8usize..40, 8usize..40, ends, branches()).prop_map(
-        |(
-            layout,
-            ropes,
-            layers,
-            hidden,
-            vocab,
-            (embedding, tied_head, head),
-            (norm, residual, branch_factor),
-        )| {
-            let rotary_dim = (2 * ropes[0].1).min(layout.head_dim);
-            DecoderSpec {
-                model_type: "random".into(),
-                vocab,
-                vocab_rows: 0..vocab,
-                hidden,
-                max_positions: POSITIONS,
-                embedding,
-                norm,
-                residual,
-                branch_factor,
-                head,
-                ropes: ropes
-                    .into_iter()
-                    .enumerate()
-                    .map(|(index, (half, pairs, scaling, query_scale))| RopeTable {
-                        style: if half { RopeStyle::Half } else { RopeStyle::Interleaved },
-                        rotary_dim: (2 * pairs).min(layout.head_dim),
-                        theta: 100.0,
-                        scaling,
-                        // Latent attention has no such factors. It is rotated by the first table.
-                        query_scale: query_scale
-                            .filter(|_| index == 1)
-                            .map(|(beta, interval)| QueryScale { beta, interval: interval.into() }),
-                    })
-                    .collect(),
-                layers: layers
-                    .into_iter()
-                    .map(
-                        |(
-                            (qkv_bias, out_bias, up_bias, down_bias),
-                            head_norm,
-                            positions,
-                            window,
-                            mlp,
-                            scores,
-                        )| {
-                            let ((width, is_gated, act, experts), (score_cap, sinks, latent)) = (mlp, scores);
-                            let positions = match positions {
-                                Positions::Linear(slopes) => {
-                                    Positions::Linear(AlibiHeads { all: layout.heads, ..slopes })
-                                }
-                                other => other,
-                            };
-                            let heads = AttentionHeads {
-                                layout,
-                                qkv_bias,
-                                head_norm,
-                                positions,
-                                score_scale: 1.0 / (layout.head_dim as f32).sqrt(),
-                                score_cap,
-                                sinks,
-                                out_bias,
-                                latent: None,
-                                bidirectional: false,
-                            };
-                            if let Some(latent) = latent {
-                                let heads = with_latent(heads, latent, rotary_dim);
-                                let mlp = DenseMlp { width, act, up_bias, down_bias };
-                                let mlp = if is_gated { Mlp::Gated(mlp) } else { Mlp::Plain(mlp) };
-                                let mlp = experts.map_or(mlp, Mlp::Experts);
-                                return LayerSpec { attention: Attention::Full(heads), mlp };
-                            }
-                            let attention = match window {
-                                None => Attention::Full(heads),
-                                Some(window) => Attention::Sliding { heads, window },
-                            };
-                            let mlp = DenseMlp { width, act, up_bias, down_bias };
-                            let mlp = if is_gated { Mlp::Gated(mlp) } else { Mlp::Plain(mlp) };
-                            let mlp = experts.map_or(mlp, Mlp::Experts);
-                            LayerSpec { attention, mlp }
-                        },
-                    )
-                    .collect(),
-                tied_head,
-            }
-        },
-    )
-}
-
-/// Returns an encoder with the other options of `spec`. Latent attention stays causal.
-pub fn encoder(mut spec: DecoderSpec) -> DecoderSpec {
-    for layer in &mut spec.layers {
-        if let Some(heads) = layer.attention.heads().filter(|heads| heads.latent.is_none()) {
-            let mut heads = heads.clone();
-            heads.bidirectional = true;
-            layer.attention = Attention::Full(heads);
-        }
-    }
-    if spec.residual == Residual::Sequential {
-        spec.norm.place = NormPlace::AfterSums;
-    }
-    spec
-}
-
-/// Returns one small Llama.
-pub fn fixed_spec() -> DecoderSpec {
-    let heads = AttentionHeads {
-        layout: QkvLayout { heads: 2, kv_heads: 1, head_dim: 4 },
-        qkv_bias: false,
-        head_norm: HeadNormPlan::None,
-        positions: Positions::Rotary { table: 0 },
-        score_scale: 0.5,
-        score_cap: None,
-        sinks: false,
-        out_bias: false,
-        latent: None,
-        bidirectional: false,
-    };
-    let mlp = DenseMlp { width: 12, act: Activation::Silu, up_bias: false, down_bias: false };
-    let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };
-    let rope = RopeTable {
-        style: RopeStyle::Half,
-        rotary_dim: 4,
-        theta: 1e4,
-        scaling: RopeScaling::Default,
-        query_scale: None,
-    };
-    DecoderSpec {
-        model_type: "fixed".into(),
-        vocab: 32,
-        vocab_rows: 0..32,
-        hidden: 8,
-        max_positions: POSITIONS,
-        embedding: EmbeddingPlan::default(),
-        norm: NormPlan::rms_before_branches(1e-5),
-        residual: Residual::Sequential,
-        branch_factor: 1.0,
-        ropes: vec![rope],
-        layers: vec![layer.clone(), layer],
-        tied_head: false,
-        head: HeadPlan::default(),
-    }
-}
-
 /// Returns limits that are large enough for all small tests.
 pub fn limits(kv_format: impl Into<KvFormat>) -> ShardLimits {
     ShardLimits {
@@ -442,6 +115,7 @@ pub fn limits(kv_format: impl Into<KvFormat>) -> ShardLimits {
 pub struct Chunk<'a> {
     pub tokens: &'a [u32],
     pub start: usize,
+    /// The first block is also the number of the sequence's slot.
     pub blocks: &'a [u32],
 }
 
@@ -451,6 +125,8 @@ pub struct Harness<'b, B: Backend> {
     pub decoder: Decoder<B>,
     block_size: usize,
     vocab: usize,
+    /// The prefix of each sequence, by its first block.
+    prefixes: HashMap<u32, SequencePrefix>,
 }
 
 impl<'b, B: Backend> Harness<'b, B> {
@@ -477,7 +153,28 @@ impl<'b, B: Backend> Harness<'b, B> {
         let positions = limits.max_sequence_tokens;
         let weights = Weights::load(backend, spec, source, storage, positions, &mut ignore).unwrap();
         let decoder = Decoder::new(backend, spec.clone(), weights, limits, ranks).unwrap();
-        Harness { backend, decoder, block_size: limits.block_size, vocab: spec.vocab }
+        let (block_size, vocab) = (limits.block_size, spec.vocab);
+        Harness { backend, decoder, block_size, vocab, prefixes: HashMap::new() }
+    }
+
+    /// Creates one rank of a pipeline, with the layers of `part`, in single precision.
+    pub fn in_pipeline(
+        backend: &'b B,
+        part: ModelPart<'_>,
+        source: &dyn WeightSource,
+        limits: &ShardLimits,
+        ranks: Box<dyn Collective<B>>,
+    ) -> Self {
+        let (mut ignore, positions, spec) = (|_| Ok(()), limits.max_sequence_tokens, part.spec);
+        let weights = Weights::load(backend, part, source, DType::F32, positions, &mut ignore).unwrap();
+        let decoder = Decoder::in_pipeline(backend, spec.clone(), weights, limits, ranks).unwrap();
+        let (block_size, vocab) = (limits.block_size, spec.vocab);
+        Harness { backend, decoder, block_size, vocab, prefixes: HashMap::new() }
+    }
+
+    /// Gives a slot to a sequence with these tokens. That of a [`Chunk`] is its first block.
+    pub fn admit(&mut self, slot: u32, tokens: &[u32]) {
+        self.decoder.admit(self.backend, slot as usize, tokens, &SamplingParams::default()).unwrap();
     }
 
     /// Runs a step and returns the logits of all its tokens.
@@ -491,13 +188,18 @@ impl<'b, B: Backend> Harness<'b, B> {
     /// Runs the forward pass of a step.
     pub fn forward(&mut self, chunks: &[Chunk<'_>], outputs: &[u32]) -> SubmittedStep<'_, B> {
         let tokens: Vec<u32> = chunks.iter().flat_map(|chunk| chunk.tokens).copied().collect();
+        let spec = self.decoder.spec();
+        // The first chunk of a sequence has its whole prompt, if that has a prefix.
+        for chunk in chunks.iter().filter(|chunk| chunk.start == 0 && spec.is_bidirectional()) {
+            self.prefixes.insert(chunk.blocks[0], spec.prefix.of(chunk.tokens));
+        }
         let rows: Vec<SeqRow<'_>> = chunks
             .iter()
-            .enumerate()
-            .map(|(slot, chunk)| {
-                let (start, count) = (chunk.start, chunk.tokens.len());
+            .map(|chunk| {
+                let (start, count, slot) = (chunk.start, chunk.tokens.len(), chunk.blocks[0] as usize);
                 let blocks = &chunk.blocks[..(start + count).div_ceil(self.block_size)];
-                SeqRow::prefill(slot, start..start + count, blocks)
+                let prefix = self.prefixes.get(&blocks[0]).copied().unwrap_or_default();
+                SeqRow::prefill(slot, start..start + count, blocks).with_prefix(prefix)
             })
             .collect();
         let input = StepInput { tokens: &tokens, rows: &rows, outputs, samples: &[] };

@@ -1,11 +1,16 @@
 //! A second decoder in its plainest form: one sequence, no cache, double precision.
 
+#[path = "naive_experts.rs"]
+mod experts;
+#[path = "naive_recurrent.rs"]
+mod recurrent;
+
 use std::cell::Cell;
 use std::f64::consts::PI;
 
-use millrace_kernels::{Activation, Gating, GroupScore, RopeStyle, RouterScores, RouterSpec};
+use millrace_kernels::{Activation, Gating, RopeStyle, SequencePrefix};
 use millrace_shard::model::{
-    AlibiHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LatentPlan, LayerSlot, Mlp, NormKind, NormPlace,
+    AlibiHeads, Attention, DecoderSpec, HeadNormPlan, LatentPlan, LayerSlot, Mlp, NormKind, NormPlace,
     Positions, QueryScale, Residual, RopeScaling, RopeTable, SlopeRule, WeightSlot,
 };
 
@@ -51,8 +56,9 @@ pub fn states(spec: &DecoderSpec, weights: &MemoryWeights, tokens: &[u32]) -> Ve
         let places = (WeightSlot::EmbeddingNorm, WeightSlot::EmbeddingNormBias);
         xs.iter_mut().for_each(|x| *x = norm.of(x, places));
     }
+    let prefix = if spec.is_bidirectional() { spec.prefix.of(tokens) } else { SequencePrefix::default() };
     for layer in 0..spec.layers.len() {
-        self::layer(spec, weights, layer, &mut xs);
+        self::layer(spec, weights, (layer, prefix), &mut xs);
     }
     if spec.norm.place == NormPlace::AfterSums {
         return xs;
@@ -77,6 +83,15 @@ impl Norms<'_> {
         y
     }
 
+    /// Returns the norm with scales of 1.
+    fn unscaled(&self, x: &[f64]) -> Vec<f64> {
+        let stored = match self.spec.norm.kind {
+            NormKind::Rms { add_one: true, .. } => 0.0,
+            _ => 1.0,
+        };
+        self.scaled(x, &vec![stored; x.len()])
+    }
+
     /// Returns the norm with this scale.
     fn scaled(&self, x: &[f64], scale: &[f64]) -> Vec<f64> {
         let n = x.len() as f64;
@@ -89,7 +104,12 @@ impl Norms<'_> {
     }
 }
 
-fn layer(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &mut [Vec<f64>]) {
+fn layer(
+    spec: &DecoderSpec,
+    weights: &MemoryWeights,
+    (index, prefix): (usize, SequencePrefix),
+    xs: &mut [Vec<f64>],
+) {
     use LayerSlot as Slot;
     let at = |slot| WeightSlot::Layer(index, slot);
     let norm = Norms { spec, weights };
@@ -106,10 +126,31 @@ fn layer(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &mut [Ve
         }
     };
 
-    let attention_input =
-        if before { all(xs, (Slot::AttentionNorm, Slot::AttentionNormBias)) } else { xs.to_vec() };
+    let has_attention = !spec.layers[index].attention.is_none();
+    let attention_input = match before && has_attention {
+        true => all(xs, (Slot::AttentionNorm, Slot::AttentionNormBias)),
+        false => xs.to_vec(),
+    };
     let old = xs.to_vec();
-    merge(xs, attention(spec, weights, index, &attention_input), Slot::AttentionOutNorm);
+    let restart = |xs: &mut [Vec<f64>], normed: &[Vec<f64>]| {
+        if let Residual::Normalized { factor } = spec.residual {
+            let scaled = |x: &Vec<f64>| x.iter().map(|x| x * f64::from(factor)).collect();
+            xs.iter_mut().zip(normed).for_each(|(x, normed)| *x = scaled(normed));
+        }
+    };
+    if has_attention {
+        restart(xs, &attention_input);
+        merge(xs, attention(spec, weights, (index, prefix), &attention_input), Slot::AttentionOutNorm);
+    }
+    let multiply = |xs: &mut [Vec<f64>]| {
+        if spec.layer_scalars {
+            let scalar = weights.values(at(Slot::Scalar))[0];
+            xs.iter_mut().flatten().for_each(|x| *x *= scalar);
+        }
+    };
+    if spec.layers[index].mlp.is_none() {
+        return multiply(xs);
+    }
     let mlp_norm = (Slot::MlpNorm, Slot::MlpNormBias);
     let of_sums = spec.norm.place == NormPlace::AfterSums;
     if of_sums {
@@ -118,18 +159,49 @@ fn layer(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &mut [Ve
     let mlp_input = match spec.residual {
         Residual::Parallel { has_mlp_norm: false } => attention_input,
         Residual::Parallel { has_mlp_norm: true } => all(&old, mlp_norm),
-        Residual::Sequential if before => all(xs, mlp_norm),
-        Residual::Sequential => xs.to_vec(),
+        Residual::Sequential | Residual::Normalized { .. } if before => all(xs, mlp_norm),
+        Residual::Sequential | Residual::Normalized { .. } => xs.to_vec(),
     };
-    let branch = mlp_input.iter().map(|x| mlp(spec, weights, index, x)).collect();
+    let branch =
+        mlp_input.iter().zip(&*xs).map(|(x, stream)| mlp(spec, weights, index, (x, stream))).collect();
+    restart(xs, &mlp_input);
     merge(xs, branch, Slot::MlpOutNorm);
     if of_sums {
         xs.clone_from_slice(&all(xs, (Slot::MlpOutNorm, Slot::MlpOutNormBias)));
     }
+    multiply(xs);
 }
 
 /// Returns the output of attention for each of `xs`.
-fn attention(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &[Vec<f64>]) -> Vec<Vec<f64>> {
+fn attention(
+    spec: &DecoderSpec,
+    weights: &MemoryWeights,
+    (index, prefix): (usize, SequencePrefix),
+    xs: &[Vec<f64>],
+) -> Vec<Vec<f64>> {
+    let attention = &spec.layers[index].attention;
+    let of_recurrence = attention.recurrent().map(|layer| recurrent::layer(layer, weights, index, xs));
+    let of_heads = attention.heads().map(|heads| {
+        let mut results = softmax_attention(spec, weights, (index, prefix), xs);
+        results.iter_mut().flatten().for_each(|y| *y *= f64::from(heads.out_factor));
+        results
+    });
+    match (of_heads, of_recurrence) {
+        (Some(mut results), Some(beside)) => {
+            results.iter_mut().zip(beside).for_each(|(y, beside)| add(y, &beside));
+            results
+        }
+        (of_heads, of_recurrence) => of_heads.or(of_recurrence).expect("the layer has attention"),
+    }
+}
+
+/// Returns the output of the heads of attention for each of `xs`.
+fn softmax_attention(
+    spec: &DecoderSpec,
+    weights: &MemoryWeights,
+    (index, prefix): (usize, SequencePrefix),
+    xs: &[Vec<f64>],
+) -> Vec<Vec<f64>> {
     let attention = &spec.layers[index].attention;
     let layer = attention.heads().expect("the layer has softmax attention");
     let get = |slot| weights.values(WeightSlot::Layer(index, slot));
@@ -156,6 +228,7 @@ fn attention(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &[Ve
         for (h, head) in split[..heads + kv_heads].iter_mut().enumerate() {
             match layer.head_norm {
                 HeadNormPlan::None | HeadNormPlan::AllHeads => {}
+                HeadNormPlan::Unscaled => *head = norms.unscaled(head),
                 HeadNormPlan::Shared => {
                     *head =
                         norms.scaled(head, &get(if h < heads { LayerSlot::QNorm } else { LayerSlot::KNorm }));
@@ -170,16 +243,30 @@ fn attention(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &[Ve
                 }
             }
             if let Positions::Rotary { table } = layer.positions {
-                rotate(&spec.ropes[table], position, head);
-                if let Some(QueryScale { beta, interval }) = spec.ropes[table].query_scale
-                    && h < heads
-                {
-                    let scale = 1.0 + beta * (1.0 + (position as f64 / interval).trunc()).ln();
-                    head.iter_mut().for_each(|x| *x *= scale);
+                let rope = &spec.ropes[table];
+                if rope.two_axes {
+                    // The tokens behind the prefix are counted on the second axis.
+                    let behind = (position + 1).saturating_sub(prefix.len);
+                    let (first, second) = head.split_at_mut(rope.rotary_dim);
+                    rotate(rope, if behind > 0 { prefix.anchor } else { position }, first);
+                    rotate(rope, behind, second);
+                } else {
+                    rotate(rope, position, head);
                 }
             }
+            if let Some(QueryScale { beta, interval, offset }) = spec.query_scale
+                && layer.scales_queries
+                && h < heads
+            {
+                let scale = 1.0 + beta * (1.0 + ((position + offset) as f64 / interval).trunc()).ln();
+                head.iter_mut().for_each(|x| *x *= scale);
+            }
         }
-        values.push(split.split_off(heads + kv_heads));
+        let of_values = split.split_off(heads + kv_heads);
+        values.push(match layer.value_norm {
+            true => of_values.iter().map(|head| norms.unscaled(head)).collect(),
+            false => of_values,
+        });
         keys.push(split.split_off(heads));
         queries.push(split);
     }
@@ -188,8 +275,12 @@ fn attention(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &[Ve
         let mut joined = vec![];
         for (h, query) in queries[i].iter().enumerate() {
             let kv_head = h * kv_heads / heads;
-            let seen: Vec<usize> = (0..if layer.bidirectional { xs.len() } else { i + 1 })
-                .filter(|j| attention.window().is_none_or(|window| j + window > i))
+            let seen: Vec<usize> = (0..if layer.bidirectional { prefix.len.max(i + 1) } else { i + 1 })
+                .filter(|&j| match *attention {
+                    Attention::Sliding { window, .. } => j + window > i,
+                    Attention::Chunked { size, .. } => j / size == i / size,
+                    _ => true,
+                })
                 .collect();
             let score = |j: usize| {
                 let score = dot(query, &keys[j][kv_head]) * f64::from(layer.score_scale);
@@ -205,6 +296,10 @@ fn attention(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &[Ve
             joined.extend((0..d).map(|f| -> f64 {
                 seen.iter().zip(&scores).map(|(j, s)| s.exp() / total * values[*j][kv_head][f]).sum()
             }));
+        }
+        if layer.out_gate {
+            let gates = matrix(&get(LayerSlot::OutGate), &xs[i]);
+            joined.iter_mut().zip(gates).for_each(|(y, gate)| *y *= sigmoid(gate));
         }
         let mut y = matrix(&out, &joined);
         if layer.out_bias {
@@ -313,22 +408,26 @@ fn capped(x: f64, cap: Option<f32>) -> f64 {
     cap.map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh())
 }
 
-/// Returns the output of the MLP for one input.
-fn mlp(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, x: &[f64]) -> Vec<f64> {
+/// Returns the output of the MLP for one input. Experts may read the residual stream instead.
+fn mlp(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, (x, stream): (&[f64], &[f64])) -> Vec<f64> {
     let get = |slot| weights.values(WeightSlot::Layer(index, slot));
     let layer = &spec.layers[index].mlp;
     let (mlp, slot, bias) = match layer {
         Mlp::Gated(mlp) => (mlp, LayerSlot::GateUp, LayerSlot::GateUpBias),
         Mlp::Plain(mlp) => (mlp, LayerSlot::Up, LayerSlot::UpBias),
-        Mlp::Experts(experts) => return mixture(experts, get, x),
+        Mlp::Experts(experts) => {
+            return experts::mixture((experts, Norms { spec, weights }), get, (x, stream));
+        }
+        Mlp::None => panic!("the layer has an MLP"),
     };
     let mut y = matrix(&get(slot), x);
     if mlp.up_bias {
         add(&mut y, &get(bias));
     }
+    y.iter_mut().for_each(|y| *y *= f64::from(mlp.up_factor));
     let activated: Vec<f64> = if layer.is_gated() {
         let (gate, up) = y.split_at(mlp.width);
-        gate.iter().zip(up).map(|(g, u)| product(Gating::Product(mlp.act), *g, *u)).collect()
+        gate.iter().zip(up).map(|(g, u)| experts::product(Gating::Product(mlp.act), *g, *u)).collect()
     } else {
         y.iter().map(|u| activate(mlp.act, *u)).collect()
     };
@@ -336,108 +435,7 @@ fn mlp(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, x: &[f64]) -> 
     if mlp.down_bias {
         add(&mut y, &get(LayerSlot::DownBias));
     }
-    y
-}
-
-/// An affine function: a matrix, and a bias if there is one.
-type Affine<'a> = (&'a [f64], Option<&'a [f64]>);
-
-fn affine((w, bias): Affine<'_>, x: &[f64]) -> Vec<f64> {
-    let mut y = matrix(w, x);
-    if let Some(bias) = bias {
-        add(&mut y, bias);
-    }
-    y
-}
-
-fn gated(gating: Gating, gate_up: Affine<'_>, down: Affine<'_>, x: &[f64]) -> Vec<f64> {
-    let y = affine(gate_up, x);
-    let (gate, up) = y.split_at(y.len() / 2);
-    let products: Vec<f64> = gate.iter().zip(up).map(|(g, u)| product(gating, *g, *u)).collect();
-    affine(down, &products)
-}
-
-fn product(gating: Gating, gate: f64, up: f64) -> f64 {
-    match gating {
-        Gating::Product(act) => activate(act, gate) * up,
-        Gating::Clamped { alpha, limit } => {
-            let limit = f64::from(limit);
-            let gate = if gate > limit { limit } else { gate };
-            (1.0 + up.max(-limit).min(limit)) * gate * sigmoid(f64::from(alpha) * gate)
-        }
-    }
-}
-
-fn mixture(spec: &ExpertsSpec, get: impl Fn(LayerSlot) -> Vec<f64>, x: &[f64]) -> Vec<f64> {
-    let get_if = |present: bool, slot| if present { Some(get(slot)) } else { None };
-    let of_all = [
-        Some(get(LayerSlot::ExpertGateUp)),
-        get_if(spec.up_bias, LayerSlot::ExpertGateUpBias),
-        Some(get(LayerSlot::ExpertDown)),
-        get_if(spec.down_bias, LayerSlot::ExpertDownBias),
-    ];
-    let router_bias = get_if(spec.router_bias, LayerSlot::RouterBias);
-    let logits = affine((&get(LayerSlot::Router), router_bias.as_deref()), x);
-    let bias = if spec.choice_bias { get(LayerSlot::ChoiceBias) } else { vec![0.0; spec.count()] };
-    let mut sum = vec![0.0; x.len()];
-    for (expert, weight) in routed(&spec.router, &logits, &bias) {
-        let [gate_up, up_bias, down, down_bias] = of_all.each_ref().map(|all| {
-            let all = all.as_deref()?;
-            let len = all.len() / spec.count();
-            Some(&all[expert * len..(expert + 1) * len])
-        });
-        let y = gated(spec.gating, (gate_up.unwrap(), up_bias), (down.unwrap(), down_bias), x);
-        sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += weight * y);
-    }
-    if let Some(shared) = spec.shared {
-        let factor = if shared.gated { sigmoid(matrix(&get(LayerSlot::SharedGate), x)[0]) } else { 1.0 };
-        let (gate_up, down) = (get(LayerSlot::SharedGateUp), get(LayerSlot::SharedDown));
-        let y = gated(spec.gating, (&gate_up, None), (&down, None), x);
-        sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += factor * y);
-    }
-    sum
-}
-
-/// Returns the chosen experts and their weights.
-fn routed(router: &RouterSpec, logits: &[f64], bias: &[f64]) -> Vec<(usize, f64)> {
-    let total: f64 = logits.iter().map(|logit| logit.exp()).sum();
-    let scores: Vec<f64> = match router.scores {
-        RouterScores::Softmax => logits.iter().map(|logit| logit.exp() / total).collect(),
-        RouterScores::Sigmoid => logits.iter().map(|logit| sigmoid(*logit)).collect(),
-    };
-    let keys: Vec<f64> = scores.iter().zip(bias).map(|(score, bias)| score + bias).collect();
-    let descending = |keys: &[f64]| {
-        let mut order: Vec<usize> = (0..keys.len()).collect();
-        order.sort_by(|a, b| keys[*b].total_cmp(&keys[*a]));
-        order
-    };
-    // Remembers how close the best key that is not chosen comes to those that are.
-    let note_gap = |keys: &[f64], order: &[usize], count: usize| {
-        if count < order.len() {
-            let gap = keys[order[count - 1]] - keys[order[count]];
-            CLOSEST_CHOICE.set(CLOSEST_CHOICE.get().min(gap));
-        }
-    };
-    let mut chosen = descending(&keys);
-    if let Some(groups) = router.groups {
-        let size = keys.len() / groups.count;
-        let score = |group: &[f64]| {
-            let best = descending(group);
-            match groups.score {
-                GroupScore::Best => group[best[0]],
-                GroupScore::TwoBest => group[best[0]] + group[best[1]],
-            }
-        };
-        let of_groups: Vec<f64> = keys.chunks(size).map(score).collect();
-        let kept = descending(&of_groups);
-        note_gap(&of_groups, &kept, groups.chosen);
-        let kept = &kept[..groups.chosen];
-        chosen.retain(|expert| kept.contains(&(expert / size)));
-    }
-    note_gap(&keys, &chosen, router.top_k);
-    chosen.truncate(router.top_k);
-    let sum: f64 = if router.normalize { chosen.iter().map(|expert| scores[*expert]).sum() } else { 1.0 };
-    chosen.into_iter().map(|expert| (expert, scores[expert] / sum * f64::from(router.factor))).collect()
+    y.iter().map(|y| y * f64::from(mlp.out_factor)).collect()
 }
 
 fn sigmoid(x: f64) -> f64 {
@@ -449,14 +447,13 @@ fn activate(act: Activation, x: f64) -> f64 {
         Activation::Silu => x / (1.0 + (-x).exp()),
         Activation::Gelu => x * (0.5 + normal_integral(x)),
         Activation::GeluTanh => 0.5 * x * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044715 * x * x * x)).tanh()),
-        Activation::Relu => {
-            if x > 0.0 {
-                x
-            } else {
-                0.0
-            }
-        }
+        Activation::Relu => positive(x),
+        Activation::ReluSquared => positive(x) * positive(x),
     }
+}
+
+fn positive(x: f64) -> f64 {
+    if x > 0.0 { x } else { 0.0 }
 }
 
 /// Integrates the density of the normal distribution from 0 to `x` by Simpson's rule.
@@ -498,6 +495,8 @@ fn rotation(table: &RopeTable, pair: usize, position: usize) -> (f64, f64) {
     match table.scaling {
         RopeScaling::Default => (plain, 1.0),
         RopeScaling::Linear { factor } => (plain / factor, 1.0),
+        RopeScaling::Proportional { pairs, .. } if pair >= pairs => (0.0, 1.0),
+        RopeScaling::Proportional { factor, .. } => (plain / factor, 1.0),
         RopeScaling::Divided { ref divisors } => (plain / divisors[pair], 1.0),
         RopeScaling::LongRope { ref short, attention_factor, .. } => (plain / short[pair], attention_factor),
         RopeScaling::Dynamic { .. } if pair == 0 => (p, 1.0),

@@ -48,6 +48,8 @@ pub fn options() -> ShardOptions {
         max_total_tokens: Some(40),
         max_batch_total_tokens: Some(80),
         memory_fraction: 1.0,
+        gpu_memory: None,
+        pipeline: false,
         max_step_tokens: 24,
         max_sequences: 3,
         block_size: 4,

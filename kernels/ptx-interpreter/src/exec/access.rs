@@ -24,7 +24,7 @@ impl Warp {
     }
 
     /// Refuses memory of the previous grid that the lane has not waited for.
-    fn check_waited(&self, lane: usize, shared: &Shared<'_>) -> Result<(), Trap> {
+    pub(super) fn check_waited(&self, lane: usize, shared: &Shared<'_>) -> Result<(), Trap> {
         if shared.launch.is_dependent && self.has_waited >> lane & 1 == 0 {
             return Err(Trap::new("accesses global memory before waiting for the previous grid"));
         }
@@ -43,7 +43,7 @@ impl Warp {
         let (space, at) = Warp::resolve(load.space, address, bytes)?;
         let mut out = [0; MAX_BYTES];
         let from = match space {
-            Space::Shared => shared.memory.read(at, bytes, load.used_bytes)?,
+            Space::Shared => shared.memory.read(at, bytes, load.used_bytes, self.viewer(lane))?,
             Space::Param => param(&shared.launch.params, at, bytes)?,
             Space::Global => {
                 if !load.read_only {
@@ -93,6 +93,7 @@ impl Warp {
         shared: &mut Shared<'_>,
         memory: &mut DeviceMemory,
     ) -> Result<(), Trap> {
+        shared.effects += 1;
         let addresses = self.addresses(address, shared);
         let size = ty.bytes();
         let mut parts = [[0u64; 32]; 4];
@@ -122,7 +123,7 @@ impl Warp {
         memory: &'m mut DeviceMemory,
     ) -> Result<&'m mut [u8], Trap> {
         match Warp::resolve(space, address, bytes)? {
-            (Space::Shared, at) => shared.memory.write(at, bytes),
+            (Space::Shared, at) => shared.memory.write(at, bytes, self.viewer(lane)),
             (Space::Global, at) => {
                 self.check_waited(lane, shared)?;
                 memory.slice(at, bytes).map_err(|e| Trap::new(e.to_string()))
@@ -139,6 +140,7 @@ impl Warp {
         memory: &mut DeviceMemory,
     ) -> Result<(), Trap> {
         let Op::Atomic { space, ty, f, d, address, value } = op else { return Ok(()) };
+        shared.effects += 1;
         let addresses = self.addresses(*address, shared);
         let values = self.value(*value, shared);
         let size = ty.bytes();
@@ -146,7 +148,8 @@ impl Warp {
         for lane in lanes(active) {
             if let (Space::Shared, at) = Warp::resolve(*space, addresses[lane], size)? {
                 // An atomic operation reads what it replaces.
-                shared.memory.read(at, size, u64::MAX).map_err(|trap| trap.at_lane(lane as u32))?;
+                let read = shared.memory.read(at, size, u64::MAX, self.viewer(lane));
+                read.map_err(|trap| trap.at_lane(lane as u32))?;
             }
             let target = self.target(lane, *space, addresses[lane], size, shared, memory);
             let target = target.map_err(|trap| trap.at_lane(lane as u32))?;
@@ -184,7 +187,7 @@ fn combine(f: AtomicOp, ty: Type, a: u64, b: u64) -> u64 {
     }
 }
 
-fn param(params: &[u8], at: u64, bytes: usize) -> Result<&[u8], Trap> {
+pub(super) fn param(params: &[u8], at: u64, bytes: usize) -> Result<&[u8], Trap> {
     let start = usize::try_from(at).unwrap_or(usize::MAX);
     let range = start..start.saturating_add(bytes);
     params.get(range).ok_or_else(|| Trap::new(format!("{bytes} bytes at {at} are not all parameters")))

@@ -12,29 +12,40 @@ pub(crate) type Fn1 = fn(&mut Lanes, &Lanes, u32);
 pub(crate) type Fn2 = fn(&mut Lanes, &Lanes, &Lanes, u32);
 pub(crate) type Fn3 = fn(&mut Lanes, &Lanes, &Lanes, &Lanes, u32);
 
+/// A loop over the lanes of a mask. All 32 are a loop of their own, which compilers vectorize.
+macro_rules! each_lane {
+    ($mask:expr, |$i:ident| $body:block) => {
+        if $mask == u32::MAX {
+            for $i in 0..32 $body
+        } else {
+            for $i in (0..32).filter(|i| $mask >> i & 1 == 1) $body
+        }
+    };
+}
+
 macro_rules! lanes {
     (|$a:ident| $value:expr) => {
         (|d, a, mask| {
-            for i in (0..32).filter(|i| mask >> i & 1 == 1) {
+            each_lane!(mask, |i| {
                 let $a = a[i];
                 d[i] = $value;
-            }
+            })
         }) as Fn1
     };
     (|$a:ident, $b:ident| $value:expr) => {
         (|d, a, b, mask| {
-            for i in (0..32).filter(|i| mask >> i & 1 == 1) {
+            each_lane!(mask, |i| {
                 let ($a, $b) = (a[i], b[i]);
                 d[i] = $value;
-            }
+            })
         }) as Fn2
     };
     (|$a:ident, $b:ident, $c:ident| $value:expr) => {
         (|d, a, b, c, mask| {
-            for i in (0..32).filter(|i| mask >> i & 1 == 1) {
+            each_lane!(mask, |i| {
                 let ($a, $b, $c) = (a[i], b[i], c[i]);
                 d[i] = $value;
-            }
+            })
         }) as Fn3
     };
 }

@@ -7,6 +7,7 @@ use super::warp::{Warp, lanes};
 use crate::DeviceMemory;
 use crate::error::Trap;
 use crate::instruction::{Address, Source};
+use crate::memory::Viewer;
 
 /// The most copies of a thread that are in flight.
 const MAX_COPIES: usize = 4096;
@@ -59,7 +60,8 @@ impl Warp {
             if source_bytes[lane] > size {
                 return refuse(format!("a copy of {bytes} bytes reads {}", source_bytes[lane]));
             }
-            shared.memory.begin_copy(to[lane], bytes).map_err(|trap| trap.at_lane(lane as u32))?;
+            let begin = shared.memory.begin_copy(to[lane], bytes, self.viewer(lane));
+            begin.map_err(|trap| trap.at_lane(lane as u32))?;
             let copies = &mut self.copies[lane];
             if copies.open.len() >= MAX_COPIES || copies.groups.len() >= MAX_COPIES {
                 return refuse(format!("more than {MAX_COPIES} copies are in flight"));
@@ -80,16 +82,22 @@ impl Warp {
         for lane in lanes(active) {
             let groups = &mut self.copies[lane].groups;
             let done = groups.len().saturating_sub(pending);
-            for copy in groups.drain(..done).flatten() {
-                finish(copy, shared, memory).map_err(|trap| trap.at_lane(lane as u32))?;
+            let ended: Vec<Copy> = groups.drain(..done).flatten().collect();
+            for copy in ended {
+                finish(copy, self.viewer(lane), shared, memory).map_err(|trap| trap.at_lane(lane as u32))?;
             }
         }
         Ok(())
     }
 }
 
-fn finish(copy: Copy, shared: &mut Shared<'_>, memory: &mut DeviceMemory) -> Result<(), Trap> {
-    let target = shared.memory.end_copy(copy.to, copy.bytes)?;
+fn finish(
+    copy: Copy,
+    viewer: Viewer<'_>,
+    shared: &mut Shared<'_>,
+    memory: &mut DeviceMemory,
+) -> Result<(), Trap> {
+    let target = shared.memory.end_copy(copy.to, copy.bytes, viewer)?;
     target.fill(0);
     if copy.source_bytes > 0 {
         let source = memory.slice(copy.from, copy.source_bytes).map_err(|e| Trap::new(e.to_string()))?;

@@ -28,7 +28,7 @@ impl Warp {
                     let message = format!("the row of a matrix at {:#x} is not aligned", addresses[lane]);
                     return Err(Trap::lane(lane as u32, message));
                 }
-                let bytes = shared.memory.read(addresses[lane], 16, u64::MAX);
+                let bytes = shared.memory.read(addresses[lane], 16, u64::MAX, self.viewer(lane));
                 let bytes = bytes.map_err(|trap| trap.at_lane(lane as u32))?;
                 for (element, bytes) in elements.iter_mut().zip(bytes.chunks_exact(2)) {
                     *element = u16::from_le_bytes([bytes[0], bytes[1]]);

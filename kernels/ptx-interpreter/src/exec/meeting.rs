@@ -5,6 +5,7 @@ use super::block::Shared;
 use super::warp::{Warp, lanes};
 use crate::error::Trap;
 use crate::instruction::{Shuffle, ShuffleMode, Source, VoteMode};
+use crate::memory::Clock;
 
 /// A named barrier of a block.
 #[derive(Debug, Default)]
@@ -16,6 +17,8 @@ pub(super) struct NamedBarrier {
     reduces: bool,
     any: bool,
     all: bool,
+    /// The accesses that the warps that arrived know of.
+    pub(super) clock: Clock,
 }
 
 impl NamedBarrier {
@@ -37,6 +40,7 @@ impl NamedBarrier {
         warp: u32,
         threads: Option<u32>,
         predicates: Option<(bool, bool)>,
+        clock: &Clock,
     ) -> Result<(), Trap> {
         if self.arrived >> warp & 1 == 1 {
             return Err(Trap::new("the warp arrives twice at a barrier that was not complete"));
@@ -54,6 +58,7 @@ impl NamedBarrier {
             self.all &= all;
         }
         self.arrived |= 1 << warp;
+        self.clock.merge(clock);
         Ok(())
     }
 }

@@ -5,13 +5,18 @@ pub(crate) mod alu;
 mod block;
 mod convert;
 mod copies;
+mod descriptor;
+mod engine;
+mod hopper;
 mod matrix;
+mod mbarrier;
 mod meeting;
 mod warp;
+mod warpgroup;
+mod wgmma;
 
 use crate::error::Trap;
 use crate::kernel::Kernel;
-use crate::memory::SharedMemory;
 use crate::{DeviceMemory, Fault};
 use block::Block;
 
@@ -30,6 +35,16 @@ pub enum WarpOrder {
     Reverse,
 }
 
+/// The moment at which copies of the copy engine arrive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Arrival {
+    /// When no warp of the block can go on without one.
+    #[default]
+    Late,
+    /// When they are issued.
+    Early,
+}
+
 /// The size, the parameters and the limits of a launch.
 #[derive(Debug, Clone)]
 pub struct Launch {
@@ -38,6 +53,7 @@ pub struct Launch {
     shared_bytes: usize,
     params: Vec<u8>,
     order: WarpOrder,
+    arrival: Arrival,
     max_steps: u64,
     is_dependent: bool,
 }
@@ -51,6 +67,7 @@ impl Launch {
             shared_bytes: 0,
             params: Vec::new(),
             order: WarpOrder::default(),
+            arrival: Arrival::default(),
             max_steps: 1 << 40,
             is_dependent: false,
         }
@@ -69,6 +86,11 @@ impl Launch {
     /// Sets the order of the warps.
     pub fn with_order(self, order: WarpOrder) -> Launch {
         Launch { order, ..self }
+    }
+
+    /// Sets the moment at which copies of the copy engine arrive.
+    pub fn with_arrival(self, arrival: Arrival) -> Launch {
+        Launch { arrival, ..self }
     }
 
     /// Sets the most instructions that all warps together may execute.
@@ -91,28 +113,58 @@ pub struct Stats {
     pub steps: u64,
 }
 
-/// Runs a grid.
-pub(crate) fn run(kernel: &Kernel, launch: &Launch, memory: &mut DeviceMemory) -> Result<Stats, Fault> {
-    let refuse = |message: String| Fault {
-        kernel: kernel.name.clone(),
-        block: None,
-        thread: None,
-        line: None,
-        message,
-    };
-    check(kernel, launch).map_err(|trap| refuse(trap.message))?;
-    let mut stats = Stats::default();
-    let [x, y, z] = launch.blocks;
-    for at_z in 0..z {
-        for at_y in 0..y {
-            for at_x in 0..x {
-                let shared = SharedMemory::new(kernel.shared_bytes + launch.shared_bytes);
-                let at = [at_x, at_y, at_z];
-                Block::new(kernel, launch, at, shared).run(memory, &mut stats)?;
-            }
-        }
+/// A grid that is being executed, one block after the other. Several grids on the same memory may
+/// take turns, as those of several GPUs do that wait for each other.
+#[derive(Debug)]
+pub struct Grid<'a> {
+    kernel: &'a Kernel,
+    launch: &'a Launch,
+    block: Option<Block<'a>>,
+    /// Blocks that have begun.
+    begun: u64,
+    stats: Stats,
+}
+
+impl<'a> Grid<'a> {
+    pub(crate) fn new(kernel: &'a Kernel, launch: &'a Launch) -> Result<Grid<'a>, Fault> {
+        let refuse = |trap: Trap| Fault {
+            kernel: kernel.name.clone(),
+            block: None,
+            thread: None,
+            line: None,
+            message: trap.message,
+        };
+        check(kernel, launch).map_err(refuse)?;
+        Ok(Grid { kernel, launch, block: None, begun: 0, stats: Stats::default() })
     }
-    Ok(stats)
+
+    /// Gives each warp of the current block a turn. Returns whether the grid has ended.
+    ///
+    /// # Errors
+    /// The first operation that PTX leaves undefined. The grid must not be advanced after it.
+    pub fn advance(&mut self, memory: &mut DeviceMemory) -> Result<bool, Fault> {
+        let mut block = match self.block.take() {
+            Some(block) => block,
+            None => {
+                let [x, y, z] = self.launch.blocks.map(u64::from);
+                if self.begun == x * y * z {
+                    return Ok(true);
+                }
+                let at = [self.begun % x, self.begun / x % y, self.begun / x / y].map(|i| i as u32);
+                self.begun += 1;
+                Block::new(self.kernel, self.launch, at)
+            }
+        };
+        if !block.advance(memory, &mut self.stats)? {
+            self.block = Some(block);
+        }
+        Ok(false)
+    }
+
+    /// Counts of what the grid has done so far.
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
 }
 
 fn check(kernel: &Kernel, launch: &Launch) -> Result<(), Trap> {

@@ -5,19 +5,28 @@ use super::alu::Lanes;
 use super::block::Shared;
 use super::copies::LaneCopies;
 use super::meeting::NamedBarrier;
+use super::wgmma::Products;
 use super::{Stats, convert};
 use crate::DeviceMemory;
 use crate::error::Trap;
+use crate::hopper::HopperOp;
 use crate::instruction::{Op, Register, Source, Special};
+use crate::kernel::Kernel;
+use crate::memory::{Clock, Viewer};
 use crate::types::{Space, cut};
 
 /// Instructions of a turn, after which other lanes and warps get theirs.
 const TURN: u32 = 4096;
 
+/// The time that an instruction takes on the clock that kernels read: about what the interpreter
+/// needs.
+const NANOSECONDS: u64 = 100;
+
 pub(super) struct Warp {
     pub(super) index: u32,
     registers: Vec<Lanes>,
-    next: [usize; 32],
+    /// The position of each lane.
+    next: [u32; 32],
     /// Lanes that have not ended.
     pub(super) live: u32,
     /// Lanes that wait for other lanes of the warp.
@@ -29,19 +38,31 @@ pub(super) struct Warp {
     /// Lanes that have waited for the previous grid.
     pub(super) has_waited: u32,
     pub(super) copies: [LaneCopies; 32],
+    pub(super) products: Products,
+    /// The accesses of other warps that the warp knows of. Its own part counts its own.
+    pub(super) clock: Clock,
+    /// The time up to which the lanes know of each other's accesses.
+    pub(super) synced: u32,
+    /// The mbarrier that a lane waits for.
+    pub(super) waits_for: Option<u64>,
+    pub(super) waits_for_registers: bool,
     current: (usize, u32),
     /// Whether the last turn ended early, so that other lanes go first.
     exhausted: bool,
 }
 
 /// The step that follows an instruction.
-enum Next {
+pub(super) enum Next {
     /// The next instruction.
     Step,
     /// The lanes must wait for others and execute the instruction again.
     Park,
     /// The warp waits at a barrier.
     Wait,
+    /// The next instruction, after other warps have had their turn.
+    Spin,
+    /// This instruction again, after other warps have had their turn.
+    Again,
 }
 
 /// The indices of the lanes of a mask.
@@ -50,10 +71,12 @@ pub(super) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
 }
 
 impl Warp {
-    pub(super) fn new(index: u32, live: u32, registers: usize) -> Warp {
+    pub(super) fn new(index: u32, live: u32, kernel: &Kernel) -> Warp {
+        let mut clock = Clock::default();
+        clock.set(index as u16, 1);
         Warp {
             index,
-            registers: vec![[0; 32]; registers],
+            registers: vec![[0; 32]; kernel.registers],
             next: [0; 32],
             live,
             parked: 0,
@@ -61,6 +84,11 @@ impl Warp {
             reduction: None,
             has_waited: 0,
             copies: std::array::from_fn(|_| LaneCopies::default()),
+            products: Products::new(if kernel.has_products { kernel.registers } else { 0 }),
+            clock,
+            synced: 0,
+            waits_for: None,
+            waits_for_registers: false,
             current: (0, live),
             exhausted: false,
         }
@@ -83,6 +111,7 @@ impl Warp {
             return;
         }
         self.barrier = None;
+        self.clock.merge(&barrier.clock);
         if let Some((d, any)) = self.reduction.take() {
             self.set(d, &[barrier.reduced(any); 32], self.live);
         }
@@ -101,20 +130,19 @@ impl Warp {
             if ready == 0 {
                 return if self.parked == 0 { Ok(()) } else { Err(self.apart(shared)) };
             }
-            let positions = lanes(ready).map(|lane| self.next[lane]);
-            let at = if self.exhausted { positions.max() } else { positions.min() };
-            let at = at.expect("a lane is ready");
-            let mask =
-                lanes(ready).filter(|lane| self.next[*lane] == at).fold(0, |all, lane| all | 1 << lane);
+            let (at, mask) = self.choose(ready);
             self.current = (at, mask);
             if stats.steps >= shared.launch.max_steps {
                 return Err(Trap::new(format!("no end after {} instructions", stats.steps)));
             }
             stats.steps += 1;
-            shared.nanoseconds += 1;
-            self.step(at, mask, shared, memory)?;
+            shared.nanoseconds += NANOSECONDS;
+            let ends_turn = self.step(at, mask, shared, memory)?;
             left -= 1;
             if left == 0 {
+                shared.effects += 1;
+            }
+            if ends_turn || left == 0 {
                 self.exhausted = !self.exhausted;
                 return Ok(());
             }
@@ -122,53 +150,85 @@ impl Warp {
         Ok(())
     }
 
+    /// The position at which lanes go on, and those that are there.
+    fn choose(&self, ready: u32) -> (usize, u32) {
+        let first = self.next[ready.trailing_zeros() as usize];
+        let here = self.lanes_at(first) & ready;
+        if here == ready {
+            return (first as usize, here);
+        }
+        let positions = lanes(ready).map(|lane| self.next[lane]);
+        let at = if self.exhausted { positions.max() } else { positions.min() };
+        let at = at.expect("a lane is ready");
+        (at as usize, self.lanes_at(at) & ready)
+    }
+
+    fn lanes_at(&self, position: u32) -> u32 {
+        (0..32).fold(0, |all, lane| all | u32::from(self.next[lane] == position) << lane)
+    }
+
+    /// Lets lanes go on at a position.
+    fn go(&mut self, active: u32, position: usize) {
+        let position = position as u32;
+        if active == u32::MAX {
+            self.next = [position; 32];
+        } else {
+            lanes(active).for_each(|lane| self.next[lane] = position);
+        }
+    }
+
     fn apart(&self, shared: &Shared<'_>) -> Trap {
-        let lines: std::collections::BTreeSet<u32> =
-            lanes(self.parked).map(|lane| shared.kernel.instructions[self.next[lane]].line).collect();
+        let lines: std::collections::BTreeSet<u32> = lanes(self.parked)
+            .map(|lane| shared.kernel.instructions[self.next[lane] as usize].line)
+            .collect();
         let lane = self.parked.trailing_zeros();
         Trap::lane(lane, format!("lanes of a warp wait for each other at different lines: {lines:?}"))
     }
 
+    /// Executes an instruction. Returns whether other warps must have their turn now.
     fn step(
         &mut self,
         at: usize,
         mask: u32,
         shared: &mut Shared<'_>,
         memory: &mut DeviceMemory,
-    ) -> Result<(), Trap> {
+    ) -> Result<bool, Trap> {
         let kernel = shared.kernel;
         let Some(instruction) = kernel.instructions.get(at) else {
-            return self.exit(mask, shared);
+            return self.exit(mask, shared).map(|()| false);
         };
         let mut active = mask;
         if let Some((register, negated)) = instruction.guard {
             let p = &self.registers[usize::from(register)];
-            active =
-                lanes(mask).filter(|lane| (p[*lane] != 0) != negated).fold(0, |all, lane| all | 1 << lane);
+            active = mask & (0..32).fold(0, |all, lane| all | u32::from((p[lane] != 0) != negated) << lane);
         }
         if active != mask {
-            lanes(mask & !active).for_each(|lane| self.next[lane] = at + 1);
+            self.go(mask & !active, at + 1);
         }
         if active == 0 {
-            return Ok(());
+            return Ok(false);
+        }
+        if kernel.has_products {
+            self.products.touch(instruction)?;
         }
         match &instruction.op {
-            Op::Branch { target } => {
-                lanes(active).for_each(|lane| self.next[lane] = *target);
-                return Ok(());
-            }
-            Op::Exit => return self.exit(active, shared),
+            Op::Branch { target } => self.go(active, *target),
+            Op::Exit => self.exit(active, shared)?,
             op => match self.execute(op, active, shared, memory)? {
-                Next::Step => self.proceed(active),
+                Next::Step | Next::Wait => self.proceed(active),
                 Next::Park => self.parked |= active,
-                Next::Wait => self.proceed(active),
+                Next::Spin => {
+                    self.proceed(active);
+                    return Ok(true);
+                }
+                Next::Again => return Ok(true),
             },
         }
-        Ok(())
+        Ok(false)
     }
 
     fn proceed(&mut self, active: u32) {
-        lanes(active).for_each(|lane| self.next[lane] = self.current.0 + 1);
+        self.go(active, self.current.0 + 1);
     }
 
     fn exit(&mut self, mask: u32, shared: &mut Shared<'_>) -> Result<(), Trap> {
@@ -176,10 +236,14 @@ impl Warp {
             if !self.copies[lane].is_empty() {
                 return Err(Trap::lane(lane as u32, "ends with asynchronous copies in flight"));
             }
+            if !self.products.is_empty() {
+                return Err(Trap::lane(lane as u32, "ends with products in flight"));
+            }
             if shared.launch.is_dependent && self.has_waited >> lane & 1 == 0 {
                 return Err(Trap::lane(lane as u32, "ends without waiting for the previous grid"));
             }
         }
+        shared.effects += 1;
         self.live &= !mask;
         self.parked = 0;
         if self.live == 0 {
@@ -191,9 +255,7 @@ impl Warp {
     /// The lanes that execute an instruction at which `members` meet: all of them at once, or none
     /// yet.
     fn gather(&mut self, members: u32) -> bool {
-        let at = self.current.0;
-        let here =
-            lanes(self.live).filter(|lane| self.next[*lane] == at).fold(0u32, |all, lane| all | 1 << lane);
+        let here = self.lanes_at(self.current.0 as u32) & self.live;
         if members & !here != 0 {
             return false;
         }
@@ -220,13 +282,18 @@ impl Warp {
                 Special::Lane => lane as u32,
                 Special::Warp => self.index,
                 Special::GlobalTimer => return shared.nanoseconds,
+                Special::Constant(value) => value,
             })
         })
     }
 
     pub(super) fn set(&mut self, d: Register, values: &Lanes, mask: u32) {
         let register = &mut self.registers[usize::from(d)];
-        lanes(mask).for_each(|lane| register[lane] = values[lane]);
+        if mask == u32::MAX {
+            *register = *values;
+        } else {
+            lanes(mask).for_each(|lane| register[lane] = values[lane]);
+        }
     }
 
     fn execute(
@@ -241,7 +308,9 @@ impl Warp {
                 return Ok(Next::Park);
             }
             let next = self.execute_together(op, members, shared)?;
-            self.proceed(members);
+            if !matches!(next, Next::Again) {
+                self.proceed(members);
+            }
             return Ok(next);
         }
         match op {
@@ -256,6 +325,7 @@ impl Warp {
             Op::CopyCommit => lanes(active).for_each(|lane| self.copies[lane].commit()),
             Op::CopyWait(pending) => self.wait_copies(*pending, active, shared, memory)?,
             Op::GridWait => self.has_waited |= active,
+            Op::Hopper(op) => return self.execute_hopper(op, active, shared, memory),
             Op::Nothing => {}
             Op::Trap => return Err(Trap::new("the kernel executed trap")),
             op => self.compute(op, active, shared)?,
@@ -269,7 +339,9 @@ impl Warp {
             Op::Shuffle(shuffle) => Some(self.members(shuffle.mask, active, shared)?),
             Op::Vote { mask, .. } | Op::WarpBarrier { mask } => Some(self.members(*mask, active, shared)?),
             Op::Barrier { .. } | Op::BarrierReduce { .. } => Some(self.live),
-            Op::LoadMatrices { .. } | Op::TransposeMatrix { .. } | Op::Mma(_) => {
+            Op::Hopper(HopperOp::Elect { mask, .. }) => Some(self.members(*mask, active, shared)?),
+            Op::Hopper(op) if !op.is_aligned() => None,
+            Op::LoadMatrices { .. } | Op::TransposeMatrix { .. } | Op::Mma(_) | Op::Hopper(_) => {
                 if self.live != u32::MAX {
                     return Err(Trap::new("a matrix instruction of a warp in which lanes have ended"));
                 }
@@ -301,6 +373,8 @@ impl Warp {
                 self.reduction = Some((*d, *any));
                 return Ok(Next::Wait);
             }
+            Op::WarpBarrier { .. } if active == self.live => self.sync_lanes(),
+            Op::Hopper(op) => return self.execute_hopper_together(op, active, shared),
             Op::LoadMatrices { d, address, transposed } => {
                 self.load_matrices(d, *address, *transposed, shared)?;
             }
@@ -309,6 +383,15 @@ impl Warp {
             _ => {}
         }
         Ok(Next::Step)
+    }
+
+    /// The value that all lanes give.
+    pub(super) fn uniform64(&self, source: Source, shared: &Shared<'_>) -> Result<u64, Trap> {
+        let values = self.value(source, shared);
+        match (0..32).find(|lane| values[*lane] != values[0]) {
+            Some(lane) => Err(Trap::lane(lane as u32, "lanes give different descriptors")),
+            None => Ok(values[0]),
+        }
     }
 
     fn uniform(&self, source: Source, active: u32, shared: &Shared<'_>) -> Result<u32, Trap> {
@@ -321,7 +404,7 @@ impl Warp {
     }
 
     fn arrive(
-        &self,
+        &mut self,
         id: Source,
         threads: Option<u32>,
         predicates: Option<(bool, bool)>,
@@ -331,8 +414,22 @@ impl Warp {
         let id = self.uniform(id, active, shared)? as usize;
         let barrier =
             shared.barriers.get_mut(id).ok_or_else(|| Trap::new(format!("there is no barrier {id}")))?;
-        barrier.arrive(self.index, threads, predicates)?;
+        barrier.arrive(self.index, threads, predicates, &self.clock)?;
+        self.sync_lanes();
+        shared.effects += 1;
         Ok(id)
+    }
+
+    /// Notes that all lanes of the warp know of each other's accesses so far.
+    fn sync_lanes(&mut self) {
+        let part = self.index as u16;
+        self.synced = self.clock.get(part);
+        self.clock.tick(part);
+    }
+
+    /// A lane of the warp as the one that accesses shared memory.
+    pub(super) fn viewer(&self, lane: usize) -> Viewer<'_> {
+        Viewer { clock: &self.clock, warp: self.index as u16, lane: lane as u8 }
     }
 
     fn compute(&mut self, op: &Op, active: u32, shared: &Shared<'_>) -> Result<(), Trap> {

@@ -2,6 +2,7 @@
 
 use super::operand::Operand;
 use crate::exec::alu;
+use crate::hopper::HopperOp;
 use crate::instruction::{
     AtomicOp, Conversion, Element, Load, Mma, Op, Rounding, Shuffle, ShuffleMode, Source, VoteMode,
 };
@@ -40,6 +41,18 @@ pub(super) fn decode(words: &[&str], operands: &[Operand<'_>], used_bytes: u64) 
             ],
         }),
         (["bar" | "shfl" | "vote", ..], _) => meeting(words, operands),
+        (["cp", "async", "bulk", ..], _)
+        | (["mbarrier" | "wgmma" | "setmaxnreg" | "elect" | "mapa", ..], _) => {
+            super::hopper::decode(words, operands).map(Op::Hopper)
+        }
+        (["fence", "proxy", "async"], [])
+        | (["fence", "proxy", "async", "shared::cta" | "shared::cluster"], []) => {
+            Some(Op::Hopper(HopperOp::ProxyFence))
+        }
+        (["fence", "proxy", "async", "global"], [])
+        | (["fence", "mbarrier_init", "release", "cluster"], [])
+        | (["fence", "acq_rel" | "sc", "cta" | "cluster" | "gpu" | "sys"], []) => Some(Op::Nothing),
+        (["prefetch", "tensormap"], [Operand::Address(_)]) => Some(Op::Nothing),
         (["cp", "async", ..], _) => copy(words, operands),
         (["ldmatrix" | "movmatrix" | "mma", ..], _) => matrix(words, operands),
         _ => arithmetic(words, operands),
@@ -180,7 +193,11 @@ fn store(rest: &[&str], address: &Operand<'_>, values: &Operand<'_>) -> Option<O
 }
 
 fn atomic(rest: &[&str], d: &Operand<'_>, address: &Operand<'_>, values: &[Operand<'_>]) -> Option<Op> {
-    let [space, op, ty] = rest else { return None };
+    // Blocks run one after the other, so every order of memory is the strongest.
+    let ([space, op, ty] | ["relaxed" | "acquire" | "release" | "acq_rel", "gpu", space, op, ty]) = rest
+    else {
+        return None;
+    };
     let ty = Type::parse(ty).filter(|ty| ty.bits() >= 32 && !ty.is_float())?;
     let f = match *op {
         "add" => AtomicOp::Add,
@@ -231,7 +248,7 @@ fn meeting(words: &[&str], operands: &[Operand<'_>]) -> Option<Op> {
                 _ => return None,
             };
             let (d, in_range) = match d {
-                Operand::Pair(d, p) => (*d, Some(*p)),
+                Operand::Pair(Some(d), p) => (*d, Some(*p)),
                 d => (d.register()?, None),
             };
             let [a, lane, clamp, mask] = [a, lane, clamp, mask].map(|operand| operand.source(u32_));

@@ -1,12 +1,14 @@
 //! Parses PTX texts.
 
 mod decode;
+mod hopper;
 mod lexer;
 mod operand;
 
 use std::collections::HashMap;
 
 use crate::ParseError;
+use crate::hopper::HopperOp;
 use crate::instruction::{Instruction, Op, Register};
 use crate::kernel::Kernel;
 use crate::types::Type;
@@ -194,6 +196,7 @@ impl<'a> Parser<'_, 'a> {
             body.instructions[instruction].op = Op::Branch { target: *at };
         }
         let waits_for_grid = body.instructions.iter().any(|i| matches!(i.op, Op::GridWait));
+        let has_products = body.instructions.iter().any(|i| matches!(i.op, Op::Hopper(HopperOp::Product(_))));
         Ok(Kernel {
             name,
             instructions: body.instructions,
@@ -202,6 +205,7 @@ impl<'a> Parser<'_, 'a> {
             shared_bytes,
             max_threads,
             waits_for_grid,
+            has_products,
         })
     }
 
@@ -335,9 +339,12 @@ impl<'a> Parser<'_, 'a> {
             }
         }
         let words: Vec<&str> = opcode.split('.').collect();
+        let mut registers: Vec<Register> = guard.iter().map(|(register, _)| *register).collect();
+        operands.iter().for_each(|operand| operand.collect_registers(&mut registers));
+        let registers = registers.into_boxed_slice();
         if let (["bra"] | ["bra", "uni"], [operand::Operand::Label(label)]) = (&words[..], &operands[..]) {
             body.jumps.push((body.instructions.len(), label, line));
-            body.instructions.push(Instruction { line, guard, op: Op::Exit });
+            body.instructions.push(Instruction { line, guard, op: Op::Exit, registers });
             return Ok(());
         }
         let used_bytes = body.used_bytes;
@@ -346,7 +353,7 @@ impl<'a> Parser<'_, 'a> {
         if matches!(op, Op::Load(_)) {
             body.used_bytes = u64::MAX;
         }
-        body.instructions.push(Instruction { line, guard, op });
+        body.instructions.push(Instruction { line, guard, op, registers });
         Ok(())
     }
 }

@@ -14,8 +14,10 @@ pub(super) enum Operand<'a> {
     Special(Special),
     List(Vec<Operand<'a>>),
     Address(Address),
-    /// `d|p`
-    Pair(Register, Register),
+    /// The address of a tensor map, and coordinates.
+    Tensor(Address, Vec<Source>),
+    /// `d|p`; `_|p` has no first register.
+    Pair(Option<Register>, Register),
     /// `_`
     Nothing,
     Label(&'a str),
@@ -43,6 +45,28 @@ impl Operand<'_> {
         match self {
             Operand::Address(address) => Some(*address),
             _ => None,
+        }
+    }
+
+    /// Adds the registers that occur in the operand.
+    pub(super) fn collect_registers(&self, all: &mut Vec<Register>) {
+        let from_source = |source: &Source| match source {
+            Source::Register(register) => Some(*register),
+            _ => None,
+        };
+        match self {
+            Operand::Register(register, _) => all.push(*register),
+            Operand::List(elements) => elements.iter().for_each(|e| e.collect_registers(all)),
+            Operand::Address(address) => all.extend(from_source(&address.base)),
+            Operand::Tensor(map, at) => {
+                all.extend(from_source(&map.base));
+                all.extend(at.iter().filter_map(from_source));
+            }
+            Operand::Pair(first, second) => {
+                all.extend(*first);
+                all.push(*second);
+            }
+            Operand::Immediate(_) | Operand::Special(_) | Operand::Nothing | Operand::Label(_) => {}
         }
     }
 
@@ -83,6 +107,8 @@ fn special(word: &str) -> Option<Special> {
         ("%laneid", _) => Special::Lane,
         ("%warpid", _) => Special::Warp,
         ("%globaltimer", _) => Special::GlobalTimer,
+        ("%cluster_ctarank", _) => Special::Constant(0),
+        ("%cluster_nctarank", _) => Special::Constant(1),
         _ => return None,
     })
 }
@@ -108,14 +134,14 @@ impl<'a> Parser<'_, 'a> {
         }
         let word = self.word()?;
         if word == "_" {
-            return Ok(Operand::Nothing);
+            return match self.accept('|') {
+                true => Ok(Operand::Pair(None, self.second_of_pair(body)?)),
+                false => Ok(Operand::Nothing),
+            };
         }
         if let Some((register, ty)) = body.register(word) {
             if self.accept('|') {
-                let second = self.word()?;
-                let found = body.register(second);
-                let (p, _) = found.ok_or_else(|| error(line, format!("no register {second}")))?;
-                return Ok(Operand::Pair(register, p));
+                return Ok(Operand::Pair(Some(register), self.second_of_pair(body)?));
             }
             return Ok(Operand::Register(register, ty));
         }
@@ -135,6 +161,13 @@ impl<'a> Parser<'_, 'a> {
         Ok(Operand::Label(word))
     }
 
+    fn second_of_pair(&mut self, body: &Body<'a>) -> Result<Register> {
+        let line = self.line();
+        let name = self.word()?;
+        let (register, _) = body.register(name).ok_or_else(|| error(line, format!("no register {name}")))?;
+        Ok(register)
+    }
+
     fn address(&mut self, body: &Body<'a>) -> Result<Operand<'a>> {
         let line = self.line();
         let base = self.operand(body)?.source(Type::B64);
@@ -147,10 +180,21 @@ impl<'a> Parser<'_, 'a> {
             let value = value.ok_or_else(|| error(line, format!("{word} is not an offset")))?;
             offset = if negative { -value } else { value };
         }
+        let address = Address { base, offset };
+        let coordinates = if self.accept(',') {
+            let coordinates = self.operand(body)?;
+            let all: Option<Vec<_>> = coordinates.elements().iter().map(|e| e.source(Type::B32)).collect();
+            Some(all.ok_or_else(|| error(line, "coordinates must be registers or numbers"))?)
+        } else {
+            None
+        };
         if self.peek() != Some(Token::Sign(']')) {
             return Err(error(line, "this form of address is not supported"));
         }
         self.sign(']')?;
-        Ok(Operand::Address(Address { base, offset }))
+        Ok(match coordinates {
+            Some(at) => Operand::Tensor(address, at),
+            None => Operand::Address(address),
+        })
     }
 }

@@ -64,8 +64,10 @@ impl Queries<'_> {
     #[inline(always)]
     pub(super) fn sees(&self, u: usize) -> Range<usize> {
         let position = self.position(u);
-        let end = if self.spec.bidirectional { self.row.start + self.row.count } else { position + 1 };
-        self.spec.window.map_or(0, |window| (position + 1).saturating_sub(window))..end
+        // A row that covers only a part of the prefix is a bug. It must not read beyond its blocks.
+        let prefix = self.row.prefix.len.min(self.row.start + self.row.count);
+        let end = if self.spec.bidirectional { prefix.max(position + 1) } else { position + 1 };
+        self.spec.window.map_or(0, |window| window.first(position))..end
     }
 
     /// Returns the positions in a range that query `u` attends to.

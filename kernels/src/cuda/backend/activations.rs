@@ -2,16 +2,20 @@
 
 use super::buffers::Buf;
 use super::cuda::Cuda;
-use crate::Result;
 use crate::backend::{Activation, Gating};
 use crate::cuda::ops::activation::{self, ActivationKind, ActivationRows, GateClamp, KernelVersion};
+use crate::{Error, Result};
 
-pub(super) fn activation_kind(act: Activation) -> ActivationKind {
+/// Returns the function in the terms of the kernels, if they have it.
+pub(super) fn activation_kind(act: Activation) -> Result<ActivationKind> {
     match act {
-        Activation::Silu => ActivationKind::Silu,
-        Activation::Gelu => ActivationKind::Gelu,
-        Activation::GeluTanh => ActivationKind::GeluTanh,
-        Activation::Relu => ActivationKind::Relu,
+        Activation::Silu => Ok(ActivationKind::Silu),
+        Activation::Gelu => Ok(ActivationKind::Gelu),
+        Activation::GeluTanh => Ok(ActivationKind::GeluTanh),
+        Activation::Relu => Ok(ActivationKind::Relu),
+        Activation::ReluSquared => {
+            Err(Error::Unsupported("the squared ReLU on a GPU; use --device cpu".to_owned()))
+        }
     }
 }
 
@@ -21,7 +25,7 @@ impl Cuda {
         let rows = ActivationRows { rows: n, cols: out.cols, x: x.rows(n), out: out.rows(n) };
         match gating {
             Gating::Product(act) => {
-                activation::gate(&self.device, KernelVersion::Fast, activation_kind(act), &rows)
+                activation::gate(&self.device, KernelVersion::Fast, activation_kind(act)?, &rows)
             }
             Gating::Clamped { alpha, limit } => {
                 let clamp = GateClamp { alpha, limit };

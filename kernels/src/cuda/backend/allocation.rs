@@ -9,10 +9,11 @@ use super::latent::HeadMatrices;
 use super::loading::WeightUpload;
 use super::packed::QuantizedRows;
 use super::queue::Queue;
+use super::recurrent::States;
 use super::tuning::{TunedProducts, TuningPolicy};
 use crate::backend::{
     Backend, DeviceTypes, HeadRows, KvSpec, ModelLoading, Overheads, ProductShape, RoutingSpec, Segment,
-    Sizing, StepSize, WeightFormat,
+    Sizing, StateSpec, StepSize, WeightFormat,
 };
 use crate::cuda::Elem;
 use crate::cuda::device::arena::ALIGNMENT;
@@ -26,6 +27,7 @@ impl DeviceTypes for Cuda {
     type HeadMatrices = HeadMatrices;
     type Routing = Routing;
     type Kv = Kv;
+    type States = States;
     type Queue = Queue;
 }
 
@@ -127,6 +129,10 @@ impl ModelLoading for Cuda {
 
     fn kv(&self, spec: KvSpec) -> Result<Kv> {
         Kv::new(&self.device, spec)
+    }
+
+    fn states(&self, spec: StateSpec) -> Result<States> {
+        States::new(&self.device, spec)
     }
 
     fn queue(&self, size: &StepSize<'_>) -> Result<Queue> {

@@ -33,16 +33,53 @@ impl Buf {
 
     /// Waits for the device and returns the first `n` rows as f32.
     pub(super) fn read(&self, device: &Device, n: usize) -> Result<Vec<f32>> {
-        let bytes = device.read(self.rows(n))?;
-        Ok(match self.elem {
-            Elem::F16 => {
-                bytes.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
-            }
-            Elem::BF16 => {
-                bytes.chunks_exact(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
-            }
-            _ => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
-        })
+        let mut numbers = vec![0.0; n * self.cols];
+        self.download(device, n, &mut Vec::new(), &mut numbers)?;
+        Ok(numbers)
+    }
+
+    /// Waits for the device and copies the first `n` rows to `to` as f32, by way of `scratch`.
+    pub(super) fn download(
+        &self,
+        device: &Device,
+        n: usize,
+        scratch: &mut Vec<u8>,
+        to: &mut [f32],
+    ) -> Result<()> {
+        let rows = self.rows(n);
+        assert_eq!(to.len(), rows.len(), "rows on the host and on the device");
+        scratch.resize(rows.bytes(), 0);
+        device.read_to(rows, scratch)?;
+        let numbers = to.iter_mut();
+        match self.elem {
+            Elem::F16 => numbers
+                .zip(scratch.chunks_exact(2))
+                .for_each(|(to, b)| *to = half::f16::from_le_bytes([b[0], b[1]]).to_f32()),
+            Elem::BF16 => numbers
+                .zip(scratch.chunks_exact(2))
+                .for_each(|(to, b)| *to = half::bf16::from_le_bytes([b[0], b[1]]).to_f32()),
+            _ => numbers
+                .zip(scratch.chunks_exact(4))
+                .for_each(|(to, b)| *to = f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+        }
+        Ok(())
+    }
+
+    /// Replaces the first `n` rows by `from`, by way of `scratch`.
+    pub(super) fn upload(
+        &self,
+        device: &Device,
+        n: usize,
+        from: &[f32],
+        scratch: &mut Vec<u8>,
+    ) -> Result<()> {
+        scratch.clear();
+        match self.elem {
+            Elem::F16 => scratch.extend(from.iter().flat_map(|&x| half::f16::from_f32(x).to_le_bytes())),
+            Elem::BF16 => scratch.extend(from.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes())),
+            _ => scratch.extend(from.iter().flat_map(|x| x.to_le_bytes())),
+        }
+        device.write(self.rows(n), scratch)
     }
 }
 

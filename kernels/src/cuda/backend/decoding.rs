@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::buffers::kv_elem;
 use crate::Result;
-use crate::backend::{AttentionSpec, StepSize};
+use crate::backend::{AttentionSpec, KeyWindow, StepSize};
 use crate::cuda::ops::attention::PagedAttention;
 use crate::cuda::ops::decode::{self, AttentionHeads, DecodeAttention, DecodeLimits, PlanDecode};
 use crate::cuda::ops::paged::{AttentionScores, SequenceBatch};
@@ -21,9 +21,11 @@ pub(super) struct DecodePlans {
     limits: DecodeLimits,
     cache: Elem,
     /// One plan for each window that layers have.
-    plans: Vec<(Option<usize>, Memory)>,
+    plans: Vec<(Option<KeyWindow>, Memory)>,
     /// Partial sums of the layer that is computed.
     workspace: Memory,
+    /// Counters of these sums, which are zero between layers.
+    arrivals: Memory,
     /// The rows of each pass.
     passes: Vec<Range<usize>>,
 }
@@ -46,7 +48,7 @@ fn planned(
     size: &StepSize<'_>,
     activations: Elem,
     cache: Elem,
-) -> (DecodeLimits, impl Iterator<Item = (AttentionHeads, Option<usize>)>) {
+) -> (DecodeLimits, impl Iterator<Item = (AttentionHeads, Option<KeyWindow>)>) {
     let of_one = decode::splits(cache, size.sequence_tokens);
     // Each sequence may start one split more than its share of the pool has.
     let of_pool =
@@ -61,29 +63,33 @@ impl DecodePlans {
     pub(super) fn new(device: &Device, size: &StepSize<'_>, activations: Elem) -> Result<DecodePlans> {
         let cache = kv_elem(size.kv_format)?;
         let (limits, layers) = planned(size, activations, cache);
-        let (mut plans, mut workspace) = (Vec::new(), 0);
+        let (mut plans, mut workspace, mut arrivals) = (Vec::new(), 0, 0);
         for (heads, window) in layers {
             workspace = workspace.max(decode::workspace_len(&heads, &limits));
+            arrivals = arrivals.max(decode::arrivals_len(&heads, &limits));
             if !plans.iter().any(|(known, _)| *known == window) {
                 plans.push((window, device.allocate(Elem::I32, decode::plan_len(&limits))?));
             }
         }
         let workspace = device.allocate(Elem::F32, workspace)?;
-        Ok(DecodePlans { limits, cache, plans, workspace, passes: Vec::new() })
+        let arrivals = device.allocate(Elem::U32, arrivals)?;
+        device.fill(arrivals.view(Elem::U32), 0)?;
+        Ok(DecodePlans { limits, cache, plans, workspace, arrivals, passes: Vec::new() })
     }
 
     pub(super) fn bytes(size: &StepSize<'_>, activations: Elem) -> usize {
         // A cache in a format that GPUs lack is refused when it is allocated.
         let Ok(cache) = kv_elem(size.kv_format) else { return 0 };
         let (limits, layers) = planned(size, activations, cache);
-        let (mut windows, mut workspace) = (Vec::new(), 0);
+        let (mut windows, mut workspace, mut arrivals) = (Vec::new(), 0, 0);
         for (heads, window) in layers {
             workspace = workspace.max(decode::workspace_len(&heads, &limits));
+            arrivals = arrivals.max(decode::arrivals_len(&heads, &limits));
             windows.push(window);
         }
         windows.sort_unstable();
         windows.dedup();
-        4 * (workspace + windows.len() * decode::plan_len(&limits))
+        4 * (workspace + arrivals + windows.len() * decode::plan_len(&limits))
     }
 
     /// Sets the decode rows of the next step, given the number of keys that each attends to.
@@ -134,7 +140,7 @@ impl DecodePlans {
         &self,
         device: &Device,
         batch: &SequenceBatch<'_>,
-        window: Option<usize>,
+        window: Option<KeyWindow>,
         plan: View<'_>,
     ) -> Result<()> {
         let plan = PlanDecode {
@@ -177,6 +183,7 @@ impl DecodePlans {
                 scores: attention.scores,
                 plan,
                 workspace: self.workspace.view(Elem::F32),
+                arrivals: self.arrivals.view(Elem::U32),
                 out: attention.out,
             };
             decode::decode(device, &decode)?;
@@ -198,6 +205,6 @@ pub(super) fn of_rows<'a>(batch: &SequenceBatch<'a>, rows: &Range<usize>) -> Seq
 }
 
 /// Returns scores with a scale and a window and nothing else.
-pub(super) fn scores(scale: f32, window: Option<usize>) -> AttentionScores<'static> {
+pub(super) fn scores(scale: f32, window: Option<KeyWindow>) -> AttentionScores<'static> {
     AttentionScores { scale, soft_cap: None, window, alibi: None, sinks: None, prefix: None }
 }

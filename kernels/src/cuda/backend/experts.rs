@@ -4,7 +4,7 @@
 use super::buffers::{Buf, Vector};
 use super::cuda::Cuda;
 use super::loading::WeightUpload;
-use crate::backend::{ExpertMlp, RouterScores, RouterSpec, RoutingSpec, WeightFormat};
+use crate::backend::{ExpertMlp, MlpKind, RouterScores, RouterSpec, RouterTerms, RoutingSpec, WeightFormat};
 use crate::cuda::ops::grouped::{ExpertWeights, GroupedGemm, RowOrder, grouped_gemm};
 use crate::cuda::ops::moe::{self, CombineExperts, RouteTokens, RouterScoreKind, SortPairs};
 use crate::cuda::{Device, Elem, Memory, View};
@@ -58,6 +58,8 @@ pub struct Routing {
     places: Memory,
     /// The factors of a gated sum, f32 `[tokens]`.
     factors: Memory,
+    /// The factor 1 for each token, f32 `[tokens]`, if weights multiply the inputs of experts.
+    ones: Option<Memory>,
     /// `[tokens * top_k, 2 * width]`.
     gate_up: Buf,
     /// `[tokens * top_k, width]`.
@@ -70,7 +72,13 @@ impl Routing {
     /// # Errors
     /// [`Error::Unsupported`] for a router that the kernels cannot compute.
     pub(super) fn new(device: &Device, elem: Elem, spec: &RoutingSpec) -> Result<Routing> {
-        let &RoutingSpec { tokens, hidden, width, router: RouterSpec { experts, top_k, groups, .. } } = spec;
+        let &RoutingSpec { tokens, hidden, width, router } = spec;
+        let RouterSpec { experts, top_k, groups, weighs_inputs, .. } = router;
+        if weighs_inputs && top_k > 1 {
+            return Err(Error::Unsupported(format!(
+                "weighted inputs of {top_k} experts for each token; only the CPU has them"
+            )));
+        }
         if let Some(groups) = groups {
             let (chosen, count) = (groups.chosen, groups.count);
             return Err(Error::Unsupported(format!(
@@ -86,6 +94,7 @@ impl Routing {
             sorted_rows: device.allocate(Elem::I32, pairs)?,
             places: device.allocate(Elem::I32, pairs)?,
             factors: device.allocate(Elem::F32, tokens)?,
+            ones: if weighs_inputs { Some(ones(device, tokens)?) } else { None },
             gate_up: Buf::new(device, elem, pairs, 2 * width)?,
             gated: Buf::new(device, elem, pairs, width)?,
             y: Buf::new(device, elem, pairs, hidden)?,
@@ -94,11 +103,21 @@ impl Routing {
 
     /// Returns the bytes of the buffers.
     pub(super) fn bytes(elem: Elem, spec: &RoutingSpec) -> usize {
-        let &RoutingSpec { tokens, hidden, width, router: RouterSpec { experts, top_k, .. } } = spec;
+        let &RoutingSpec { tokens, hidden, width, router } = spec;
+        let RouterSpec { experts, top_k, weighs_inputs, .. } = router;
         let pair = 4 * Elem::I32.size() + (3 * width + hidden) * elem.size();
-        let token = top_k.saturating_mul(pair).saturating_add(Elem::F32.size());
+        let token =
+            top_k.saturating_mul(pair).saturating_add(Elem::F32.size() * (1 + usize::from(weighs_inputs)));
         tokens.saturating_mul(token).saturating_add((experts + 1) * Elem::I32.size())
     }
+}
+
+/// Allocates the factor 1 for each token.
+fn ones(device: &Device, tokens: usize) -> Result<Memory> {
+    let ones = device.allocate(Elem::F32, tokens)?;
+    let bytes: Vec<u8> = std::iter::repeat_n(1f32.to_le_bytes(), tokens).flatten().collect();
+    device.write(ones.view(Elem::F32), &bytes)?;
+    Ok(ones)
 }
 
 impl Cuda {
@@ -108,7 +127,7 @@ impl Cuda {
         &self,
         (n, count): (usize, View<'_>),
         logits: &Buf,
-        bias: Option<&Vector>,
+        terms: RouterTerms<'_, Vector>,
         routing: &Routing,
     ) -> Result<()> {
         let RouterSpec { experts, top_k, scores, normalize, factor, .. } = routing.spec.router;
@@ -124,7 +143,8 @@ impl Cuda {
                 RouterScores::Softmax => RouterScoreKind::Softmax,
                 RouterScores::Sigmoid => RouterScoreKind::Sigmoid,
             },
-            bias: bias.map(Vector::view),
+            bias: terms.bias.map(Vector::view),
+            scales: terms.scales.map(Vector::view),
             normalize,
             factor,
             chosen,
@@ -153,11 +173,32 @@ impl Cuda {
         routing: &Routing,
         out: &Buf,
     ) -> Result<()> {
+        let MlpKind::Gated(gating) = mlp.kind else {
+            return Err(Error::Unsupported("experts without gates on a GPU; use --device cpu".to_owned()));
+        };
         let (top_k, pairs) = (routing.spec.router.top_k, n * routing.spec.router.top_k);
         let (gate_up, gated, y) = (&routing.gate_up, &routing.gated, &routing.y);
         let (up, down) = ((mlp.gate_up, mlp.gate_up_bias), (mlp.down, mlp.down_bias));
-        self.multiply_experts(n, (x.rows(n), RowOrder::Pairs), up, routing, gate_up.rows(pairs))?;
-        self.gate_rows(pairs, mlp.gating, gate_up, gated)?;
+        let mut x = x.rows(n);
+        let weights = routing.weights.view(Elem::F32).slice(0..pairs);
+        if routing.ones.is_some() {
+            // The results of experts are not there yet, so that there is room for the inputs. A
+            // token has one pair.
+            let inputs = CombineExperts {
+                tokens: n,
+                cols: y.cols,
+                top_k: 1,
+                y: x,
+                places: None,
+                weights,
+                base: None,
+                out: y.rows(n),
+            };
+            moe::combine(&self.device, &inputs)?;
+            x = y.rows(n);
+        }
+        self.multiply_experts(n, (x, RowOrder::Pairs), up, routing, gate_up.rows(pairs))?;
+        self.gate_rows(pairs, gating, gate_up, gated)?;
         self.multiply_experts(n, (gated.rows(pairs), RowOrder::Sorted), down, routing, y.rows(pairs))?;
         let sums = CombineExperts {
             tokens: n,
@@ -165,7 +206,7 @@ impl Cuda {
             top_k,
             y: y.rows(pairs),
             places: Some(routing.places.view(Elem::I32).slice(0..pairs)),
-            weights: routing.weights.view(Elem::F32).slice(0..pairs),
+            weights: routing.ones.as_ref().map_or(weights, |ones| ones.view(Elem::F32).slice(0..pairs)),
             base: None,
             out: out.rows(n),
         };
@@ -219,6 +260,7 @@ impl Cuda {
             logits: gate.rows(n),
             scores: RouterScoreKind::Sigmoid,
             bias: None,
+            scales: None,
             normalize: false,
             factor: 1.0,
             // The choices of the experts have been used.

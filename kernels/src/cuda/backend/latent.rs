@@ -87,7 +87,6 @@ impl Cuda {
                     table_positions: rope.cos.len / (rope.rotary_dim / 2).max(1),
                     positions: step.positions(),
                     second_positions: None,
-                    query_scale: None,
                 },
                 slots: step.places(),
                 cache: kv.latents(),

@@ -18,6 +18,7 @@ mod packed;
 mod prepared;
 mod products;
 mod queue;
+mod recurrent;
 mod sampler;
 mod scorer;
 mod slots;

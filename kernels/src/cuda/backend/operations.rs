@@ -7,10 +7,11 @@ use super::decoding::{of_rows, scores};
 use super::experts::{Experts, Routing};
 use super::latent::HeadMatrices;
 use super::queue::Queue;
+use super::recurrent::States;
 use crate::Result;
 use crate::backend::{
-    Activation, AttentionSpec, ExpertMlp, ForwardOps, Gating, LatentSpec, Norm, NormKind, OpenStep, Prologue,
-    RopeSpec, RowParts, ScoreTerms,
+    Activation, AttentionSpec, Convolution, ExpertMlp, ForwardOps, GateFunction, Gating, LatentSpec, Norm,
+    NormKind, OpenStep, Prologue, Recurrence, RopeSpec, RouterTerms, RowParts, ScoreTerms,
 };
 use crate::cuda::ops::activation::{self, ActivationRows, KernelVersion, ScaledSum, SoftCapRows};
 use crate::cuda::ops::attention::PagedAttention;
@@ -18,7 +19,7 @@ use crate::cuda::ops::embed::{self, EmbedTokens, GatherRows};
 use crate::cuda::ops::norm::{self, NormRows, PartRows};
 use crate::cuda::ops::paged::AttentionScores;
 use crate::cuda::ops::prefill::prefill;
-use crate::cuda::ops::prologue::{self, HeadNorms, Rope};
+use crate::cuda::ops::prologue::{self, HeadNorms, QueryScale, Rope};
 
 impl ForwardOps for Cuda {
     fn embed(
@@ -113,6 +114,7 @@ impl ForwardOps for Cuda {
     ) -> Result<()> {
         let step = step.queue();
         let tokens = step.tokens();
+        let [first_axis, second_axis] = step.axes();
         prologue::prologue(
             &self.device,
             &prologue::Prologue {
@@ -130,9 +132,13 @@ impl ForwardOps for Cuda {
                     cos: rope.cos.view(),
                     sin: rope.sin.view(),
                     table_positions: rope.cos.len / (rope.rotary_dim / 2).max(1),
+                    positions: if rope.two_axes { first_axis } else { step.positions() },
+                    second_positions: rope.two_axes.then_some(second_axis),
+                }),
+                query_scale: prologue.query_scale.map(|factors| QueryScale {
+                    factors: factors.view(),
+                    table_positions: factors.len,
                     positions: step.positions(),
-                    second_positions: None,
-                    query_scale: rope.query_scale.as_ref().map(Vector::view),
                 }),
                 slots: step.places(),
                 kv: kv.paged(),
@@ -165,13 +171,12 @@ impl ForwardOps for Cuda {
             },
             out: out.rows(tokens),
         };
-        if spec.bidirectional {
-            // Every key of the step's rows belongs to the prefix whose tokens see each other.
-            let scores = AttentionScores { prefix: Some(all.batch.context), ..all.scores };
-            return prefill(&self.device, &PagedAttention { scores, ..all });
-        }
+        // A decode row is behind its sequence's prefix.
         let done = step.decoding.attention(&self.device, &all, spec)?;
-        prefill(&self.device, &PagedAttention { batch: of_rows(&all.batch, &(done..all.batch.rows)), ..all })
+        let left = done..all.batch.rows;
+        let prefix = spec.bidirectional.then(|| step.prefixes().slice(left.clone()));
+        let scores = AttentionScores { prefix, ..all.scores };
+        prefill(&self.device, &PagedAttention { batch: of_rows(&all.batch, &left), scores, ..all })
     }
 
     fn linear_heads(&self, n: usize, x: &Buf, w: &HeadMatrices, out: &mut Buf) -> Result<()> {
@@ -200,13 +205,45 @@ impl ForwardOps for Cuda {
         self.attend_latents(step.queue(), (queries, kv), spec, out)
     }
 
+    fn convolve(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        x: &Buf,
+        convolution: &Convolution<'_, Vector>,
+        states: &mut States,
+        out: &mut Buf,
+    ) -> Result<()> {
+        self.convolve_rows(step.queue(), x, convolution, states, out)
+    }
+
+    fn recur(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        inputs: (&Buf, &Buf),
+        recurrence: &Recurrence<'_, Vector>,
+        states: &mut States,
+        out: &mut Buf,
+    ) -> Result<()> {
+        self.recur_rows(step.queue(), inputs, recurrence, states, out)
+    }
+
+    fn multiply_gates(
+        &self,
+        n: usize,
+        gates: (&Buf, usize),
+        function: GateFunction,
+        x: &mut Buf,
+    ) -> Result<()> {
+        self.multiply_rows(n, gates, function, x)
+    }
+
     fn gate(&self, n: usize, gating: Gating, x: &Buf, out: &mut Buf) -> Result<()> {
         self.gate_rows(n, gating, x, out)
     }
 
     fn activate(&self, n: usize, act: Activation, x: &mut Buf) -> Result<()> {
         let rows = ActivationRows { rows: n, cols: x.cols, x: x.rows(n), out: x.rows(n) };
-        activation::activate(&self.device, KernelVersion::Fast, activation_kind(act), &rows)
+        activation::activate(&self.device, KernelVersion::Fast, activation_kind(act)?, &rows)
     }
 
     fn route(
@@ -214,10 +251,10 @@ impl ForwardOps for Cuda {
         step: &OpenStep<'_, Queue>,
         n: usize,
         logits: &Buf,
-        bias: Option<&Vector>,
+        terms: RouterTerms<'_, Vector>,
         routing: &mut Routing,
     ) -> Result<()> {
-        self.choose_experts((n, step.queue().token_count()), logits, bias, routing)
+        self.choose_experts((n, step.queue().token_count()), logits, terms, routing)
     }
 
     fn expert_mlp(
@@ -258,6 +295,14 @@ impl ForwardOps for Cuda {
 
     fn read(&self, buf: &Buf, n: usize) -> Result<Vec<f32>> {
         buf.read(&self.device, n)
+    }
+
+    fn download(&self, buf: &Buf, n: usize, scratch: &mut Vec<u8>, to: &mut [f32]) -> Result<()> {
+        buf.download(&self.device, n, scratch, to)
+    }
+
+    fn upload(&self, n: usize, from: &[f32], scratch: &mut Vec<u8>, buf: &mut Buf) -> Result<()> {
+        buf.upload(&self.device, n, from, scratch)
     }
 }
 

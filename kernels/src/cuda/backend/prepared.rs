@@ -7,9 +7,11 @@ use crate::backend::StepSize;
 pub(super) struct PreparedLayout {
     pub(super) query_start: usize,
     pub(super) context: usize,
+    pub(super) prefix: usize,
     pub(super) tables: usize,
     pub(super) tokens: usize,
     pub(super) positions: usize,
+    pub(super) axes: usize,
     pub(super) slots: usize,
     pub(super) outputs: usize,
     pub(super) output_slots: usize,
@@ -31,9 +33,11 @@ impl PreparedLayout {
         PreparedLayout {
             query_start: list(rows.saturating_add(1)),
             context: list(rows),
+            prefix: list(rows),
             tables: list(rows.saturating_mul(size.table_blocks())),
             tokens: list(tokens),
             positions: list(tokens),
+            axes: list(tokens.saturating_mul(2)),
             slots: list(tokens),
             outputs: list(tokens.max(rows)),
             output_slots: list(rows),

@@ -209,13 +209,14 @@ impl Queue {
         let mut wanted = outputs.iter().map(|&t| t as usize).peekable();
         let mut end = 0;
         for (r, row) in rows.iter().enumerate() {
-            let &SeqRow { slot, start, count, blocks, .. } = row;
+            let &SeqRow { slot, start, count, blocks, prefix, .. } = row;
             end += count;
             let samples = wanted.next_if_eq(&(end - 1)).is_some();
             if samples {
                 self.sampling.push(slot);
             }
             self.upload.set_row(r, [slot, start, count, usize::from(samples)]);
+            self.upload.set_prefix(r, prefix);
             let known = self.slots.mark_uploaded(slot, blocks.len());
             self.stage(device, SlotList::Tables, slot, known, blocks.get(known..).unwrap_or_default())?;
             self.bounds.max_queries = self.bounds.max_queries.max(count);
@@ -249,7 +250,9 @@ impl Queue {
         let tables = rows.max(self.upload.count(SlotList::Tables));
         let ranges = self.upload.ranges(SlotList::Tables, tables);
         write_ranges(device, &self.slots.list(SlotList::Tables), &ranges)?;
-        let of_step = StepRows { most: rows, count: self.upload.row_count(), rows: self.upload.rows() };
+        let upload = &self.upload;
+        let (count, of_rows, prefixes) = (upload.row_count(), upload.rows(), upload.prefixes());
+        let of_step = StepRows { most: rows, count, rows: of_rows, prefixes };
         prepare(device, &self.slots.lists(), &of_step, self.block_size, &self.prepared())?;
         if let Some(indices) = &self.other_outputs {
             device.write(self.list(self.layout.outputs, outputs), indices)?;
@@ -345,9 +348,11 @@ impl Queue {
             max_tokens,
             query_start: self.list(at.query_start, rows + 1),
             context: self.list(at.context, rows),
+            prefix: self.list(at.prefix, rows),
             tables: self.list(at.tables, rows * self.table_stride),
             tokens: self.list(at.tokens, max_tokens),
             positions: self.list(at.positions, max_tokens),
+            axes: self.list(at.axes, 2 * max_tokens),
             slots: self.list(at.slots, max_tokens),
             outputs: self.list(at.outputs, rows),
             output_slots: self.list(at.output_slots, rows),
@@ -381,6 +386,17 @@ impl Queue {
         self.prepared().positions
     }
 
+    /// Returns the positions of the tokens on the two axes of a rotation, `[tokens]` each.
+    pub(super) fn axes(&self) -> [View<'_>; 2] {
+        let (all, tokens) = (self.prepared().axes, self.bounds.tokens);
+        [all.slice(0..tokens), all.slice(tokens..2 * tokens)]
+    }
+
+    /// Returns the lengths of the prefixes of the rows, `[rows]`.
+    pub(super) fn prefixes(&self) -> View<'_> {
+        self.prepared().prefix
+    }
+
     /// Returns the places of the tokens in the KV cache, `[tokens]`.
     pub(super) fn places(&self) -> View<'_> {
         self.prepared().slots
@@ -389,6 +405,17 @@ impl Queue {
     /// Returns the indices of the tokens whose logits are wanted, `[outputs]`.
     pub(super) fn output_index(&self) -> View<'_> {
         self.list(self.layout.outputs, self.bounds.outputs)
+    }
+
+    /// Returns the number of slots for sequences.
+    pub(super) fn slot_count(&self) -> usize {
+        self.slots.lists().slots
+    }
+
+    /// Returns the slot, the first position and the number of tokens of each row, i32 `[max_rows,
+    /// 4]`. The records beyond the rows of the step are those of earlier steps.
+    pub(super) fn row_records(&self) -> View<'_> {
+        self.upload.rows()
     }
 
     /// Returns the rows in the terms of the attention kernels.

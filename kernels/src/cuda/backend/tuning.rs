@@ -46,7 +46,7 @@ impl TunedProducts {
     ///
     /// On a device without a library to choose from, nothing is timed: dense weights need no choice
     /// there, and packed ones use the most promising algorithm. Also returns warnings about the
-    /// stored choices; their loss only makes the next start slower.
+    /// stored choices, whose loss only makes the next start slower, and about methods that failed.
     pub(super) fn new(
         device: &Device,
         elem: Elem,
@@ -56,6 +56,9 @@ impl TunedProducts {
         let file = tuning_file(device, policy);
         let (mut choices, warning) = file.as_ref().map(TuningFile::read).unwrap_or_default();
         let mut warnings = Vec::from_iter(warning);
+        let library = device.product_library();
+        let has_fp8 = elem != Elem::F32 && products.iter().any(is_packed);
+        warnings.extend(fp8_notice(has_fp8, policy, &device.name(), library.as_deref()));
         let mut changed = false;
         for product in products.iter().filter(|product| file.is_some() || is_packed(product)) {
             let shape = TunedProduct {
@@ -69,7 +72,9 @@ impl TunedProducts {
             let mut contest = ProductContest { device, shape, rows, policy, is_timed, buffers: None };
             // A packed weight has one algorithm that is valid for all numbers of rows.
             let one_for_all = policy.one_for_all && !is_packed(product);
-            changed |= tuning::fill_missing(&mut choices, shape, product.rows, one_for_all, &mut contest)?;
+            let timings = tuning::fill_missing(&mut choices, shape, product.rows, one_for_all, &mut contest)?;
+            changed |= timings.has_new;
+            warnings.extend(timings.dropped);
         }
         if let (Some(file), true) = (file, changed) {
             warnings.extend(file.write(&choices));
@@ -99,6 +104,20 @@ impl TunedProducts {
     pub(super) fn workspace(&self) -> ProductWorkspace<'_> {
         ProductWorkspace { partials: self.partials.view(Elem::F32), counters: self.counters.view(Elem::U32) }
     }
+}
+
+/// Returns a notice for the operator that the GPU's library does not multiply FP8 weights with
+/// scales of rows, and how they are multiplied instead. `None` if there are no such weights, if the
+/// library multiplies them, or if the operator has asked for one way for all rows.
+fn fp8_notice(has_fp8: bool, policy: TuningPolicy, gpu: &str, library: Option<&str>) -> Option<String> {
+    (has_fp8 && !policy.quantizes_rows && !policy.one_for_all).then(|| {
+        format!(
+            "FP8 weights: products of more than {KERNEL_ROWS} rows use the kernel on tiles, with activations of 16 \
+             bits, because {} on {gpu} does not multiply FP8 with a scale for each row. cuBLASLt does so from \
+             version 12.9 on, on Hopper GPUs",
+            library.unwrap_or("the matrix library")
+        )
+    })
 }
 
 fn is_packed(product: &ProductShape) -> bool {
@@ -321,4 +340,24 @@ fn depth_of(shape: TunedProduct) -> usize {
 /// Returns the shape of a product of these operands.
 pub(super) fn shape_of(inputs: usize, outputs: usize, x: View<'_>, out: View<'_>) -> TunedProduct {
     TunedProduct { inputs, outputs, weight: WeightLayout::Dense(x.elem()), out_elem: out.elem() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_with_fp8_weights_that_the_library_lacks_are_announced() {
+        let lacking = TuningPolicy { one_for_all: false, quantizes_rows: false };
+        let said = fp8_notice(true, lacking, "NVIDIA L40S", Some("cuBLASLt 13.0.2")).unwrap();
+        assert!(
+            said.contains("more than 16 rows") && said.contains("cuBLASLt 13.0.2 on NVIDIA L40S"),
+            "{said}"
+        );
+        assert_eq!(fp8_notice(false, lacking, "", None), None, "no weights of FP8");
+        let able = TuningPolicy { quantizes_rows: true, ..lacking };
+        assert_eq!(fp8_notice(true, able, "", None), None);
+        let by_choice = TuningPolicy { one_for_all: true, ..lacking };
+        assert_eq!(fp8_notice(true, by_choice, "", None), None);
+    }
 }

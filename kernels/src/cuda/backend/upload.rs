@@ -8,12 +8,16 @@ use std::iter::repeat_n;
 use std::ops::Range;
 
 use crate::Result;
+use crate::backend::SequencePrefix;
 use crate::cuda::ops::sample::{COLUMNS, greedy};
 use crate::cuda::ops::step::SlotWrites;
 use crate::cuda::{Device, DeviceEvent, Elem, Memory, Pinned, View};
 
 /// Words that describe a row, and words that describe a range.
 const RECORD: usize = 4;
+
+/// Words that describe the prefix of a row's sequence.
+const PREFIX: usize = 2;
 
 /// A list that the device keeps for every slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +72,7 @@ pub(super) struct StepUpload {
     is_open: bool,
     rows: usize,
     at_rows: usize,
+    at_prefixes: usize,
     at_choices: usize,
     areas: [ListArea; 3],
     at_masks: usize,
@@ -95,7 +100,8 @@ impl StepUpload {
         };
         take(RECORD); // The number of rows, and of the ranges of each list.
         let (rows, mask_words) = (capacity.rows, capacity.mask_words);
-        let (at_rows, at_choices) = (take(rows * RECORD), take(rows * COLUMNS));
+        let (at_rows, at_prefixes) = (take(rows * RECORD), take(rows * PREFIX));
+        let at_choices = take(rows * COLUMNS);
         let areas = capacity.lists.map(|max_words| {
             let max_ranges = 2 * rows;
             let (ranges, words) = (take(max_ranges * RECORD), take(max_words));
@@ -116,6 +122,7 @@ impl StepUpload {
             is_open,
             rows,
             at_rows,
+            at_prefixes,
             at_choices,
             areas,
             at_masks,
@@ -125,7 +132,7 @@ impl StepUpload {
 
     /// Returns an upper bound of the bytes on the device.
     pub(super) fn bytes(capacity: &StepCapacity) -> usize {
-        let per_row = RECORD + COLUMNS + 6 * RECORD + capacity.mask_words;
+        let per_row = RECORD + PREFIX + COLUMNS + 6 * RECORD + capacity.mask_words;
         let lists: usize = capacity.lists.iter().sum();
         (capacity.rows.saturating_mul(per_row))
             .saturating_add(lists + 16 * RECORD)
@@ -158,6 +165,12 @@ impl StepUpload {
     /// Sets row `r`: slot, first position, count, and whether a token is sampled.
     pub(super) fn set_row(&mut self, r: usize, row: [usize; RECORD]) {
         self.put(self.at_rows + r * RECORD, row.map(|word| word as u32));
+    }
+
+    /// Sets the prefix of the sequence of row `r`.
+    pub(super) fn set_prefix(&mut self, r: usize, prefix: SequencePrefix) {
+        let SequencePrefix { len, anchor } = prefix;
+        self.put(self.at_prefixes + r * PREFIX, [len as u32, anchor as u32]);
     }
 
     pub(super) fn set_row_count(&mut self, rows: usize) {
@@ -283,6 +296,10 @@ impl StepUpload {
 
     pub(super) fn rows(&self) -> View<'_> {
         self.view(Elem::I32, self.at_rows..self.at_rows + self.rows * RECORD)
+    }
+
+    pub(super) fn prefixes(&self) -> View<'_> {
+        self.view(Elem::I32, self.at_prefixes..self.at_prefixes + self.rows * PREFIX)
     }
 
     /// Returns the ranges for a list on the device, for a launch over `most` ranges.

@@ -94,9 +94,20 @@ impl Device {
     /// The error of the work before, or of the copy.
     pub fn read(&self, view: View<'_>) -> Result<Vec<u8>> {
         let mut bytes = vec![0; view.bytes()];
-        // SAFETY: a view lies in an allocation.
-        unsafe { self.driver.download(view.address(), &mut bytes)? };
+        self.read_to(view, &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// Waits for all work submitted before, then copies the bytes of `view` to `to`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the lengths differ, the error of the work before, or of the copy.
+    pub fn read_to(&self, view: View<'_>, to: &mut [u8]) -> Result<()> {
+        if view.bytes() != to.len() {
+            return Err(Error::Shape(format!("{} bytes into {}", view.bytes(), to.len())));
+        }
+        // SAFETY: a view lies in an allocation.
+        unsafe { self.driver.download(view.address(), to) }
     }
 
     /// Sets every byte of `view` to `value`.

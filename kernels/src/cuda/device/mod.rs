@@ -31,4 +31,4 @@ pub use handle::Device;
 pub use memory::{Memory, View};
 pub use pinned::Pinned;
 #[cfg(feature = "cpu-sim")]
-pub use sim::{FiberSchedule, Simulated};
+pub use sim::{FiberSchedule, GpuModel, Simulated};

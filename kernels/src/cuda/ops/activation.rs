@@ -1,7 +1,7 @@
 //! Activation functions, gated and plain, and other elementwise operations: bias, scaled sum, and
 //! the soft cap of logits.
 
-pub use super::shared::activation::ActivationKind;
+pub use super::shared::activation_h::ActivationKind;
 
 use super::rowwise::{grid, vectorizable};
 use super::select::typed;

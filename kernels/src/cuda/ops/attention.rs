@@ -6,6 +6,7 @@ use super::select::kernel;
 use super::shared::attention_plain::{PLAIN_QUERIES, PlainAttentionParams, plain_attention_shared_bytes};
 use super::shared::platform_h::WARP;
 use super::sizes::{MAX_BLOCKS, countable, int};
+use crate::backend::KeyWindow;
 use crate::cuda::params::Kernel;
 use crate::cuda::{Cost, Device, Elem, Grid, View};
 use crate::{Error, Result};
@@ -65,7 +66,7 @@ impl PagedAttention<'_> {
         {
             return Err(Error::Shape(format!("a soft cap of {cap}")));
         }
-        if scores.window == Some(0) {
+        if scores.window.is_some_and(KeyWindow::is_empty) {
             return Err(Error::Shape("a window of no keys".to_owned()));
         }
         let elem = qkv.elem();
@@ -96,10 +97,9 @@ impl PagedAttention<'_> {
         let PagedAttention { heads, kv, scores, qkv, .. } = self;
         let (mut pairs, mut keys, mut queries) = (0.0, 0, 0);
         for (n, context) in sequences {
-            let window = scores.window.unwrap_or(usize::MAX);
             let first = context - n;
-            pairs += seen_up_to(context, window) - seen_up_to(first, window);
-            keys += if n == 0 { 0 } else { context - (first + 1).saturating_sub(window) };
+            pairs += seen_up_to(context, scores.window) - seen_up_to(first, scores.window);
+            keys += if n == 0 { 0 } else { context - scores.window.map_or(0, |window| window.first(first)) };
             queries += n;
         }
         let row = kv.head_dim * kv.keys.elem().size() + if kv.scales.is_some() { 4 } else { 0 };
@@ -109,9 +109,15 @@ impl PagedAttention<'_> {
 }
 
 /// The number of keys that the queries at positions 0 to n - 1 see together.
-fn seen_up_to(n: usize, window: usize) -> f64 {
-    let rising = n.min(window) as f64;
-    rising * (rising + 1.0) / 2.0 + n.saturating_sub(window) as f64 * (window as f64)
+fn seen_up_to(n: usize, window: Option<KeyWindow>) -> f64 {
+    let causal = |n: usize| n as f64 * (n as f64 + 1.0) / 2.0;
+    match window {
+        None => causal(n),
+        Some(KeyWindow::Last(window)) => {
+            causal(n.min(window)) + n.saturating_sub(window) as f64 * (window as f64)
+        }
+        Some(KeyWindow::Chunk(size)) => (n / size) as f64 * causal(size) + causal(n % size),
+    }
 }
 
 /// Computes attention by the plain kernel, which takes any head size, block size and type.

@@ -6,13 +6,15 @@
 //! tokens, whatever else is in the step, so a sequence's output has the same bits in any batch.
 
 use super::paged::{AttentionScores, PagedKv, SequenceBatch};
-use super::select::{halved, kernel};
-use super::shared::decode::{COMBINE_THREADS, DecodeCombineParams, DecodePlanParams, PLAN_THREADS};
+use super::select::kernel;
+use super::shared::decode::{DecodePlanParams, PLAN_THREADS};
 use super::shared::decode_h::{
     DecodeParams, decode_features, decode_most_rows, decode_shared_bytes, decode_split_tokens, decode_threads,
 };
+use super::shared::decode_sums_h::DecodeSumParams;
 use super::shared::kv_h::BLOCK_TOKENS;
-use super::sizes::{MAX_BLOCKS, countable, int};
+use super::shared::splits_h::DecodeSplitRecord;
+use super::sizes::{countable, int};
 use crate::cuda::params::Kernel;
 use crate::cuda::{Cost, Device, Elem, Grid, View};
 use crate::{Error, Result};
@@ -21,6 +23,12 @@ use crate::{Error, Result};
 const MAX_FEATURES: usize = 256;
 /// The least number of query rows of a tile.
 const FEW_ROWS: usize = 8;
+/// i32 elements of a split in a plan.
+const RECORD_WORDS: usize = size_of::<DecodeSplitRecord>() / 4;
+/// i32 elements before the splits in a plan: their number, and what aligns them.
+const HEADER_WORDS: usize = 4;
+/// f32 elements of the statistics of a row: of its split, and of its group of splits.
+const STATS_WORDS: usize = 4;
 
 /// The sizes and types of a model's attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,13 +83,25 @@ pub fn supports(heads: &AttentionHeads, block_size: usize) -> bool {
 
 /// The length of a plan's memory in i32 elements.
 pub const fn plan_len(limits: &DecodeLimits) -> usize {
-    2 + 2 * limits.splits + limits.rows + 1
+    HEADER_WORDS + RECORD_WORDS * limits.splits + limits.rows + 1
 }
 
 /// The length of the memory for partial sums in f32 elements. All layers can share the memory.
 pub fn workspace_len(heads: &AttentionHeads, limits: &DecodeLimits) -> usize {
-    let tiles = QueryTiles::of(heads, limits.queries);
-    limits.splits * heads.kv_heads * tiles.count * tiles.kept * (heads.head_dim + 2)
+    // The device decides between tiles of few rows and of many.
+    let rows_of = |rows| {
+        let tiles = QueryTiles::with_rows(heads, limits.queries, rows);
+        tiles.count * tiles.kept
+    };
+    let rows = rows_of(FEW_ROWS).max(rows_of(decode_most_rows(decode_features(heads.head_dim))));
+    limits.splits * heads.kv_heads * rows * (heads.head_dim + STATS_WORDS)
+}
+
+/// The length of the counters of parts that are written, in u32 elements. All layers can share the
+/// memory.
+pub fn arrivals_len(heads: &AttentionHeads, limits: &DecodeLimits) -> usize {
+    // Tiles of few rows are the most.
+    2 * limits.splits * heads.kv_heads * QueryTiles::with_rows(heads, limits.queries, FEW_ROWS).count
 }
 
 /// The tiles that the query rows of a key/value head are cut into. A work item computes one tile.
@@ -96,9 +116,18 @@ struct QueryTiles {
 }
 
 impl QueryTiles {
-    fn of(heads: &AttentionHeads, queries: usize) -> QueryTiles {
+    /// The tiles on a device whose blocks have `shared_per_block` bytes of shared memory. The
+    /// result of a query does not depend on them.
+    fn of(heads: &AttentionHeads, queries: usize, shared_per_block: usize) -> QueryTiles {
+        let features = decode_features(heads.head_dim);
+        let most = decode_most_rows(features);
+        let few = QueryTiles::with_rows(heads, queries, FEW_ROWS);
+        let fits = decode_shared_bytes(features, heads.cache.size(), most) <= shared_per_block;
+        if few.count > 1 && fits { QueryTiles::with_rows(heads, queries, most) } else { few }
+    }
+
+    fn with_rows(heads: &AttentionHeads, queries: usize, rows: usize) -> QueryTiles {
         let all = heads.heads / heads.kv_heads * queries;
-        let rows = if all > FEW_ROWS { decode_most_rows(decode_features(heads.head_dim)) } else { FEW_ROWS };
         QueryTiles { rows, kept: all.min(rows), count: all.div_ceil(rows) }
     }
 }
@@ -116,10 +145,10 @@ fn parts<'a>(plan: View<'a>, limits: &DecodeLimits) -> Result<PlanParts<'a>> {
     if limits.queries == 0 {
         return Err(Error::Shape("decode attention for sequences of no query".to_owned()));
     }
-    let starts = 2 + 2 * limits.splits;
+    let starts = HEADER_WORDS + RECORD_WORDS * limits.splits;
     Ok(PlanParts {
         count: plan.slice(0..1),
-        list: plan.slice(2..starts),
+        list: plan.slice(HEADER_WORDS..starts),
         starts: plan.slice(starts..starts + limits.rows + 1),
     })
 }
@@ -186,7 +215,7 @@ fn check_rows(batch: &SequenceBatch<'_>, limits: &DecodeLimits) -> Result<()> {
 
 fn check_window(scores: &AttentionScores<'_>) -> Result<()> {
     match scores.window {
-        Some(0) => Err(Error::Shape("a window of no keys".to_owned())),
+        Some(window) if window.is_empty() => Err(Error::Shape("a window of no keys".to_owned())),
         _ => Ok(()),
     }
 }
@@ -212,6 +241,8 @@ pub struct DecodeAttention<'a> {
     pub plan: View<'a>,
     /// f32 of [`workspace_len`].
     pub workspace: View<'a>,
+    /// u32 of [`arrivals_len`]: zeros before the first layer and after each one.
+    pub arrivals: View<'a>,
     /// `[tokens, heads * head_dim]`. Rows of sequences that the plan left out stay as they are.
     pub out: View<'a>,
 }
@@ -227,36 +258,32 @@ pub fn decode(device: &Device, d: &DecodeAttention<'_>) -> Result<()> {
     if batch.rows == 0 || batch.tokens == 0 || limits.splits == 0 {
         return Ok(());
     }
-    let tiles = QueryTiles::of(heads, limits.queries);
+    let tiles = QueryTiles::of(heads, limits.queries, device.properties().shared_per_block);
     let items = limits.splits * heads.kv_heads * tiles.count;
     countable(&[items])?;
-    let sums = PartialSums::of(d.workspace, items * tiles.kept, heads.head_dim);
-    sum_splits(device, d, &plan, tiles, &sums)?;
-    combine_splits(device, d, &plan, tiles, &sums)
+    launch(device, d, &plan, tiles, items)
 }
 
-/// The parts of the workspace.
-struct PartialSums<'a> {
-    partials: View<'a>,
-    stats: View<'a>,
-}
-
-impl<'a> PartialSums<'a> {
-    fn of(workspace: View<'a>, rows: usize, head_dim: usize) -> PartialSums<'a> {
-        PartialSums {
-            partials: workspace.slice(0..rows * head_dim),
-            stats: workspace.slice(rows * head_dim..rows * (head_dim + 2)),
-        }
+/// Returns the parts of the memory in which splits are added up, for `items` work items.
+fn sum_params(d: &DecodeAttention<'_>, tiles: QueryTiles, items: usize) -> DecodeSumParams {
+    let rows = items * tiles.kept;
+    let values = rows * d.heads.head_dim;
+    let stats = |i: usize| d.workspace.slice(values + 2 * i * rows..values + 2 * (i + 1) * rows).into();
+    DecodeSumParams {
+        partials: d.workspace.slice(0..values).into(),
+        stats: stats(0),
+        group_stats: stats(1),
+        group_arrivals: d.arrivals.slice(0..items).into(),
+        row_arrivals: d.arrivals.slice(items..2 * items).into(),
     }
 }
 
-/// Computes the output of sequences of one split, and the partial sums of all others.
-fn sum_splits(
+fn launch(
     device: &Device,
     d: &DecodeAttention<'_>,
     plan: &PlanParts<'_>,
     tiles: QueryTiles,
-    sums: &PartialSums<'_>,
+    items: usize,
 ) -> Result<()> {
     let DecodeAttention { heads, limits, batch, scores, kv, .. } = d;
     let features = decode_features(heads.head_dim);
@@ -265,13 +292,10 @@ fn sum_splits(
     // A multiprocessor has 1 KiB more than one block of it can have, and keeps 1 KiB of it for each
     // block. There are registers for three blocks.
     let at_once = ((properties.shared_per_block + 1024) / (shared + 1024)).clamp(1, 3);
-    let items = limits.splits * heads.kv_heads * tiles.count;
     let blocks = items.min(properties.multiprocessors as usize * at_once);
     let (key_scales, value_scales) = kv.scales.unzip();
     let params = DecodeParams {
         out: d.out.into(),
-        partials: sums.partials.into(),
-        partial_stats: sums.stats.into(),
         queries: d.queries.into(),
         keys: kv.keys.into(),
         values: kv.values.into(),
@@ -279,6 +303,7 @@ fn sum_splits(
         value_scales: value_scales.into(),
         split_count: plan.count.into(),
         list: plan.list.into(),
+        sums: sum_params(d, tiles, items),
         sequences: batch.params(scores),
         scores: scores.params(),
         query_stride: int(d.query_stride),
@@ -287,44 +312,12 @@ fn sum_splits(
         head_dim: int(heads.head_dim),
         row_tiles: int(tiles.count),
         kept_rows: int(tiles.kept),
+        capacity: int(limits.splits),
     };
     let grid = Grid::flat(blocks, decode_threads(features) as u32).with_shared(shared);
     // SAFETY: `check` compared all views with the shapes; the plan's items lie within the limits
     // that the workspace was checked for.
     unsafe { device.launch(decode_kernel(heads, tiles)?, grid, &params) }
-}
-
-/// Adds up the partial sums of each sequence.
-fn combine_splits(
-    device: &Device,
-    d: &DecodeAttention<'_>,
-    plan: &PlanParts<'_>,
-    tiles: QueryTiles,
-    sums: &PartialSums<'_>,
-) -> Result<()> {
-    let DecodeAttention { heads, limits, batch, scores, .. } = d;
-    let params = DecodeCombineParams {
-        out: d.out.into(),
-        partials: sums.partials.into(),
-        stats: sums.stats.into(),
-        starts: plan.starts.into(),
-        query_start: batch.query_start.into(),
-        sinks: scores.sinks.into(),
-        heads: int(heads.heads),
-        kv_heads: int(heads.kv_heads),
-        head_dim: int(heads.head_dim),
-        row_tiles: int(tiles.count),
-        kept_rows: int(tiles.kept),
-        tile_rows: int(tiles.rows),
-        max_queries: int(limits.queries),
-        capacity: int(limits.splits),
-    };
-    let blocks = [heads.heads as u32, (batch.rows * limits.queries) as u32, 1];
-    let grid = Grid { blocks, ..Grid::flat(1, COMBINE_THREADS as u32) };
-    let kernel = halved!(DecodeCombineParams, "decode", "decode_combine", heads.activations)?;
-    // SAFETY: `check` compared all views with the shapes; the plan's items lie within the limits
-    // that the workspace was checked for.
-    unsafe { device.launch(kernel, grid, &params) }
 }
 
 fn check<'a>(d: &DecodeAttention<'a>) -> Result<PlanParts<'a>> {
@@ -352,6 +345,7 @@ fn check<'a>(d: &DecodeAttention<'a>) -> Result<PlanParts<'a>> {
     d.queries.expect("queries", activations, if batch.tokens == 0 { 0 } else { rows_before_last + width })?;
     d.out.expect("out", activations, batch.tokens * width)?;
     d.workspace.expect("workspace", Elem::F32, workspace_len(heads, limits))?;
+    d.arrivals.expect("arrivals", Elem::U32, arrivals_len(heads, limits))?;
     for (what, view) in [("alibi", scores.alibi), ("sinks", scores.sinks)] {
         if let Some(view) = view {
             view.expect(what, Elem::F32, n)?;
@@ -360,15 +354,12 @@ fn check<'a>(d: &DecodeAttention<'a>) -> Result<PlanParts<'a>> {
     if let Some(prefix) = scores.prefix {
         prefix.expect("prefix", Elem::I32, batch.rows)?;
     }
-    if batch.rows * limits.queries > MAX_BLOCKS {
-        return Err(Error::Shape(format!("{} rows of up to {} queries", batch.rows, limits.queries)));
-    }
     let scales = kv.scales.map(|(keys, values)| [keys, values]);
-    let rows = [kv.keys, kv.values, d.workspace].into_iter().chain(scales.into_iter().flatten());
+    let rows = [kv.keys, kv.values, d.workspace, d.plan].into_iter().chain(scales.into_iter().flatten());
     let aligned = rows.into_iter().all(|view| view.is_vectorizable(16))
         && d.queries.is_vectorizable(d.query_stride)
         && d.out.is_vectorizable(width);
-    if !aligned || !d.plan.address().is_multiple_of(8) {
+    if !aligned {
         return Err(Error::Shape(
             "decode attention on views that do not start at multiples of 16 bytes".to_owned(),
         ));
@@ -417,4 +408,42 @@ pub fn cost(heads: &AttentionHeads, queries: usize, contexts: &[usize]) -> Cost 
     let width = heads.heads * heads.head_dim;
     let moved = kv + contexts.len() * queries * 2 * width * heads.activations.size();
     Cost { flops: (keys * queries * width * 4) as f64, ..Cost::moving(moved) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Blocks of smaller Ampere and Ada GPUs have 99 KiB, which is too little for tiles of 16 rows
+    /// beside a cache of bytes.
+    #[test]
+    fn tiles_fit_the_shared_memory_of_the_device() {
+        for head_dim in [64, 96, 128, 256] {
+            for cache in [Elem::BF16, Elem::E4M3, Elem::I8] {
+                for queries in [1, 2, 5] {
+                    let heads =
+                        AttentionHeads { heads: 12, kv_heads: 2, head_dim, activations: Elem::BF16, cache };
+                    let limits = DecodeLimits { rows: 1, queries, splits: 1 };
+                    for shared_per_block in [99 << 10, 163 << 10] {
+                        let tiles = QueryTiles::of(&heads, queries, shared_per_block);
+                        let shared = decode_shared_bytes(head_dim, cache.size(), tiles.rows);
+                        assert!(shared <= shared_per_block, "{heads:?}: {shared}");
+                        assert!(tiles.rows * tiles.count >= 6 * queries);
+                        let sums = 2 * tiles.count * tiles.kept * (head_dim + STATS_WORDS);
+                        assert!(sums <= workspace_len(&heads, &limits), "{heads:?} of {queries}");
+                        assert!(4 * tiles.count <= arrivals_len(&heads, &limits), "{heads:?} of {queries}");
+                    }
+                }
+            }
+        }
+        let heads = AttentionHeads {
+            heads: 16,
+            kv_heads: 1,
+            head_dim: 128,
+            activations: Elem::BF16,
+            cache: Elem::I8,
+        };
+        assert_eq!(QueryTiles::of(&heads, 1, 99 << 10).rows, 8);
+        assert_eq!(QueryTiles::of(&heads, 1, 163 << 10).rows, 16);
+    }
 }

@@ -5,9 +5,10 @@ use super::product::PLAIN_PER_BLOCK;
 use super::select::{halved, typed};
 use super::shared::experts_h::RoutingParams;
 use super::shared::grouped_gemm::{ExpertsParams, GroupedGemmParams, GroupedInt4Params};
-use super::shared::tile_h::{NARROW_ROWS, TILE_OUT, TILE_THREADS, WIDE_ROWS, tile_shared_bytes};
+use super::shared::tile_h::{NARROW_ROWS, TILE_OUT, TILE_THREADS, WIDE_ROWS};
 use super::shared::weights_h::ProductParams;
 use super::sizes::{MAX_BLOCKS, countable, int};
+use super::tiles::TileStages;
 use crate::cuda::params::DevicePtr;
 use crate::cuda::weights::{PackedFormat, QuantizedWeight};
 use crate::cuda::{Cost, Device, Elem, Grid, View};
@@ -98,19 +99,21 @@ pub fn grouped_gemm(device: &Device, experts: ExpertWeights<'_>, g: &GroupedGemm
     }
     // Whatever rows the experts have, each has at most one piece that is not full.
     let pieces = pairs.div_ceil(tile_rows) + g.experts.min(pairs);
-    let grid = |weight_bits: usize| Grid {
+    let grid = |stages: TileStages| Grid {
         blocks: [pieces as u32, tiles as u32, 1],
         threads: [TILE_THREADS as u32, 1, 1],
-        shared: tile_shared_bytes(weight_bits, tile_rows),
+        shared: stages.shared,
     };
     match experts {
         ExpertWeights::Stored(weights) => {
-            let kernel = match wide {
-                false => halved!(GroupedGemmParams, "grouped_gemm", "grouped_narrow", elem),
-                true => halved!(GroupedGemmParams, "grouped_gemm", "grouped_wide", elem),
+            let stages = TileStages::of(device, 16, tile_rows);
+            let kernel = match (wide, stages.is_few) {
+                (false, _) => halved!(GroupedGemmParams, "grouped_gemm", "grouped_narrow", elem),
+                (true, false) => halved!(GroupedGemmParams, "grouped_gemm", "grouped_wide", elem),
+                (true, true) => halved!(GroupedGemmParams, "grouped_gemm", "grouped_wide_few_stages", elem),
             }?;
             // SAFETY: the views were checked against the shapes.
-            unsafe { device.launch(kernel, grid(16), &stored_params(weights, g)) }
+            unsafe { device.launch(kernel, grid(stages), &stored_params(weights, g)) }
         }
         ExpertWeights::Packed(weight) => {
             let kernel = match wide {
@@ -118,7 +121,9 @@ pub fn grouped_gemm(device: &Device, experts: ExpertWeights<'_>, g: &GroupedGemm
                 true => halved!(GroupedInt4Params, "grouped_gemm", "grouped_int4_wide", elem),
             }?;
             // SAFETY: the views were checked against the shapes.
-            unsafe { device.launch(kernel, grid(4), &int4_params(&weight, g)) }
+            unsafe {
+                device.launch(kernel, grid(TileStages::of(device, 4, tile_rows)), &int4_params(&weight, g))
+            }
         }
     }
 }

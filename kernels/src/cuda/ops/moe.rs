@@ -38,6 +38,8 @@ pub struct RouteTokens<'a> {
     pub scores: RouterScoreKind,
     /// f32 `[experts]`: added to the scores for the choice only (DeepSeek-V3).
     pub bias: Option<View<'a>>,
+    /// f32 `[experts]`: factors on the weights of the chosen experts (Gemma 4).
+    pub scales: Option<View<'a>>,
     /// Divide a token's weights by their sum.
     pub normalize: bool,
     /// Multiplies all weights.
@@ -85,6 +87,9 @@ fn route_by(device: &Device, r: &RouteTokens<'_>, plain: bool) -> Result<()> {
     if let Some(bias) = r.bias {
         bias.expect("bias", Elem::F32, r.experts)?;
     }
+    if let Some(scales) = r.scales {
+        scales.expect("scales", Elem::F32, r.experts)?;
+    }
     if let Some(count) = r.count {
         count.expect("count", Elem::I32, 1)?;
     }
@@ -96,6 +101,7 @@ fn route_by(device: &Device, r: &RouteTokens<'_>, plain: bool) -> Result<()> {
         weights: r.weights.into(),
         logits: r.logits.into(),
         bias: r.bias.into(),
+        scales: r.scales.into(),
         count: r.count.into(),
         tokens: int(r.tokens),
         experts: int(r.experts),

@@ -153,7 +153,7 @@ fn run(device: &Device, norm: NormKind<'_>, rows: &NormRows<'_>, plain: bool) ->
     if n == 0 {
         return Ok(());
     }
-    let views = [Some(x), Some(out), residual];
+    let views = [Some(x), Some(out), residual, Some(weight), bias.flatten()];
     let plain = plain || !views.iter().flatten().all(|v| v.is_vectorizable(cols));
     let kernel = match (bias.is_some(), residual.is_some(), plain) {
         (false, false, false) => typed!(NormParams, "norm", "rms_norm", elem),

@@ -3,6 +3,7 @@
 
 use super::shared::attention_h::{ScoreParams, SequenceParams};
 use super::sizes::{countable, int};
+use crate::backend::KeyWindow;
 use crate::cuda::{Elem, View};
 use crate::{Error, Result};
 
@@ -100,7 +101,11 @@ impl SequenceBatch<'_> {
             prefix: scores.prefix.into(),
             rows: int(self.rows),
             table_stride: int(self.table_stride),
-            window: scores.window.map_or(i32::MAX, |window| i32::try_from(window).unwrap_or(i32::MAX)),
+            // Chunks are negative.
+            window: scores.window.map_or(i32::MAX, |window| {
+                let len = i32::try_from(window.len()).unwrap_or(i32::MAX);
+                if matches!(window, KeyWindow::Chunk(_)) { -len } else { len }
+            }),
         }
     }
 }
@@ -109,7 +114,7 @@ impl SequenceBatch<'_> {
 ///
 /// `score = cap(scale * q·k) + alibi[head] * (j - i)`, where `cap(x) = soft_cap * tanh(x /
 /// soft_cap)`. The softmax has `exp(sink[head])` more in its denominator. The query sees j with `j
-/// <= i` and `j > i - window`, and every `j < prefix` of its sequence if i itself lies in the
+/// <= i` in the window, and every `j < prefix` of its sequence if i itself lies in the
 /// prefix.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionScores<'a> {
@@ -117,8 +122,8 @@ pub struct AttentionScores<'a> {
     pub scale: f32,
     /// Bound on scores (Gemma 2).
     pub soft_cap: Option<f32>,
-    /// The most keys that a query sees, including its own.
-    pub window: Option<usize>,
+    /// The limit on the keys that a query sees.
+    pub window: Option<KeyWindow>,
     /// Slope per head, f32 `[heads]` (Press et al., "Train Short, Test Long").
     pub alibi: Option<View<'a>>,
     /// Attention sink per head, f32 `[heads]`: the logit of a key without a value (Xiao et al.; as

@@ -65,7 +65,7 @@ fn takes_mma(attention: &PagedAttention<'_>) -> bool {
 
 /// Whether the kernel for Hopper takes these shapes and types.
 fn takes_hopper(device: &Device, attention: &PagedAttention<'_>) -> bool {
-    device.properties().capability == (9, 0)
+    device.properties().runs_hopper_kernels
         && takes_mma(attention)
         && !is_biased(attention)
         && matches!(attention.kv.head_dim, 64 | 128 | 256)

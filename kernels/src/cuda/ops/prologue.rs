@@ -40,9 +40,17 @@ pub struct Rope<'a> {
     /// i32 `[tokens]`: if given, features `rotary_dim..2 * rotary_dim` are rotated by the angles of
     /// these positions (ChatGLM-6B's 2D positions).
     pub second_positions: Option<View<'a>>,
-    /// f32 `[positions]`: if given, query heads are multiplied by the number of their position
-    /// after the rotation.
-    pub query_scale: Option<View<'a>>,
+}
+
+/// Factors on query heads by position.
+#[derive(Debug, Clone, Copy)]
+pub struct QueryScale<'a> {
+    /// f32 `[table_positions]`.
+    pub factors: View<'a>,
+    /// Number of factors; every position is below.
+    pub table_positions: usize,
+    /// i32 `[tokens]`: positions in the sequences, which may differ from those of the rotation.
+    pub positions: View<'a>,
 }
 
 /// The operands of one layer's prologue.
@@ -61,6 +69,8 @@ pub struct Prologue<'a> {
     pub norms: Option<HeadNorms<'a>>,
     /// Rotation, if positions are rotary in this layer.
     pub rope: Option<Rope<'a>>,
+    /// Factors on query heads after the rotation.
+    pub query_scale: Option<QueryScale<'a>>,
     /// i32 `[tokens]`: block times block size plus place in the block; negative for a token that is
     /// not cached.
     pub slots: View<'a>,
@@ -121,6 +131,11 @@ fn check(p: &Prologue<'_>) -> Result<()> {
         norms.query.0.expect("weight of query heads", Elem::F32, head_dim)?;
         norms.key.0.expect("weight of key heads", Elem::F32, head_dim)?;
     }
+    if let Some(scale) = p.query_scale {
+        countable(&[scale.table_positions])?;
+        scale.factors.expect("query scale", Elem::F32, scale.table_positions)?;
+        scale.positions.expect("positions of query scales", Elem::I32, p.tokens)?;
+    }
     let Some(rope) = p.rope else { return Ok(()) };
     let sections = 1 + usize::from(rope.second_positions.is_some());
     if !rope.rotary_dim.is_multiple_of(2) || sections * rope.rotary_dim > head_dim {
@@ -133,9 +148,6 @@ fn check(p: &Prologue<'_>) -> Result<()> {
     rope.cos.expect("cos", Elem::F32, rope.table_positions * rope.rotary_dim / 2)?;
     rope.sin.expect("sin", Elem::F32, rope.table_positions * rope.rotary_dim / 2)?;
     rope.positions.expect("positions", Elem::I32, p.tokens)?;
-    if let Some(scale) = rope.query_scale {
-        scale.expect("query scale", Elem::F32, rope.table_positions)?;
-    }
     rope.second_positions.map_or(Ok(()), |second| second.expect("second positions", Elem::I32, p.tokens))
 }
 
@@ -175,7 +187,7 @@ fn fast_kernel(p: &Prologue<'_>) -> Option<Kernel<PrologueParams>> {
 
 /// The first head that the kernels process: they skip query heads if nothing changes them.
 fn first_head(p: &Prologue<'_>) -> usize {
-    let changed = p.bias.is_some() || p.norms.is_some() || p.rope.is_some();
+    let changed = p.bias.is_some() || p.norms.is_some() || p.rope.is_some() || p.query_scale.is_some();
     if changed { 0 } else { p.layout.heads }
 }
 
@@ -222,7 +234,8 @@ fn params(p: &Prologue<'_>) -> PrologueParams {
         k_norm: norms.map(|n| n.key.0).into(),
         positions: rope.map(|r| r.positions).into(),
         second_positions: rope.and_then(|r| r.second_positions).into(),
-        query_scale: rope.and_then(|r| r.query_scale).into(),
+        query_scale: p.query_scale.map(|scale| scale.factors).into(),
+        scale_positions: p.query_scale.map(|scale| scale.positions).into(),
         slots: p.slots.into(),
         keys: p.kv.keys.into(),
         values: p.kv.values.into(),

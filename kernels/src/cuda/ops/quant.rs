@@ -9,9 +9,10 @@ use super::select::{halved, typed};
 use super::shared::quant_gemm::{OrderColumnsParams, QuantGemmParams};
 use super::shared::quant_gemv::{QuantGemvParams, QuantPlainParams};
 use super::shared::skinny_h::SKINNY_THREADS;
-use super::shared::tile_h::{TILE_OUT, TILE_THREADS, WIDE_ROWS, tile_shared_bytes};
+use super::shared::tile_h::{TILE_OUT, TILE_THREADS, WIDE_ROWS};
 use super::shared::weights_h::PackedWeightParams;
 use super::sizes::{MAX_BLOCKS, int};
+use super::tiles::TileStages;
 use crate::cuda::weights::{PackedFormat, QuantizedWeight};
 use crate::cuda::{Cost, Device, Elem, Grid, View};
 use crate::{Error, Result};
@@ -199,10 +200,13 @@ fn few(
 
 fn many(device: &Device, weight: &QuantizedWeight<'_>, p: &ProductOperands<'_>) -> Result<()> {
     let elem = p.x.elem();
-    let kernel = match weight.format {
-        PackedFormat::Int4 => halved!(QuantGemmParams, "quant_gemm", "int4_gemm", elem),
-        PackedFormat::Int8 => halved!(QuantGemmParams, "quant_gemm", "int8_gemm", elem),
-        PackedFormat::Fp8 => halved!(QuantGemmParams, "quant_gemm", "e4m3_gemm", elem),
+    let stages = TileStages::of(device, weight.format.bits(), WIDE_ROWS);
+    let kernel = match (weight.format, stages.is_few) {
+        (PackedFormat::Int4, _) => halved!(QuantGemmParams, "quant_gemm", "int4_gemm", elem),
+        (PackedFormat::Int8, false) => halved!(QuantGemmParams, "quant_gemm", "int8_gemm", elem),
+        (PackedFormat::Int8, true) => halved!(QuantGemmParams, "quant_gemm", "int8_gemm_few_stages", elem),
+        (PackedFormat::Fp8, false) => halved!(QuantGemmParams, "quant_gemm", "e4m3_gemm", elem),
+        (PackedFormat::Fp8, true) => halved!(QuantGemmParams, "quant_gemm", "e4m3_gemm_few_stages", elem),
     }?;
     let tiles = p.outputs.div_ceil(TILE_OUT);
     if tiles > MAX_BLOCKS {
@@ -211,7 +215,7 @@ fn many(device: &Device, weight: &QuantizedWeight<'_>, p: &ProductOperands<'_>) 
     let grid = Grid {
         blocks: [p.rows.div_ceil(WIDE_ROWS) as u32, tiles as u32, 1],
         threads: [TILE_THREADS as u32, 1, 1],
-        shared: tile_shared_bytes(weight.format.bits(), WIDE_ROWS),
+        shared: stages.shared,
     };
     let params = QuantGemmParams { product: p.params(), weight: weight.params() };
     // SAFETY: the views were checked against the shapes.

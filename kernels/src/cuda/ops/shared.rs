@@ -18,7 +18,7 @@ include!(concat!(env!("OUT_DIR"), "/shared.rs"));
 mod tests {
     use std::mem::offset_of;
 
-    use super::activation::ActivationKind;
+    use super::activation_h::ActivationKind;
     use super::attention_plain::PlainAttentionParams;
     use super::sample_row_h::{COLUMNS, SampleColumn};
     use super::{attention_h, decode_h, prefill_h, sm90_prefill, tile_h};
@@ -33,8 +33,8 @@ mod tests {
         assert_eq!(decode_h::decode_ring_bytes(128, 1), 4 * 4 * 2 * (16 * 128 + 16 * 4));
         assert_eq!(prefill_h::prefill_shared_bytes(128), (128 + 2 * 32) * 136 * 2);
         assert_eq!(sm90_prefill::hopper_shared_bytes(256), (128 + 4 * 64) * 256 * 2 + 128);
-        assert_eq!(tile_h::tile_shared_bytes(4, 16), 4 * (4096 + 1024 + 2048));
-        assert_eq!(tile_h::tile_shared_bytes(16, 128), 4 * (16_384 + 16_384));
+        assert_eq!(tile_h::tile_shared_bytes(4, 16, 4), 4 * (4096 + 1024 + 2048));
+        assert_eq!(tile_h::tile_shared_bytes(16, 128, 3), 3 * (16_384 + 16_384));
     }
 
     #[test]

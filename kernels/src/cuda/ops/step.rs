@@ -16,15 +16,18 @@
 
 use super::select::kernel;
 use super::shared::step::{
-    AppendSampledParams, PrepareStepParams, STEP_THREADS, SlotWriteRecord, StepOutputParams, StepRowRecord,
-    WriteRangesParams, prepare_step_shared_bytes,
+    AppendSampledParams, PrepareStepParams, STEP_THREADS, SlotWriteRecord, StepOutputParams,
+    StepPrefixRecord, WriteRangesParams, prepare_step_shared_bytes,
 };
+use super::shared::step_rows_h::StepRowRecord;
 use super::sizes::{countable, int};
 use crate::cuda::{Cost, Device, Elem, Grid, View};
 use crate::{Error, Result};
 
 /// Words of a row.
 const ROW_WORDS: usize = size_of::<StepRowRecord>() / 4;
+/// Words of a row's prefix.
+const PREFIX_WORDS: usize = size_of::<StepPrefixRecord>() / 4;
 /// Words of a range.
 const RANGE_WORDS: usize = size_of::<SlotWriteRecord>() / 4;
 /// Dynamic shared memory that every GPU gives to a kernel beside a little static shared memory.
@@ -126,6 +129,10 @@ pub struct StepRows<'a> {
     /// i32 `[most, 4]`: the slot, the first position, the number of positions (at least 1), and
     /// whether a token is sampled after the last.
     pub rows: View<'a>,
+    /// i32 `[most, 2]`: the length of the sequence's prefix, whose tokens attend to each other in
+    /// both directions, and the position that stands for all later tokens on the first axis of a
+    /// rotation with two axes.
+    pub prefixes: View<'a>,
 }
 
 /// The inputs of a step's kernels.
@@ -137,12 +144,16 @@ pub struct PreparedStep<'a> {
     pub query_start: View<'a>,
     /// i32 `[max_rows]`; 0 beyond the count.
     pub context: View<'a>,
+    /// i32 `[max_rows]`: the length of each sequence's prefix; 0 beyond the count.
+    pub prefix: View<'a>,
     /// i32 `[max_rows, table_stride]`, filled as far as the context goes.
     pub tables: View<'a>,
     /// i32 `[max_tokens]`: ids; -1 beyond the count.
     pub tokens: View<'a>,
     /// i32 `[max_tokens]`; 0 beyond the count.
     pub positions: View<'a>,
+    /// i32 `[2, max_tokens]`: positions on the axes of a rotation that has two; 0 beyond the count.
+    pub axes: View<'a>,
     /// i32 `[max_tokens]`: cache slots as the prologue takes them; -1 beyond the count.
     pub slots: View<'a>,
     /// i32 `[max_rows]`: the tokens that are sampled from; -1 beyond the count.
@@ -161,9 +172,11 @@ impl PreparedStep<'_> {
         let views = [
             ("query_start", self.query_start, max_rows + 1),
             ("context", self.context, max_rows),
+            ("prefix", self.prefix, max_rows),
             ("tables", self.tables, max_rows * table_stride),
             ("tokens", self.tokens, self.max_tokens),
             ("positions", self.positions, self.max_tokens),
+            ("axes", self.axes, 2 * self.max_tokens),
             ("slots", self.slots, self.max_tokens),
             ("outputs", self.outputs, max_rows),
             ("output_slots", self.output_slots, max_rows),
@@ -230,6 +243,8 @@ fn check(
     rows.count.expect("count of rows", Elem::I32, 1)?;
     rows.rows.expect("rows", Elem::I32, rows.most * ROW_WORDS)?;
     aligned("rows", rows.rows)?;
+    rows.prefixes.expect("prefixes of rows", Elem::I32, rows.most * PREFIX_WORDS)?;
+    aligned("prefixes of rows", rows.prefixes)?;
     if block_size == 0 || out.max_tokens == 0 {
         return Err(Error::Shape(format!("a step of {} tokens in blocks of {block_size}", out.max_tokens)));
     }
@@ -246,9 +261,11 @@ fn prepare_params(
         out: StepOutputParams {
             query_start: out.query_start.into(),
             context: out.context.into(),
+            prefix: out.prefix.into(),
             tables: out.tables.into(),
             tokens: out.tokens.into(),
             positions: out.positions.into(),
+            axes: out.axes.into(),
             slots: out.slots.into(),
             outputs: out.outputs.into(),
             output_slots: out.output_slots.into(),
@@ -256,6 +273,7 @@ fn prepare_params(
             counts: out.counts.into(),
         },
         rows: rows.rows.into(),
+        prefixes: rows.prefixes.into(),
         row_count: rows.count.into(),
         history: slots.history.into(),
         slot_tables: slots.tables.into(),
@@ -301,7 +319,7 @@ pub fn append(
 
 /// The cost of the preparation of `tokens` tokens in `rows` rows with tables of `blocks` blocks.
 pub fn cost(rows: usize, tokens: usize, blocks: usize) -> Cost {
-    Cost::moving(rows * (16 + 2 * 4 + 3 * 4 + 2 * 4 * blocks) + tokens * (2 * 4 + 3 * 4))
+    Cost::moving(rows * (16 + 8 + 3 * 4 + 3 * 4 + 2 * 4 * blocks) + tokens * (2 * 4 + 5 * 4))
 }
 
 /// Refuses a view that the kernels cannot read in units of four words.

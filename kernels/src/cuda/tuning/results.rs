@@ -17,6 +17,17 @@ pub(crate) enum ProductMethod {
     Library(Algorithm),
 }
 
+impl ProductMethod {
+    /// The method's name in messages.
+    fn name(self) -> &'static str {
+        match self {
+            ProductMethod::Kernel => "the kernel for few rows",
+            ProductMethod::Tiles => "the kernel on tiles",
+            ProductMethod::Library(_) => "an algorithm of cuBLASLt",
+        }
+    }
+}
+
 /// The part of a product that does not depend on the number of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TunedProduct {
@@ -76,7 +87,31 @@ pub(crate) trait MethodTimer {
 /// differences are noise.
 const LEAST_SAVING: f64 = 0.02;
 
-/// Times the buckets up to `most` rows that `results` lacks. Returns whether it lacked any.
+/// The outcome of [`fill_missing`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Timings {
+    /// Whether anything was missing.
+    pub(crate) has_new: bool,
+    /// A sentence for each method that is not used because it failed on the device.
+    pub(crate) dropped: Vec<String>,
+}
+
+impl Timings {
+    /// Notes that a method failed. A method that the library does not offer for these rows is no
+    /// news.
+    fn note(&mut self, product: TunedProduct, method: ProductMethod, rows: usize, error: &Error) {
+        if !matches!(error, Error::Unsupported(_)) {
+            let TunedProduct { inputs, outputs, weight, .. } = product;
+            self.dropped.push(format!(
+                "{} for {rows} rows by {weight:?} weights of {inputs} to {outputs} features is not used, because it \
+                 failed: {error}",
+                method.name()
+            ));
+        }
+    }
+}
+
+/// Times the buckets up to `most` rows that `results` lacks.
 ///
 /// With `one_for_all` a single algorithm serves all numbers of rows, so that a row's result does
 /// not depend on how many others there are. It is the one with the smallest loss against the best
@@ -90,25 +125,31 @@ pub(crate) fn fill_missing(
     most: usize,
     one_for_all: bool,
     timer: &mut impl MethodTimer,
-) -> Result<bool> {
+) -> Result<Timings> {
+    let mut timings = Timings::default();
     let missing: Vec<usize> = buckets(most).filter(|&rows| results.method(product, rows).is_none()).collect();
     if missing.is_empty() {
-        return Ok(false);
+        return Ok(timings);
     }
+    let mut note = |method, rows, error: &Error| timings.note(product, method, rows, error);
     if one_for_all {
         let all: Vec<usize> = buckets(most).collect();
-        let method = best_of_all(&all, timer)?;
+        let method = best_of_all(&all, timer, &mut note)?;
         all.into_iter().for_each(|rows| results.insert(product, rows, method));
     } else {
         for rows in missing {
-            let method = best(rows, timer)?;
+            let method = best(rows, timer, &mut note)?;
             results.insert(product, rows, method);
         }
     }
-    Ok(true)
+    timings.has_new = true;
+    Ok(timings)
 }
 
-fn best(rows: usize, timer: &mut impl MethodTimer) -> Result<ProductMethod> {
+/// Called for each method that fails: the method, the number of rows, and the error.
+type NoteFailure<'a> = dyn FnMut(ProductMethod, usize, &Error) + 'a;
+
+fn best(rows: usize, timer: &mut impl MethodTimer, note: &mut NoteFailure<'_>) -> Result<ProductMethod> {
     let mut found: Option<(ProductMethod, f64)> = None;
     let mut last = None;
     for method in timer.methods(rows)? {
@@ -117,13 +158,20 @@ fn best(rows: usize, timer: &mut impl MethodTimer) -> Result<ProductMethod> {
                 found = Some((method, seconds));
             }
             Ok(_) => {}
-            Err(error) => last = Some(error),
+            Err(error) => {
+                note(method, rows, &error);
+                last = Some(error);
+            }
         }
     }
     found.map(|(method, _)| method).ok_or_else(|| last.unwrap_or_else(|| no_algorithm(rows)))
 }
 
-fn best_of_all(buckets: &[usize], timer: &mut impl MethodTimer) -> Result<ProductMethod> {
+fn best_of_all(
+    buckets: &[usize],
+    timer: &mut impl MethodTimer,
+    note: &mut NoteFailure<'_>,
+) -> Result<ProductMethod> {
     let mut methods = Vec::new();
     for &rows in buckets {
         let new =
@@ -138,7 +186,9 @@ fn best_of_all(buckets: &[usize], timer: &mut impl MethodTimer) -> Result<Produc
     let mut times: Vec<(ProductMethod, Vec<f64>)> = Vec::new();
     let mut last = None;
     for method in methods {
-        match buckets.iter().map(|&rows| timer.seconds(method, rows)).collect::<Result<Vec<f64>>>() {
+        let mut time =
+            |&rows: &usize| timer.seconds(method, rows).inspect_err(|error| note(method, rows, error));
+        match buckets.iter().map(&mut time).collect::<Result<Vec<f64>>>() {
             Ok(seconds) => times.push((method, seconds)),
             Err(error) => last = Some(error),
         }
@@ -250,14 +300,29 @@ pub(super) mod tests {
         }
     }
 
+    /// The fake says that it does not work for 2 rows, as a launch that the driver refuses would.
+    #[test]
+    fn methods_that_fail_are_reported() {
+        let methods = [library(0), ProductMethod::Kernel];
+        let dropped = |one_for_all, times: &[[f64; 3]]| {
+            let mut timer = fake(&methods, times);
+            fill_missing(&mut TuningResults::default(), PRODUCT, 2, one_for_all, &mut timer).unwrap().dropped
+        };
+        let said = dropped(false, &[[1.0; 3], [1.0, 0.0, 1.0]]);
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].starts_with("the kernel for few rows for 2 rows by Dense(BF16)"), "{said:?}");
+        assert!(said[0].contains("64 to 32 features") && said[0].contains("does not work"), "{said:?}");
+        assert!(dropped(true, &[[1.0; 3], [1.0, 0.0, 1.0]]).is_empty(), "the kernel is no candidate");
+    }
+
     #[test]
     fn known_buckets_are_not_timed_again() {
         let mut results = TuningResults::default();
         let mut timer = fake(&[library(0)], &[[1.0; 3]]);
-        assert!(fill_missing(&mut results, PRODUCT, 2, false, &mut timer).unwrap());
-        assert!(!fill_missing(&mut results, PRODUCT, 2, false, &mut timer).unwrap());
+        assert!(fill_missing(&mut results, PRODUCT, 2, false, &mut timer).unwrap().has_new);
+        assert!(!fill_missing(&mut results, PRODUCT, 2, false, &mut timer).unwrap().has_new);
         assert_eq!(timer.timings, 2);
-        assert!(fill_missing(&mut results, PRODUCT, 4, false, &mut timer).unwrap());
+        assert!(fill_missing(&mut results, PRODUCT, 4, false, &mut timer).unwrap().has_new);
         assert_eq!(timer.timings, 3);
         let other = TunedProduct { out_elem: Elem::F32, ..PRODUCT };
         assert_eq!(results.method(other, 1), None);

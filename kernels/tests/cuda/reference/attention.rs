@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "the tests of prefill and of decode use different parts")]
 
+use millrace_kernels::KeyWindow;
 use millrace_kernels::cuda::ops::paged::{AttentionScores, PagedKv, SequenceBatch};
 use millrace_kernels::cuda::{Elem, Memory, View};
 
@@ -157,7 +158,7 @@ pub(crate) struct Row {
 pub(crate) struct Features {
     pub(crate) scale: f32,
     pub(crate) soft_cap: Option<f32>,
-    pub(crate) window: Option<usize>,
+    pub(crate) window: Option<KeyWindow>,
     /// Per head.
     pub(crate) alibi: Option<Vec<f32>>,
     /// Per head.
@@ -178,7 +179,10 @@ impl Features {
         Features {
             scale: (1.5 + rng.unit()) / (head_dim as f32).sqrt(),
             soft_cap: some(rng).then(|| rng.pick(&[0.5, 2.0, 30.0])),
-            window: some(rng).then(|| rng.pick(&[1, 2, 7, 16, 33, 64, 100, 1000])),
+            window: some(rng).then(|| {
+                let len = rng.pick(&[1, 2, 7, 16, 33, 64, 100, 1000]);
+                if rng.below(2) == 0 { KeyWindow::Last(len) } else { KeyWindow::Chunk(len) }
+            }),
             alibi: some(rng).then(|| (0..heads).map(|_| 0.3 * rng.unit().abs()).collect()),
             sinks: some(rng).then(|| (0..heads).map(|_| 3.0 * rng.unit()).collect()),
             prefix: some(rng),
@@ -297,7 +301,11 @@ impl Step {
 
     /// Whether the query at position `i` sees the key at `j`.
     fn sees(&self, row: &Row, i: usize, j: usize) -> bool {
-        let causal = j <= i && self.features.window.is_none_or(|window| j + window > i);
+        let in_window = |window| match window {
+            KeyWindow::Last(window) => j + window > i,
+            KeyWindow::Chunk(size) => j / size == i / size,
+        };
+        let causal = j <= i && self.features.window.is_none_or(in_window);
         causal || (self.features.prefix && i < row.prefix && j < row.prefix)
     }
 

@@ -112,6 +112,8 @@ fn options(args: &BenchArgs) -> ShardOptions {
         max_total_tokens: Some(tokens),
         max_batch_total_tokens: Some(batch * tokens.next_multiple_of(BLOCK_SIZE)),
         memory_fraction: 1.0,
+        gpu_memory: None,
+        pipeline: false,
         max_step_tokens: prefill.max(batch),
         max_sequences: batch,
         block_size: BLOCK_SIZE,

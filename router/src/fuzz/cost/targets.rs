@@ -94,6 +94,15 @@ const BODIES: &[(&str, &[InputFrame])] = &[
             frame(r#"{"input":"a","include":["#, ",", "]}", &alphabets::TEXTS),
         ],
     ),
+    (
+        "/rerank",
+        &[
+            frame(r#"{"query":"a","texts":["#, ",", "]}", &alphabets::TEXTS),
+            frame(r#"{"texts":["a"],"query":""#, "", r#""}"#, &alphabets::STRING),
+        ],
+    ),
+    ("/v1/rerank", &[frame(r#"{"query":"a","documents":["#, ",", "]}", &alphabets::VALUES)]),
+    ("/v2/rerank", &[frame(r#"{"query":"a","documents":["#, ",", "]}", &alphabets::TEXTS)]),
     ("/embed", &[frame(r#"{"inputs":["#, ",", "]}", &alphabets::VALUES)]),
     ("/v1/embeddings", &[frame(r#"{"input":["#, ",", "]}", &alphabets::VALUES)]),
     (

@@ -11,6 +11,7 @@ mod models;
 mod params;
 mod plain;
 mod prompts;
+mod rerank;
 mod responses;
 mod tool_calls;
 mod tool_choice;
@@ -40,6 +41,8 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(completions::completions))
         .routes(routes!(chat_completions::chat_completions))
         .routes(routes!(embeddings::embeddings))
+        .routes(routes!(rerank::v1))
+        .routes(routes!(rerank::v2))
         .routes(routes!(responses::responses))
         .layer(panic::answered_by(error::internal))
 }

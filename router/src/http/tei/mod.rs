@@ -1,6 +1,7 @@
 //! The routes of text-embeddings-inference (TEI).
 
 mod embed;
+mod rerank;
 
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -9,5 +10,8 @@ use super::app::App;
 use super::{panic, tgi};
 
 pub(super) fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(embed::embed)).layer(panic::answered_by(tgi::internal))
+    OpenApiRouter::new()
+        .routes(routes!(embed::embed))
+        .routes(routes!(rerank::rerank))
+        .layer(panic::answered_by(tgi::internal))
 }

@@ -28,6 +28,9 @@ pub(super) fn posts() -> Vec<(&'static str, Value)> {
         ("/v1/completions", json!({"prompt": "a"})),
         ("/v1/chat/completions", chat.clone()),
         ("/embed", json!({"inputs": "a"})),
+        ("/rerank", json!({"query": "a", "texts": ["b"]})),
+        ("/v1/rerank", json!({"query": "a", "documents": ["b"]})),
+        ("/v2/rerank", json!({"query": "a", "documents": ["b"]})),
         ("/v1/embeddings", json!({"input": "a"})),
         ("/v1/responses", json!({"input": "a"})),
         ("/v1/messages", message),
@@ -57,7 +60,7 @@ pub(super) const GETS: &[&str] = &[
 
 /// Returns whether a route below `/v1/` generates text.
 fn generates(path: &str) -> bool {
-    !path.ends_with("tokens") && path != "/v1/embeddings"
+    !path.ends_with("tokens") && path != "/v1/embeddings" && !path.ends_with("/rerank")
 }
 
 #[tokio::test]
@@ -69,7 +72,7 @@ async fn every_post_needs_the_key_and_no_get_does() {
         assert_eq!(reply.status, StatusCode::UNAUTHORIZED, "{path}");
         let error = match path {
             "/v1/messages" | "/v1/messages/count_tokens" => reply.json()["error"]["type"].clone(),
-            path if path.starts_with("/v1/") => reply.json()["error"]["code"].clone(),
+            path if path.starts_with("/v1/") || path == "/v2/rerank" => reply.json()["error"]["code"].clone(),
             _ => json!(reply.body),
         };
         assert!(
@@ -105,7 +108,7 @@ async fn wrong_methods_and_bodies_have_their_statuses() {
         assert_eq!(reply.status, StatusCode::UNSUPPORTED_MEDIA_TYPE, "{path}");
         assert_eq!(server.post_text(path, "{").await.status, StatusCode::BAD_REQUEST, "{path}");
         let reply = server.post_text(path, "[7]").await;
-        let wrong = if path.starts_with("/v1") { 400 } else { 422 };
+        let wrong = if path.starts_with("/v1") || path == "/v2/rerank" { 400 } else { 422 };
         assert_eq!(reply.status.as_u16(), wrong, "{path}: {}", reply.body);
         let reply = server.post_text(path, format!("\"{}\"", "a".repeat(2_000_000))).await;
         assert_eq!(reply.status, StatusCode::PAYLOAD_TOO_LARGE, "{path}");

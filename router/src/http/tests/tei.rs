@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::Server;
 use crate::engine::EngineState;
 use crate::scheduler::Pooling;
-use crate::test_support::BOS;
+use crate::test_support::{BOS, EOS};
 
 const PATH: &str = "/embed";
 
@@ -56,7 +56,9 @@ async fn long_texts_are_refused_or_lose_their_beginning() {
     let request = json!({"inputs": long, "truncate": true, "truncation_direction": "Left"});
     assert_eq!(server.post(PATH, request).await.status, StatusCode::OK);
     let prompt = server.engine.requests.recv().await.unwrap().prompt;
-    assert!(prompt.len() < 3000 && prompt.iter().all(|&id| id == 97), "{}", prompt.len());
+    // The token in front of the text stays, since a vector may be its state.
+    assert!(prompt.len() < 3000 && prompt[1..].iter().all(|&id| id == 97), "{}", prompt.len());
+    assert_eq!(prompt[0], BOS);
 }
 
 #[tokio::test]
@@ -89,4 +91,77 @@ async fn a_model_without_a_head_makes_vectors_and_no_tokens() {
         server.post("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "a"}]})).await;
     assert_eq!(reply.status, StatusCode::BAD_REQUEST);
     assert!(reply.body.contains("has no head"), "{}", reply.body);
+}
+
+/// The first element of the test's vector is 3 times the length of the prompt.
+#[tokio::test]
+async fn texts_are_ordered_by_their_scores() {
+    let mut server = Server::saying("x");
+    let body = json!({"query": "a", "texts": ["b", "cde", "fg"], "raw_scores": true, "return_text": true});
+    let ranks = server.post("/rerank", body).await.json();
+    let rank = |index, text: &str, score| json!({"index": index, "text": text, "score": score});
+    assert_eq!(ranks, json!([rank(1, "cde", 21.0), rank(2, "fg", 18.0), rank(0, "b", 15.0)]));
+    let request = server.engine.requests.recv().await.unwrap();
+    assert_eq!(request.prompt, [BOS, 97, EOS, 98, EOS]);
+    assert_eq!((request.pooling, request.max_new_tokens), (Some(Pooling::Classes), 0));
+    let ranks = server.post("/rerank", json!({"query": "a", "texts": ["b"]})).await.json();
+    assert_eq!(ranks[0].as_object().unwrap().len(), 2);
+    let score = ranks[0]["score"].as_f64().unwrap();
+    assert!((1.0 - score - (-15f64).exp()).abs() < 1e-7, "{score}");
+}
+
+#[tokio::test]
+async fn texts_that_are_too_long_lose_their_end_if_asked() {
+    let mut server = Server::saying("x");
+    let texts = json!(["b".repeat(3000)]);
+    let reply = server.post("/rerank", json!({"query": "a", "texts": texts})).await;
+    assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY, "{}", reply.body);
+    let reply = server.post("/rerank", json!({"query": "a", "texts": texts, "truncate": true})).await;
+    assert_eq!(reply.status, StatusCode::OK, "{}", reply.body);
+    let prompt = server.engine.requests.recv().await.unwrap().prompt;
+    assert_eq!((prompt.len(), prompt[1022]), (1023, EOS));
+    assert_eq!(prompt[..4], [BOS, 97, EOS, 98]);
+}
+
+#[tokio::test]
+async fn a_model_without_a_classifier_scores_nothing() {
+    let server = Server::saying("x");
+    let ready = Ready { classes: 0, ..Ready::clone(&server.engine.ready()) };
+    server.engine.state.send_replace(EngineState::Ready(Arc::new(ready)));
+    let reply = server.post("/rerank", json!({"query": "a", "texts": ["b"]})).await;
+    assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert!(reply.body.contains("does not score texts"), "{}", reply.body);
+    for body in [json!({"query": "a", "texts": []}), json!({"query": "", "texts": ["b"]})] {
+        let reply = Server::saying("x").post("/rerank", body.clone()).await;
+        assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY, "{body}: {}", reply.body);
+    }
+}
+
+#[tokio::test]
+async fn documents_are_ordered_for_clients_of_cohere_and_jina() {
+    let server = Server::saying("x");
+    let body = json!({"query": "a", "documents": ["b", {"text": "cde"}, "fg"], "top_n": 2});
+    for path in ["/v1/rerank", "/v2/rerank"] {
+        let reply = server.post(path, body.clone()).await.json();
+        let places: Vec<_> = reply["results"].as_array().unwrap().iter().map(|r| &r["index"]).collect();
+        assert_eq!(places, [1, 2], "{reply}");
+        assert_eq!(reply["usage"], json!({"prompt_tokens": 18, "total_tokens": 18}));
+        assert!(reply["results"][0]["relevance_score"].as_f64().unwrap() <= 1.0, "{reply}");
+        assert_eq!(reply["results"][0].as_object().unwrap().len(), 2, "{reply}");
+    }
+    let body = json!({"query": "a", "documents": ["b"], "return_documents": true});
+    let reply = server.post("/v1/rerank", body).await.json();
+    assert_eq!(reply["results"][0]["document"], json!({"text": "b"}), "{reply}");
+    for (field, value) in [
+        ("documents", json!([])),
+        ("documents", json!([{"title": "b"}])),
+        ("documents", json!(["b".repeat(3000)])),
+        ("top_n", json!(0)),
+    ] {
+        let mut body = json!({"query": "a", "documents": ["b"]});
+        body[field] = value;
+        let reply = server.post("/v1/rerank", body).await;
+        assert!(reply.status.is_client_error(), "{field}: {} {}", reply.status, reply.body);
+        assert!(reply.body.contains(field), "{field}: {}", reply.body);
+    }
 }

@@ -308,6 +308,23 @@ impl HostCollective for Shm {
         Ok(())
     }
 
+    fn pass_on(&mut self, from: usize, values: &mut [f32]) -> Result<(), CollectiveError> {
+        let call = self.begin(Operation::PassOn, values.len())?;
+        if values.is_empty() {
+            self.exchange(&call)?;
+        }
+        for chunk in values.chunks_mut(VALUES) {
+            if self.rank == from {
+                self.ours(chunk.len()).copy_from_slice(chunk);
+            }
+            let half = self.exchange(&call)?;
+            if self.rank != from {
+                chunk.copy_from_slice(self.theirs(from, half, chunk.len()));
+            }
+        }
+        Ok(())
+    }
+
     fn barrier(&mut self) -> Result<(), CollectiveError> {
         self.meet(Operation::Barrier)
     }

@@ -161,9 +161,11 @@ impl Tcp {
         let values = match call.operation {
             Operation::AllReduce => call.length,
             Operation::AllGather => call.length.min(PIECE as u64),
-            Operation::Rendezvous | Operation::Broadcast | Operation::Barrier | Operation::AllGatherBytes => {
-                0
-            }
+            Operation::Rendezvous
+            | Operation::Broadcast
+            | Operation::Barrier
+            | Operation::AllGatherBytes
+            | Operation::PassOn => 0,
         };
         let mut left = values.saturating_mul(4);
         let mut bytes = [0; 4096];
@@ -317,6 +319,24 @@ impl HostCollective for Tcp {
                 return this.links.receive(0, bytes, call.operation);
             }
             this.links.ranks().try_for_each(|rank| this.links.send(rank, bytes, call.operation))
+        })
+    }
+
+    fn pass_on(&mut self, from: usize, values: &mut [f32]) -> Result<(), CollectiveError> {
+        let set = |value: &mut f32, new| *value = new;
+        self.run(Operation::PassOn, values.len(), |this, call| {
+            this.meet(call)?;
+            if this.rank == 0 {
+                if from != 0 {
+                    this.transfer.receive(from, values, call.operation, set)?;
+                }
+                return this.transfer.send(&[], values, call.operation);
+            }
+            if this.rank == from {
+                this.transfer.send(&[], values, call.operation)?;
+            }
+            // Rank 0 sends to all ranks, so that this one gets its own values back.
+            this.transfer.receive(0, values, call.operation, set)
         })
     }
 

@@ -37,6 +37,8 @@ pub(in super::super) enum Scheme {
     },
     /// Experts in MXFP4.
     Mxfp4,
+    /// Integers with a scale for each row, as the code of ChatGLM stores them.
+    ChatGlm { bits: usize },
 }
 
 impl Scheme {
@@ -49,6 +51,7 @@ impl Scheme {
             Scheme::Bitsandbytes(format) => *format,
             Scheme::Fp8 { .. } => CheckpointFormat::Fp8,
             Scheme::Mxfp4 => CheckpointFormat::Mxfp4,
+            Scheme::ChatGlm { .. } => CheckpointFormat::ChatGlm,
         }
     }
 }
@@ -60,6 +63,9 @@ pub(in super::super) fn read(config: &Config, source: &Source) -> Result<Option<
         if let Some(config) = config.object(key)? {
             return Ok(Some(of(&config, None)?));
         }
+    }
+    if let Some(scheme) = chatglm(config)? {
+        return Ok(Some(scheme));
     }
     for (file, method) in [("quantize_config.json", "gptq"), ("quant_config.json", "awq")] {
         if let Some(text) = source.text(file)? {
@@ -89,6 +95,18 @@ fn of(config: &Config, absent: Option<&str>) -> Result<Scheme, ConfigError> {
                              use another checkpoint of the model";
             Err(config.unsupported(key, supported))
         }
+    }
+}
+
+/// Reads the scheme of a checkpoint that the code of ChatGLM has quantized.
+fn chatglm(config: &Config) -> Result<Option<Scheme>, ConfigError> {
+    let key = "quantization_bit";
+    let is_chatglm = config.optional::<String>("model_type")?.is_some_and(|name| name.starts_with("chatglm"));
+    match config.optional::<usize>(key)? {
+        Some(bits @ (4 | 8)) if is_chatglm => Ok(Some(Scheme::ChatGlm { bits })),
+        None | Some(0) => Ok(None),
+        Some(_) if is_chatglm => Err(config.unsupported(key, "4 and 8 bits can be read")),
+        Some(_) => Ok(None),
     }
 }
 

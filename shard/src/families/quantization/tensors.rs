@@ -63,6 +63,7 @@ impl ModuleTensors<'_> {
             Scheme::Compressed(groups) => self.compressed(groups),
             Scheme::Bitsandbytes(_) => self.bitsandbytes(),
             Scheme::Fp8 { block } => self.fp8(*block),
+            Scheme::ChatGlm { bits } => self.chatglm(*bits),
             // Modules are dense: see `super::read_mxfp4`.
             Scheme::Mxfp4 => Ok(None),
         }
@@ -278,6 +279,30 @@ impl ModuleTensors<'_> {
         self.built("weight", signed_bytes(rows, cols, tensors)).map(Some)
     }
 
+    fn chatglm(&self, bits: usize) -> Result<Option<HostTensor>, WeightError> {
+        if self.find("weight").is_none_or(|tensor| *tensor.dtype != StoredDType::I8) {
+            return Ok(None);
+        }
+        let (rows, cols) = (self.rows, self.cols);
+        let scales = self.numbers("weight_scale", &[rows])?;
+        let group_cols = cols.max(1);
+        if bits == 8 {
+            let weight = self.bytes("weight", &[rows, cols], &StoredDType::I8)?;
+            let tensors = ByteTensors { weight, scales, zero_points: None, group_cols, divisor: 1.0 };
+            return self.built("weight", signed_bytes(rows, cols, tensors)).map(Some);
+        }
+        let weight = self.bytes("weight", &[rows, cols.div_ceil(2)], &StoredDType::I8)?;
+        let tensors = PackedTensors {
+            bits,
+            group_cols,
+            weight_packed: packed_nibbles(&weight, cols),
+            weight_scale: scales,
+            weight_zero_point: None,
+            weight_g_idx: None,
+        };
+        self.built("weight", packed(rows, cols, tensors)).map(Some)
+    }
+
     fn four_bits(&self, suffix: &str, state: &QuantState) -> Result<HostTensor, WeightError> {
         let (rows, cols) = (self.rows, self.cols);
         if state.shape != [rows, cols] {
@@ -372,6 +397,18 @@ impl ModuleTensors<'_> {
         let file = self.checkpoint.path_of(&tensor).unwrap_or_default().to_owned();
         WeightError::Quantized { file, tensor, reason }
     }
+}
+
+/// Returns the codes of rows of `cols` columns as words of successive columns, lowest bits first,
+/// plus 8. The code of ChatGLM stores signed numbers, the even columns in the higher bits of bytes.
+fn packed_nibbles(stored: &[u8], cols: usize) -> Bytes {
+    let row = cols.div_ceil(2).max(1);
+    let mut words = Vec::with_capacity(stored.len().div_ceil(row) * row.next_multiple_of(4));
+    for bytes in stored.chunks(row) {
+        words.extend(bytes.iter().map(|byte| byte.rotate_left(4) ^ 0x88));
+        words.resize(words.len().next_multiple_of(4), 0);
+    }
+    words.into()
 }
 
 /// The description of a matrix of four bits that bitsandbytes stores as JSON.

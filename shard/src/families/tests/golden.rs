@@ -7,7 +7,7 @@ use millrace_kernels::{Activation, DType, Encoding, QkvLayout, RopeStyle};
 use super::{golden, load};
 use crate::model::{
     Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, HeadNormPlan, HeadPlan, LayerSpec, Mlp,
-    NormPlan, Positions, Residual, RopeScaling, RopeTable,
+    NormPlan, Positions, PrefixRule, Residual, RopeScaling, RopeTable,
 };
 
 /// The sizes of a checkpoint.
@@ -27,15 +27,20 @@ fn plain(model_type: &str, sizes: Sizes) -> DecoderSpec {
         layout: QkvLayout { heads, kv_heads, head_dim },
         qkv_bias: false,
         head_norm: HeadNormPlan::None,
+        value_norm: false,
+        values_are_keys: false,
         positions: Positions::Rotary { table: 0 },
         score_scale: (head_dim as f32).powf(-0.5),
+        scales_queries: false,
         score_cap: None,
         sinks: false,
         out_bias: false,
+        out_factor: 1.0,
+        out_gate: false,
         latent: None,
         bidirectional: false,
     };
-    let mlp = DenseMlp { width: sizes.width, act: Activation::Silu, up_bias: false, down_bias: false };
+    let mlp = DenseMlp::unbiased(sizes.width, Activation::Silu);
     let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };
     DecoderSpec {
         model_type: model_type.to_owned(),
@@ -47,14 +52,17 @@ fn plain(model_type: &str, sizes: Sizes) -> DecoderSpec {
         norm: NormPlan::rms_before_branches(1e-5),
         residual: Residual::Sequential,
         branch_factor: 1.0,
+        layer_scalars: false,
         ropes: vec![RopeTable {
             style: RopeStyle::Half,
             rotary_dim: head_dim,
             theta: 10_000.0,
             scaling: RopeScaling::Default,
-            query_scale: None,
+            two_axes: false,
         }],
+        query_scale: None,
         layers: vec![layer; sizes.layers],
+        prefix: PrefixRule::Prompt,
         tied_head: false,
         head: HeadPlan::default(),
     }

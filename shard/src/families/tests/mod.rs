@@ -1,9 +1,14 @@
 //! Tests of all families together.
 
+mod chatglm_6b;
 mod configs;
+mod gemma4;
 mod golden;
 mod latents;
+mod llama4;
 mod minimax_m2;
+mod models_page;
+mod recurrent;
 mod text_parts;
 mod weights;
 

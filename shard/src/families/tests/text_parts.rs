@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{changed, llama, spec};
-use crate::model::QueryScale;
+use crate::model::{DecoderSpec, QueryScale};
 
 /// The configuration of a model with images whose text part has these keys.
 fn with_text(model_type: &str, text: &Value) -> Value {
@@ -41,12 +41,17 @@ fn queries_of_ministral_3_are_scaled() {
     let changes = json!({"model_type": "ministral3", "architectures": "absent", "rope_parameters": rope});
     let text = changed(llama(), &changes);
     let found = spec(&with_text("mistral3", &text)).unwrap();
-    let scale = QueryScale { beta: 0.1, interval: 16384.0 };
-    assert_eq!((found.ropes.len(), found.ropes[0].query_scale), (1, Some(scale)));
+    let scale = QueryScale { beta: 0.1, interval: 16384.0, offset: 0 };
+    assert_eq!((found.ropes.len(), found.query_scale), (1, Some(scale)));
+    let scaled = |spec: &DecoderSpec| {
+        spec.layers.iter().all(|layer| layer.attention.heads().is_some_and(|heads| heads.scales_queries))
+    };
+    assert!(scaled(&found));
     assert_eq!(found.max_positions, 262_144);
     assert!(found.layers.iter().all(|layer| layer.attention.window().is_none()));
     let unscaled = changed(text.clone(), &json!({"rope_parameters": {"rope_theta": 1e6}}));
-    assert_eq!(spec(&unscaled).unwrap().ropes[0].query_scale, None);
+    let unscaled = spec(&unscaled).unwrap();
+    assert!(unscaled.query_scale.is_none() && !scaled(&unscaled));
 
     let refused = |rope: Value| {
         spec(&changed(text.clone(), &json!({"rope_parameters": rope}))).unwrap_err().to_string()

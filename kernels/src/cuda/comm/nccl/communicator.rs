@@ -13,7 +13,10 @@ use super::library::{Nccl, NcclCode, NcclConfig, NcclDataType, RawCommunicator, 
 use crate::cuda::{Device, Elem, View};
 use crate::{Error, Result};
 
-/// The interval at which a pending call is polled.
+/// How long a pending call is polled without a break. A call that submits a collective is done
+/// within some tens of microseconds, and a step has two of them per layer.
+const SPIN_TIME: Duration = Duration::from_millis(1);
+/// The interval at which a call is polled afterwards: it waits for other ranks.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// One rank's member of a group.
@@ -92,7 +95,10 @@ impl SharedCommunicator {
                     self.deadline.as_secs_f32()
                 )));
             }
-            std::thread::sleep(POLL_INTERVAL);
+            match pause(since.elapsed()) {
+                Some(interval) => std::thread::sleep(interval),
+                None => std::thread::yield_now(),
+            }
         }
         Ok(())
     }
@@ -229,6 +235,12 @@ impl std::fmt::Debug for Communicator {
     }
 }
 
+/// The time for which the host sleeps before it polls a call again that it has waited for so long;
+/// `None` if it does not sleep.
+fn pause(waited: Duration) -> Option<Duration> {
+    (waited >= SPIN_TIME).then_some(POLL_INTERVAL)
+}
+
 fn aborted() -> Error {
     Error::Device("the group of ranks was aborted".to_owned())
 }
@@ -249,5 +261,18 @@ fn nccl_type(elem: Elem) -> Result<NcclDataType> {
         Elem::F32 => Ok(NcclDataType(7)),
         Elem::BF16 => Ok(NcclDataType(9)),
         other => Err(Error::Unsupported(format!("a collective of {other:?}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A sleep takes several times as long as the call that it waits for.
+    #[test]
+    fn a_short_call_is_not_slept_for() {
+        assert_eq!(pause(Duration::ZERO), None);
+        assert_eq!(pause(Duration::from_micros(300)), None);
+        assert_eq!(pause(Duration::from_millis(2)), Some(POLL_INTERVAL));
     }
 }

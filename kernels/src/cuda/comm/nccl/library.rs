@@ -85,6 +85,9 @@ macro_rules! functions {
         }
 
         impl Nccl {
+            /// The names of the functions that are loaded from the library.
+            pub const FUNCTIONS: &[&str] = &[$($symbol),*];
+
             /// # Safety
             /// The library is NCCL.
             unsafe fn bind(library: Library, path: String) -> std::result::Result<Nccl, libloading::Error> {

@@ -18,9 +18,11 @@ pub type SharedName = [u8; 96];
 pub struct Properties {
     /// Major and minor compute capability.
     pub capability: (u32, u32),
+    /// Whether the device runs kernels that are made of instructions of Hopper alone (`wgmma`).
+    pub runs_hopper_kernels: bool,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Bytes of shared memory that one block can use.
+    /// Bytes of static and dynamic shared memory that one block can use.
     pub shared_per_block: usize,
     /// Bytes of the L2 cache.
     pub l2_bytes: usize,

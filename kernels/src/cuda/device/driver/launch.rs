@@ -38,7 +38,14 @@ impl Grid {
 /// [`super::Driver::tensor_map`] makes it.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
-pub struct TensorMap(pub(crate) [u64; 16]);
+pub struct TensorMap([u64; 16]);
+
+impl TensorMap {
+    /// The map of these 128 bytes, which only the driver that encoded them understands.
+    pub fn from_words(words: [u64; 16]) -> TensorMap {
+        TensorMap(words)
+    }
+}
 
 /// A matrix of up to five dimensions of 16-bit floats, copied in boxes whose rows are 128 bytes and
 /// swizzled.

@@ -5,10 +5,15 @@ mod launch;
 pub mod params;
 mod product;
 mod recorder;
+mod shared_limit;
 mod streams;
 
 pub use interface::{Driver, Properties, SharedName};
 pub use launch::{Grid, KernelName, TensorLayout, TensorMap};
 pub use product::{Algorithm, Gemm, RowScales};
 pub(super) use recorder::{Freed, Recorder};
+#[cfg(feature = "cpu-sim")]
+pub(super) use shared_limit::DEFAULT_SHARED;
+#[cfg(any(feature = "cuda", feature = "cpu-sim"))]
+pub(super) use shared_limit::{SharedAllowance, SharedAttributes};
 pub use streams::{DeviceStream, StreamCall, StreamDriver};

@@ -7,7 +7,7 @@ use cudarc::driver::result::{self, event, stream};
 use cudarc::driver::sys;
 
 use super::context::{Gpu, Products};
-use super::raw::driver_error;
+use super::raw::{driver_error, elapsed_milliseconds};
 use super::{blas, ipc, launch};
 use crate::backend::Overheads;
 use crate::cuda::device::driver::params::LaunchParams;
@@ -183,7 +183,7 @@ impl Driver for Gpu {
             )
         };
         code.result().map_err(|e| driver_error("cuTensorMapEncodeTiled", e))?;
-        Ok(TensorMap(map.opaque))
+        Ok(TensorMap::from_words(map.opaque))
     }
 
     fn synchronize(&self) -> Result<()> {
@@ -207,8 +207,7 @@ impl Driver for Gpu {
             work()?;
             event::record(end, self.stream.plain()).map_err(|e| driver_error("cuEventRecord", e))?;
             event::synchronize(end).map_err(|e| driver_error("cuEventSynchronize", e))?;
-            let milliseconds =
-                event::elapsed(start, end).map_err(|e| driver_error("cuEventElapsedTime", e))?;
+            let milliseconds = elapsed_milliseconds(start, end)?;
             let _ = event::destroy(start);
             let _ = event::destroy(end);
             Ok(f64::from(milliseconds) / 1e3)

@@ -11,18 +11,15 @@ use super::main_stream;
 use super::raw::{DriverHandle, driver_error};
 use crate::cuda::device::code::nvrtc::Nvrtc;
 use crate::cuda::device::code::{Cache, embedded};
-use crate::cuda::device::driver::{KernelName, Recorder};
+use crate::cuda::device::driver::{KernelName, Recorder, SharedAllowance, SharedAttributes};
 use crate::{Error, Result};
-
-/// Dynamic shared memory that every kernel may have without asking for more, in bytes.
-const DEFAULT_SHARED: usize = 48 << 10;
 
 /// A kernel on the GPU.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LoadedKernel {
     pub(super) function: DriverHandle<sys::CUfunction>,
-    /// Bytes of dynamic shared memory that a launch may ask for so far.
-    shared: usize,
+    /// The dynamic shared memory that launches may ask for so far.
+    shared: SharedAllowance,
     /// Whether the kernel itself waits for the kernel before it in the stream.
     pub(super) waits: bool,
 }
@@ -51,17 +48,14 @@ impl LoadedKernels {
     pub(super) fn load(&self, name: KernelName, shared: usize, recorder: &Recorder) -> Result<LoadedKernel> {
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         let mut kernel = match kernels.get(&name) {
-            Some(kernel) if kernel.shared >= shared => return Ok(*kernel),
+            Some(kernel) if kernel.shared.covers(shared) => return Ok(*kernel),
             Some(kernel) => *kernel,
             None => {
                 recorder.forbid(&format!("a first launch of {}", name.name))?;
                 self.find(name)?
             }
         };
-        if shared > kernel.shared {
-            allow_shared(&kernel, name, shared)?;
-            kernel.shared = shared;
-        }
+        kernel.shared.raise_to(shared, &LoadedFunction { function: kernel.function.0, name })?;
         kernels.insert(name, kernel);
         Ok(kernel)
     }
@@ -93,7 +87,8 @@ impl LoadedKernels {
         let found = unsafe { module::get_function(module.0, exported) };
         let found = found.map_err(|e| driver_error(&format!("kernel {}", name.name), e))?;
         let waits = main_stream::waits(found)?;
-        Ok(LoadedKernel { function: DriverHandle(found), shared: DEFAULT_SHARED, waits })
+        let shared = SharedAllowance::of(&LoadedFunction { function: found, name })?;
+        Ok(LoadedKernel { function: DriverHandle(found), shared, waits })
     }
 
     /// Loads the machine code that the build embedded, or else compiles the source with NVRTC.
@@ -124,22 +119,65 @@ impl LoadedKernels {
     }
 }
 
-fn allow_shared(kernel: &LoadedKernel, name: KernelName, bytes: usize) -> Result<()> {
-    use CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as LIMIT;
-    // SAFETY: the function is loaded.
-    unsafe { function::set_function_attribute(kernel.function.0, LIMIT, bytes as i32) }
-        .map_err(|e| driver_error(&format!("{bytes} bytes of shared memory for {}", name.name), e))
+/// A function of a loaded module.
+struct LoadedFunction {
+    function: sys::CUfunction,
+    name: KernelName,
 }
 
-/// Whether the driver refuses an image because nothing in it fits the GPU, or because its PTX is
-/// newer than the driver.
+impl SharedAttributes for LoadedFunction {
+    fn static_shared(&self) -> Result<usize> {
+        use CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as STATIC;
+        // SAFETY: the function is loaded.
+        let bytes = unsafe { function::get_function_attribute(self.function, STATIC) };
+        let bytes = bytes.map_err(|e| driver_error(&format!("attributes of {}", self.name.name), e))?;
+        Ok(usize::try_from(bytes).unwrap_or(0))
+    }
+
+    fn allow_dynamic_shared(&self, bytes: usize) -> Result<()> {
+        use CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as LIMIT;
+        // SAFETY: the function is loaded.
+        unsafe { function::set_function_attribute(self.function, LIMIT, bytes as i32) }
+            .map_err(|e| driver_error(&format!("{bytes} bytes of shared memory for {}", self.name.name), e))
+    }
+}
+
+/// Whether the driver refuses an image because nothing in it fits the GPU, or because it is newer
+/// than the driver. A driver that is older than the toolkit may not know the format of a compressed
+/// fat binary, and then calls it an invalid image or source. What NVRTC compiles may still work.
 fn is_for_other_gpus(error: DriverError) -> bool {
     use sys::CUresult::*;
     matches!(
         error.0,
         CUDA_ERROR_NO_BINARY_FOR_GPU
+            | CUDA_ERROR_INVALID_IMAGE
+            | CUDA_ERROR_INVALID_SOURCE
             | CUDA_ERROR_INVALID_PTX
             | CUDA_ERROR_UNSUPPORTED_PTX_VERSION
             | CUDA_ERROR_JIT_COMPILER_NOT_FOUND
+            | CUDA_ERROR_JIT_COMPILATION_DISABLED
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The codes with which drivers of CUDA 12 answer to fat binaries of CUDA 13.
+    #[test]
+    fn old_drivers_that_refuse_a_fat_binary_get_code_from_nvrtc() {
+        use sys::CUresult::*;
+        for code in [
+            CUDA_ERROR_INVALID_IMAGE,
+            CUDA_ERROR_INVALID_SOURCE,
+            CUDA_ERROR_NO_BINARY_FOR_GPU,
+            CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+        ] {
+            assert!(is_for_other_gpus(DriverError(code)), "{code:?}");
+        }
+        for code in [CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH]
+        {
+            assert!(!is_for_other_gpus(DriverError(code)), "{code:?}");
+        }
+    }
 }

@@ -6,7 +6,7 @@ use cudarc::driver::result::{self, event, graph, stream};
 use cudarc::driver::sys::{self, CUevent_flags, CUresult};
 
 use super::context::Gpu;
-use super::raw::driver_error;
+use super::raw::{driver_error, elapsed_milliseconds};
 use crate::cuda::device::driver::{DeviceStream, Freed, StreamCall, StreamDriver};
 use crate::{Error, Result};
 
@@ -150,8 +150,8 @@ impl StreamDriver for Gpu {
     unsafe fn seconds_between(&self, from: u64, to: u64) -> Result<f64> {
         self.make_context_current()?;
         // SAFETY: as above.
-        let milliseconds = unsafe { event::elapsed(from as sys::CUevent, to as sys::CUevent) };
-        Ok(f64::from(milliseconds.map_err(|e| driver_error("cuEventElapsedTime", e))?) / 1e3)
+        let milliseconds = unsafe { elapsed_milliseconds(from as sys::CUevent, to as sys::CUevent)? };
+        Ok(f64::from(milliseconds) / 1e3)
     }
 
     fn begin_recording(&self) -> Result<()> {

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use libloading::Library;
 
+use super::gpu_model::GpuModel;
 use super::schedule::FiberSchedule;
 use crate::cuda::device::code::embedded;
 use crate::cuda::device::driver::params::{LaunchParams, ParamsLayout};
@@ -23,6 +24,7 @@ struct LaunchRequest {
     grid: [c_uint; 3],
     block: [c_uint; 3],
     dynamic_shared: usize,
+    most_shared: usize,
     params: *const c_void,
     params_type: *const c_char,
     params_bytes: usize,
@@ -69,11 +71,12 @@ impl Launch {
 pub(super) struct Kernels {
     pub(super) schedule: FiberSchedule,
     pub(super) threads: u32,
+    model: GpuModel,
     libraries: HashMap<&'static str, Library>,
 }
 
 impl Kernels {
-    pub(super) fn open(schedule: FiberSchedule) -> Result<Kernels> {
+    pub(super) fn open(schedule: FiberSchedule, model: GpuModel) -> Result<Kernels> {
         let replacements = std::env::var_os("MILLRACE_SIM_LIBRARIES");
         let mut libraries = HashMap::new();
         for (module, file) in embedded::SIMULATED {
@@ -87,7 +90,7 @@ impl Kernels {
             libraries.insert(*module, library);
         }
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
-        Ok(Kernels { schedule, threads, libraries })
+        Ok(Kernels { schedule, threads, model, libraries })
     }
 
     /// Runs a kernel to its end.
@@ -111,6 +114,7 @@ impl Kernels {
             grid: grid.blocks,
             block: grid.threads,
             dynamic_shared: grid.shared,
+            most_shared: self.model.shared_per_block,
             params: params.as_ptr().cast(),
             params_type: layout.name.as_ptr(),
             params_bytes: layout.bytes,

@@ -3,6 +3,8 @@
 
 mod allocation;
 mod fault;
+mod functions;
+mod gpu_model;
 mod kernels;
 mod product;
 mod queue;
@@ -12,5 +14,6 @@ mod shared_memory;
 mod simulated;
 mod streams;
 
+pub use gpu_model::GpuModel;
 pub use schedule::FiberSchedule;
 pub use simulated::Simulated;

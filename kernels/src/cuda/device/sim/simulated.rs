@@ -11,11 +11,14 @@ use std::time::Instant;
 
 use super::allocation::Allocation;
 use super::fault::Fault;
+use super::functions::Functions;
+use super::gpu_model::GpuModel;
 use super::kernels::{Kernels, Launch};
 use super::queue::{QueuedOp, StreamQueues};
 use super::schedule::FiberSchedule;
 #[cfg(target_os = "linux")]
 use super::shared_memory::SharedMapping;
+use crate::backend::Overheads;
 use crate::cuda::device::code::embedded;
 #[cfg(target_os = "linux")]
 use crate::cuda::device::driver::SharedName;
@@ -30,6 +33,7 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct Simulated {
     pub(super) kernels: Kernels,
+    functions: Functions,
     /// Whether allocations have no guards, for sanitizers.
     pub(super) exact: bool,
     /// Device allocations by their address.
@@ -49,26 +53,36 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    /// Creates a device with the fiber schedule that the environment names. It runs as many blocks
-    /// at a time as this machine has CPUs.
+    /// Creates a device with the fiber schedule and the limits that the environment names. It runs
+    /// as many blocks at a time as this machine has CPUs.
     ///
     /// # Errors
     /// [`crate::Error::Unsupported`] if a library of kernels cannot be loaded, or the environment
-    /// names an unknown schedule.
+    /// names an unknown schedule or GPU.
     pub fn new() -> Result<Simulated> {
         Simulated::with_schedule(FiberSchedule::from_environment()?)
     }
 
-    /// Creates a device with this fiber schedule.
+    /// Creates a device with this fiber schedule, and the limits of the GPU that the environment
+    /// names.
+    ///
+    /// # Errors
+    /// As for [`Simulated::new`].
+    pub fn with_schedule(schedule: FiberSchedule) -> Result<Simulated> {
+        Simulated::with(schedule, GpuModel::from_environment()?)
+    }
+
+    /// Creates a device with this fiber schedule and the limits of this GPU.
     ///
     /// If `MILLRACE_SIM_LIBRARIES` names a folder, each `MODULE.so` in it replaces the library that
     /// was built in.
     ///
     /// # Errors
     /// [`crate::Error::Unsupported`] if a library of kernels cannot be loaded.
-    pub fn with_schedule(schedule: FiberSchedule) -> Result<Simulated> {
+    pub fn with(schedule: FiberSchedule, model: GpuModel) -> Result<Simulated> {
         Ok(Simulated {
-            kernels: Kernels::open(schedule)?,
+            kernels: Kernels::open(schedule, model)?,
+            functions: Functions::new(model),
             exact: std::env::var_os("MILLRACE_SIM_EXACT").is_some(),
             memory: Mutex::default(),
             pinned: Mutex::default(),
@@ -132,13 +146,12 @@ pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Driver for Simulated {
     fn name(&self) -> String {
-        format!("simulated device ({:?}, {} threads)", self.kernels.schedule, self.kernels.threads)
+        let Kernels { schedule, threads, .. } = &self.kernels;
+        format!("simulated device ({}, {schedule:?}, {threads} threads)", self.functions.model.name)
     }
 
-    /// The properties of an Ada GPU, but with the shared memory of a Hopper GPU, and few
-    /// multiprocessors so that small tests need several waves of blocks.
     fn properties(&self) -> Properties {
-        Properties { capability: (8, 9), multiprocessors: 6, shared_per_block: 227 << 10, l2_bytes: 1 << 20 }
+        self.functions.model.properties()
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
@@ -188,6 +201,7 @@ impl Driver for Simulated {
     }
 
     unsafe fn launch(&self, name: KernelName, grid: Grid, params: LaunchParams<'_>) -> Result<()> {
+        self.functions.admit(name, grid)?;
         // SAFETY: the parameters are valid while the reference is.
         let launch = unsafe { Launch::new(name, grid, params) };
         self.submit(DeviceStream::Main, QueuedOp::Launch(launch))
@@ -201,6 +215,13 @@ impl Driver for Simulated {
     /// all.
     fn algorithms(&self, product: &Gemm, _most: usize) -> Result<Vec<Algorithm>> {
         Ok(if product.elem == Elem::E4M3 { vec![Algorithm([0; 8])] } else { Vec::new() })
+    }
+
+    /// The stand-in for NCCL has no buffers. Those with which ranks measure their exchange, and
+    /// gather their parts, are counted.
+    fn overheads(&self, ranks: usize) -> Overheads {
+        let collectives = if ranks > 1 { 16 << 20 } else { 0 };
+        Overheads { collectives, ..Overheads::default() }
     }
 
     fn seal(&self) {

@@ -1,0 +1,52 @@
+"""Writes random blocks of GGUF's types with codebooks, and the weights that the package gguf makes of them.
+
+    python3 make_blocks.py
+
+`../golden-blocks/TYPE` has four blocks, and then their 4 * 256 weights in single precision. The
+codebooks themselves are facts of the format; the script writes them to
+`kernels/src/encoding/blocks/grids/TYPE`, as the package has them: two bytes for each entry, with
+the first element in the lowest bits.
+"""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BLOCKS = 4
+# The places of the float16 number of a block. IQ1_M has it in pieces.
+TYPES = {"IQ2_XXS": 0, "IQ2_XS": 0, "IQ2_S": 0, "IQ3_XXS": 0, "IQ3_S": 0, "IQ1_S": 0, "IQ1_M": None}
+
+
+def main():
+    generator = np.random.default_rng(11)
+    target = ROOT / "integration-tests/golden-blocks"
+    target.mkdir(exist_ok=True)
+    for name, half in TYPES.items():
+        kind = Type[name]
+        _, size = gguf.GGML_QUANT_SIZES[kind]
+        blocks = generator.integers(0, 256, (BLOCKS, size), dtype=np.uint8)
+        scales = generator.uniform(-0.1, 0.1, BLOCKS).astype("<f2")
+        if half is None:
+            # The upper four bits of four words are the number.
+            words = blocks[:, 48:].copy().view("<u2")
+            bits = scales.view("<u2")
+            for place in range(4):
+                words[:, place] = (words[:, place] & 0x0FFF) | ((bits >> (4 * place)) & 15) << 12
+            blocks[:, 48:] = words.view(np.uint8)
+        else:
+            blocks[:, half : half + 2] = scales.view(np.uint8).reshape(BLOCKS, 2)
+        weights = gguf.quants.dequantize(blocks, kind)
+        assert np.isfinite(weights).all() and len(np.unique(weights)) > 30, name
+        (target / name).write_bytes(blocks.tobytes() + weights.astype("<f4").tobytes())
+        codebook = getattr(gguf.quants, name).grid_hex
+        if name != "IQ1_M":
+            raw = bytes.fromhex(codebook.decode())
+            assert len(raw) == 2 * getattr(gguf.quants, name).grid_shape[0]
+            grids = ROOT / "kernels/src/encoding/blocks/grids"
+            (grids / name.lower()).write_bytes(raw)
+
+
+main()

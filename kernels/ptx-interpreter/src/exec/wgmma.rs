@@ -1,0 +1,259 @@
+//! `wgmma`: products of a warpgroup, which run beside the instructions that follow.
+//!
+//! Each warp computes its own 16 rows when it executes the instruction. That later instructions may
+//! not see the result yet, and that the operands must stay as they are, is checked: registers of a
+//! product belong to it until the warp waits, and so does the shared memory that it reads.
+
+use std::collections::VecDeque;
+
+use super::alu::Lanes;
+use super::block::Shared;
+use super::descriptor::{MatrixRead, SUM_BYTES};
+use super::warp::Warp;
+use crate::error::Trap;
+use crate::float::bits32;
+use crate::hopper::{Descriptor, Product, ProductOperand};
+use crate::instruction::{Instruction, Op, Register, Source};
+
+/// All lanes of a warp.
+const ALL: u32 = u32::MAX;
+/// Rows of a product that one warp computes.
+const ROWS: usize = 16;
+/// The most groups of products of a warp that are in flight.
+const MAX_GROUPS: usize = 4096;
+
+/// The use of a register by products in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Use {
+    None,
+    /// A product reads it.
+    Operand,
+    /// A product of this many columns adds to it.
+    Sum(u16),
+}
+
+/// The registers and chunks of shared memory of a group of products.
+#[derive(Debug, Default)]
+struct Group {
+    registers: Vec<Register>,
+    chunks: Vec<u32>,
+}
+
+/// The products of a warp that are in flight.
+#[derive(Debug, Default)]
+pub(super) struct Products {
+    /// Counts the fences.
+    epoch: u32,
+    /// The epoch of the last access of an ordinary instruction, by register.
+    touched: Vec<u32>,
+    uses: Vec<Use>,
+    /// The products in flight that use a register.
+    counts: Vec<u32>,
+    open: Group,
+    /// The oldest first.
+    groups: VecDeque<Group>,
+}
+
+impl Products {
+    /// No products, for a warp with this many registers.
+    pub(super) fn new(registers: usize) -> Products {
+        Products {
+            touched: vec![0; registers],
+            uses: vec![Use::None; registers],
+            counts: vec![0; registers],
+            ..Products::default()
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.open.registers.is_empty() && self.groups.iter().all(|group| group.registers.is_empty())
+    }
+
+    pub(super) fn fence(&mut self) {
+        self.epoch += 1;
+    }
+
+    /// Notes that an ordinary instruction accesses its registers.
+    pub(super) fn touch(&mut self, instruction: &Instruction) -> Result<(), Trap> {
+        if matches!(&instruction.op, Op::Hopper(op) if matches!(op, crate::hopper::HopperOp::Product(_))) {
+            return Ok(());
+        }
+        for register in &instruction.registers {
+            let index = usize::from(*register);
+            if self.uses[index] != Use::None {
+                return Err(Trap::new("accesses a register of a product in flight before wgmma.wait_group"));
+            }
+            self.touched[index] = self.epoch;
+        }
+        Ok(())
+    }
+
+    fn check_fenced(&self, register: Register) -> Result<(), Trap> {
+        if self.touched[usize::from(register)] == self.epoch {
+            return Err(Trap::new(
+                "a product uses a register that another instruction accessed after the last wgmma.fence",
+            ));
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, product: &Product) -> Result<(), Trap> {
+        if self.epoch == 0 {
+            return Err(Trap::new("a product without a wgmma.fence before it"));
+        }
+        let sum = Use::Sum(product.n as u16);
+        if let ProductOperand::Registers(a) = &product.a {
+            for register in a {
+                self.check_fenced(*register)?;
+                let found = &mut self.uses[usize::from(*register)];
+                if matches!(found, Use::Sum(_)) {
+                    return Err(Trap::new("a product reads the sum of a product in flight"));
+                }
+                *found = Use::Operand;
+            }
+        }
+        for register in &product.d {
+            self.check_fenced(*register)?;
+            let found = &mut self.uses[usize::from(*register)];
+            if *found != Use::None && *found != sum {
+                return Err(Trap::new(
+                    "a product adds to a register of a product of another shape in flight",
+                ));
+            }
+            *found = sum;
+        }
+        let operands = match &product.a {
+            ProductOperand::Registers(a) => &a[..],
+            ProductOperand::Descriptor(_) => &[],
+        };
+        for register in operands.iter().chain(&product.d) {
+            self.counts[usize::from(*register)] += 1;
+            self.open.registers.push(*register);
+        }
+        Ok(())
+    }
+
+    /// Ends the oldest groups but `pending`, and returns the chunks that they read.
+    fn end(&mut self, pending: usize) -> Vec<u32> {
+        let done = self.groups.len().saturating_sub(pending);
+        let mut chunks = Vec::new();
+        for mut group in self.groups.drain(..done) {
+            chunks.append(&mut group.chunks);
+            for register in group.registers {
+                let index = usize::from(register);
+                self.counts[index] -= 1;
+                if self.counts[index] == 0 {
+                    self.uses[index] = Use::None;
+                }
+            }
+        }
+        chunks
+    }
+}
+
+impl Warp {
+    pub(super) fn begin_product(&mut self, product: &Product, shared: &mut Shared<'_>) -> Result<(), Trap> {
+        self.products.begin(product)?;
+        let b_bits = self.uniform64(product.b, shared)?;
+        let b = Descriptor::parse(b_bits)?;
+        let viewer = self.viewer(0);
+        let mut chunks = Vec::new();
+        let row = self.index as usize % 4 * ROWS;
+        let (a, a_bits) = match &product.a {
+            ProductOperand::Registers(registers) => (self.register_rows(product, *registers, shared), 0),
+            ProductOperand::Descriptor(source) => {
+                let bits = self.uniform64(*source, shared)?;
+                let read = MatrixRead {
+                    descriptor: Descriptor::parse(bits)?,
+                    first_row: row,
+                    rows: ROWS,
+                    element: product.element,
+                    transposed: product.transposes_a,
+                };
+                (read.read(&mut shared.memory, viewer, &mut chunks)?, bits)
+            }
+        };
+        let read = MatrixRead {
+            descriptor: b,
+            first_row: 0,
+            rows: product.n,
+            element: product.element,
+            transposed: product.transposes_b,
+        };
+        let b = read.read(&mut shared.memory, viewer, &mut chunks)?;
+        shared.warpgroups.join(self.index, self.current_instruction(), [a_bits, b_bits])?;
+        shared.effects += 1;
+        self.products.open.chunks.append(&mut chunks);
+        self.store_product(product, &a, &b, shared);
+        Ok(())
+    }
+
+    /// Operand A in registers, as `[k, 16]`.
+    fn register_rows(&self, product: &Product, registers: [Register; 4], shared: &Shared<'_>) -> Vec<f64> {
+        let element = product.element;
+        let per_register = 4 / element.bytes();
+        let mut a = vec![0.0; SUM_BYTES / element.bytes() * ROWS];
+        for (r, register) in registers.iter().enumerate() {
+            let values = self.value(Source::Register(*register), shared);
+            for (lane, value) in values.iter().enumerate() {
+                let row = lane / 4 + 8 * (r % 2);
+                for i in 0..per_register {
+                    let k = per_register * (lane % 4 + 4 * (r / 2)) + i;
+                    let bits = (value >> (8 * element.bytes() * i)) as u32;
+                    a[k * ROWS + row] = element.widen(bits);
+                }
+            }
+        }
+        a
+    }
+
+    /// Sums in f64, rounded once. A GPU rounds more often, so that results agree up to rounding.
+    fn store_product(&mut self, product: &Product, a: &[f64], b: &[f64], shared: &Shared<'_>) {
+        let n = product.n;
+        let sign = if product.negates_a != product.negates_b { -1.0 } else { 1.0 };
+        let adds = self.value(product.adds, shared)[0] != 0;
+        let mut sums = vec![0.0; ROWS * n];
+        for (a, b) in a.chunks_exact(ROWS).zip(b.chunks_exact(n)) {
+            for (sums, a) in sums.chunks_exact_mut(n).zip(a) {
+                let a = a * sign;
+                sums.iter_mut().zip(b).for_each(|(sum, b)| *sum += a * b);
+            }
+        }
+        for (i, d) in product.d.iter().enumerate() {
+            let before = if adds { self.value(Source::Register(*d), shared) } else { [0; 32] };
+            let after: Lanes = std::array::from_fn(|lane| {
+                let (row, column) = (lane / 4 + 8 * (i / 2 % 2), 8 * (i / 4) + lane % 4 * 2 + i % 2);
+                bits32((f64::from(f32::from_bits(before[lane] as u32)) + sums[row * n + column]) as f32)
+            });
+            self.set(*d, &after, ALL);
+        }
+    }
+
+    pub(super) fn commit_products(&mut self, shared: &mut Shared<'_>) -> Result<(), Trap> {
+        shared.warpgroups.join(self.index, self.current_instruction(), [0; 2])?;
+        if self.products.groups.len() >= MAX_GROUPS {
+            return Err(Trap::new(format!("more than {MAX_GROUPS} groups of products are in flight")));
+        }
+        self.products.groups.push_back(std::mem::take(&mut self.products.open));
+        Ok(())
+    }
+
+    pub(super) fn wait_products(&mut self, pending: usize, shared: &mut Shared<'_>) -> Result<(), Trap> {
+        shared.warpgroups.join(self.index, self.current_instruction(), [0; 2])?;
+        let part = self.index as u16;
+        let ended = self.products.end(pending);
+        shared.memory.end_product_reads(&ended, part, self.clock.get(part));
+        // Chunks that later groups read too are still in use.
+        for group in self.products.groups.iter().chain([&self.products.open]) {
+            shared.memory.hold_product_reads(&group.chunks, part);
+        }
+        self.clock.tick(part);
+        Ok(())
+    }
+
+    pub(super) fn fence_products(&mut self, shared: &mut Shared<'_>) -> Result<(), Trap> {
+        shared.warpgroups.join(self.index, self.current_instruction(), [0; 2])?;
+        self.products.fence();
+        Ok(())
+    }
+}

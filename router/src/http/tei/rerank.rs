@@ -1,0 +1,59 @@
+//! `/rerank`.
+
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::http::app::App;
+use crate::http::scores;
+use crate::http::tgi::TgiError;
+use crate::service::ServiceError;
+
+/// The most texts of a request.
+const MAX_TEXTS: usize = 2048;
+
+#[derive(Debug, Deserialize, ToSchema)]
+pub(super) struct RerankRequest {
+    query: String,
+    texts: Vec<String>,
+    /// Whether texts that are too long lose their end, and are not refused.
+    #[serde(default)]
+    truncate: bool,
+    /// Whether scores are the model's numbers, and not between 0 and 1.
+    #[serde(default)]
+    raw_scores: bool,
+    /// Whether the response has the texts, too.
+    #[serde(default)]
+    return_text: bool,
+}
+
+/// The score of a text.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Rank {
+    /// The place of the text in the request.
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    score: f32,
+}
+
+/// Returns how well each text answers the query, the best text first.
+#[utoipa::path(post, path = "/rerank", tag = "Text embeddings inference", request_body = RerankRequest, responses((status = 200, description = "The scores of the texts, the best one first", body = Vec<Rank>)))]
+pub(super) async fn rerank(
+    State(app): State<App>,
+    Json(request): Json<RerankRequest>,
+) -> Result<Json<Vec<Rank>>, TgiError> {
+    let RerankRequest { query, texts, truncate, raw_scores, return_text } = request;
+    if texts.is_empty() || texts.len() > MAX_TEXTS {
+        let message = format!("`texts` must have 1 to {MAX_TEXTS} texts. Given: {}", texts.len());
+        return Err(ServiceError::invalid("texts", message).into());
+    }
+    let mut kept = if return_text { texts.clone() } else { Vec::new() };
+    let outputs = scores::compute(&app, query, texts, truncate).await?.outputs;
+    let rank = |index: usize| {
+        let score = if raw_scores { outputs[index] } else { scores::sigmoid(outputs[index]) };
+        Rank { index, text: kept.get_mut(index).map(std::mem::take), score }
+    };
+    Ok(Json(scores::best_first(&outputs).into_iter().map(rank).collect()))
+}

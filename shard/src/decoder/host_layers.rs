@@ -1,0 +1,115 @@
+//! The first layers of a model on the host, before those of the decoder's device.
+
+use millrace_kernels::{Backend, HostMemory, PausedStep, StepInput};
+
+use super::group::RankGroup;
+use super::model_part::ModelPart;
+use super::sizes::{attention, step_size};
+use super::stage::{LayerStage, Stage, StageWeights};
+use super::step::StageStep;
+use super::weight_loader::{WeightLoader, query_scale, ropes};
+use super::workspace::HiddenStates;
+use crate::model::{WeightSource, WeightStorage};
+use crate::{Error, ShardLimits};
+
+/// The first layers of a model, which the host computes because the device has not enough memory
+/// for them.
+///
+/// The embedding stays on the device, which knows the tokens of all sequences, and so do the last
+/// layers, the head and the sampling. A step therefore has one download of hidden states and one
+/// upload. Block tables are the same on both sides: block b of the device and block b of the host
+/// hold the same tokens of a sequence, each in its own layers.
+pub struct HostLayers<H: HostMemory> {
+    backend: H,
+    queue: H::Queue,
+    layers: LayerStage<H>,
+    states: HiddenStates<H>,
+    /// Ranks of a group do not split layers between device and host.
+    group: RankGroup<H>,
+    /// The step that comes next, if its rows are known.
+    begun: Option<PausedStep>,
+    /// Hidden states in the type of the device, on their way.
+    scratch: Vec<u8>,
+    bytes_read: usize,
+}
+
+impl<H: HostMemory> HostLayers<H> {
+    /// Loads the layers of `part` from `source`, in the formats that `storage` says, and allocates
+    /// their KV caches and buffers. Calls `progress` after each weight with the bytes on the host
+    /// so far.
+    ///
+    /// # Errors
+    /// If the source fails, the host lacks memory, or a weight does not have the shape that the
+    /// specification asks for.
+    pub fn load(
+        backend: H,
+        part: &ModelPart<'_>,
+        source: &dyn WeightSource,
+        storage: impl Into<WeightStorage>,
+        limits: &ShardLimits,
+        progress: &mut dyn FnMut(usize) -> Result<(), Error>,
+    ) -> Result<Self, Error> {
+        let ModelPart { spec, layers } = part;
+        let positions = limits.max_sequence_tokens;
+        let slots = (*spec, part.slots(false));
+        let mut loader = WeightLoader::new(&backend, slots, source, storage.into(), progress);
+        let weights = StageWeights {
+            layers: loader.layers(layers.clone())?,
+            ropes: ropes(&backend, spec, positions)?,
+            query_scale: query_scale(&backend, spec, positions)?,
+            // The norm before the next layer is the device's.
+            exit_norm: None,
+        };
+        let bytes_read = loader.read;
+        let size = attention(&spec.layers[layers.clone()]);
+        let queue = backend.queue(&step_size(spec, limits, &size))?;
+        let stage = LayerStage::new(&backend, spec, layers.clone(), weights, limits)?;
+        let states = HiddenStates::new(&backend, spec, limits)?;
+        // No element of a device is wider than f32.
+        let scratch = Vec::with_capacity(limits.max_step_tokens * spec.hidden * size_of::<f32>());
+        let group = RankGroup::Alone;
+        Ok(HostLayers { backend, queue, layers: stage, states, group, begun: None, scratch, bytes_read })
+    }
+
+    /// Returns the backend that computes the layers.
+    pub fn backend(&self) -> &H {
+        &self.backend
+    }
+
+    /// Returns the bytes that were read from the source.
+    pub fn bytes_read(&self) -> usize {
+        self.bytes_read
+    }
+}
+
+impl<B: Backend, H: HostMemory> Stage<B> for HostLayers<H> {
+    fn begin(&mut self, input: &StepInput<'_>) -> Result<(), Error> {
+        let HostLayers { backend, queue, begun, .. } = self;
+        // Embedding, head and sampling are the device's.
+        let input = StepInput { outputs: &[], samples: &[], ..*input };
+        let step = backend.prepare(backend.begin(queue, &input)?)?;
+        *begun = Some(backend.pause(step)?);
+        Ok(())
+    }
+
+    fn is_recordable(&self) -> bool {
+        false
+    }
+
+    /// Waits until the device has computed the states that the layers read.
+    fn forward(
+        &mut self,
+        step: &StageStep<'_, B>,
+        states: &mut HiddenStates<B>,
+        _group: &mut RankGroup<B>,
+    ) -> Result<(), Error> {
+        let &StageStep { backend: device, tokens: n, .. } = step;
+        let HostLayers { backend, queue, layers, states: own, group, begun, scratch, .. } = self;
+        let begun = begun.take().expect("`begin` was called for this step");
+        let open = begun.resume(queue);
+        device.download(&states.residual, n, scratch, backend.host_mut(&mut own.residual, n))?;
+        layers.forward(&StageStep { backend: &*backend, step: &open, tokens: n }, own, group)?;
+        device.upload(n, backend.host(&own.residual, n), scratch, &mut states.residual)?;
+        Ok(())
+    }
+}

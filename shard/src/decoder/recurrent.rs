@@ -1,0 +1,137 @@
+//! Recurrent layers: their weights, their buffers, and the order of their operations.
+
+use millrace_kernels::{
+    Backend, Convolution, GateFunction, Norm, Recurrence, RecurrenceRule, RecurrentHeads, Result, RowParts,
+};
+
+use super::by_width::{ByWidth, widths};
+use super::step::StageStep;
+use crate::Error;
+use crate::model::{LayerSpec, RecurrentLayer, RecurrentRule};
+
+/// The constants of a recurrent layer.
+pub(super) struct RecurrentWeights<B: Backend> {
+    pub(super) input: B::Matrix,              // [projected_cols, hidden]
+    pub(super) in_bias: Option<B::Vector>,    // [projected_cols]
+    pub(super) conv: B::Vector,               // [taps, channels]
+    pub(super) conv_bias: Option<B::Vector>,  // [channels]
+    pub(super) rates: Option<RateWeights<B>>, // unless the layer is only a convolution
+    pub(super) norm: Option<Norm<B::Vector>>, // [value_dim], or [heads * value_dim]
+    pub(super) out: B::Matrix,                // [hidden, heads * value_dim]
+    pub(super) out_bias: Option<B::Vector>,   // [hidden]
+}
+
+/// The constants of the rates at which the matrices of heads change.
+pub(super) struct RateWeights<B: Backend> {
+    pub(super) matrix: B::Matrix,       // [rate_cols, hidden]
+    pub(super) decay_log: B::Vector,    // [heads]
+    pub(super) step_bias: B::Vector,    // [heads]
+    pub(super) skip: Option<B::Vector>, // [heads]
+}
+
+/// The buffers of recurrent layers, for up to `t` tokens.
+pub(super) struct RecurrentBuffers<B: Backend> {
+    /// Queries, keys, values and gates, `[t, projected_cols]`.
+    projected: ByWidth<B::Buf>,
+    /// The results of the convolution, `[t, channels]`.
+    mixed: ByWidth<B::Buf>,
+    /// `[t, rate_cols]`
+    rates: ByWidth<B::Buf>,
+    /// The results of all heads, `[t, heads * value_dim]`.
+    results: ByWidth<B::Buf>,
+}
+
+impl<B: Backend> RecurrentBuffers<B> {
+    /// Allocates the buffers of those of `layers` that are recurrent.
+    pub(super) fn new(backend: &B, layers: &[LayerSpec], tokens: usize) -> Result<Self> {
+        let buffers = |width| ByWidth::new(widths(layers, width), |cols| backend.buf(tokens, cols));
+        Ok(RecurrentBuffers {
+            projected: buffers(PROJECTED)?,
+            mixed: buffers(MIXED)?,
+            rates: buffers(RATES)?,
+            results: buffers(RESULTS)?,
+        })
+    }
+
+    /// `branch = layer(x)`, `[tokens, hidden]`. Updates the states of the step's sequences.
+    pub(super) fn compute(
+        &mut self,
+        step: &StageStep<'_, B>,
+        (spec, w): (&RecurrentLayer, &RecurrentWeights<B>),
+        x: &B::Buf,
+        states: &mut B::States,
+        branch: &mut B::Buf,
+    ) -> std::result::Result<(), Error> {
+        let &StageStep { backend, step, tokens: n } = step;
+        let projected = self.projected.of(spec.projected_cols());
+        backend.linear(n, x, &w.input, w.in_bias.as_ref(), projected)?; // [n, projected_cols]
+        let (act, gated) = match spec.rule {
+            RecurrentRule::Delta(act) | RecurrentRule::StateSpace { act, .. } => (Some(act), false),
+            RecurrentRule::Convolution => (None, true),
+        };
+        let convolution = Convolution { weight: &w.conv, bias: w.conv_bias.as_ref(), act, gated };
+        let mixed = self.mixed.of(spec.channels());
+        backend.convolve(step, projected, &convolution, states, mixed)?; // [n, channels]
+        if spec.factors.gate != 1.0 {
+            // Only the gates of these columns are read from here on.
+            backend.scale(n, spec.factors.gate, projected)?;
+        }
+        let results = match &w.rates {
+            None => mixed,
+            Some(of_rates) => {
+                let rates = self.rates.of(spec.rate_cols());
+                backend.linear(n, x, &of_rates.matrix, None, rates)?; // [n, rate_cols]
+                if spec.factors.rate != 1.0 {
+                    backend.scale(n, spec.factors.rate, rates)?;
+                }
+                let RateWeights { decay_log, step_bias, skip, .. } = of_rates;
+                let rule = match (spec.rule, skip) {
+                    (RecurrentRule::StateSpace { step_limits: limits, .. }, Some(skip)) => {
+                        RecurrenceRule::StateSpace { skip, limits }
+                    }
+                    _ => RecurrenceRule::Delta,
+                };
+                let recurrence = Recurrence { heads: spec.heads, rule, decay_log, step_bias };
+                let results = self.results.of(spec.heads.value_cols());
+                backend.recur(step, (mixed, rates), &recurrence, states, results)?; // [n, heads * value_dim]
+                results
+            }
+        };
+        let gates = (&*projected, spec.heads.cols());
+        let RecurrentHeads { key_heads, heads, value_dim, .. } = spec.heads;
+        if spec.result.gates_come_first() {
+            backend.multiply_gates(n, gates, GateFunction::Silu, results)?;
+        }
+        if let Some(norm) = &w.norm {
+            let count = if spec.result.is_of_groups() { key_heads } else { heads };
+            let parts = RowParts { first: 0, count, cols: heads * value_dim / count };
+            backend.norm_parts(n, results, parts, norm)?;
+        }
+        if spec.result.is_gated() && !spec.result.gates_come_first() {
+            backend.multiply_gates(n, gates, GateFunction::Silu, results)?;
+        }
+        backend.linear(n, results, &w.out, w.out_bias.as_ref(), branch)?; // [n, hidden]
+        if spec.factors.out != 1.0 {
+            backend.scale(n, spec.factors.out, branch)?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the columns of all buffers.
+pub(super) fn columns(layers: &[LayerSpec]) -> usize {
+    let all = [PROJECTED, MIXED, RATES, RESULTS];
+    all.into_iter().flat_map(|width| widths(layers, width)).fold(0, usize::saturating_add)
+}
+
+/// Returns a number of features of a recurrent layer.
+fn width(layer: &LayerSpec, of: fn(&RecurrentLayer) -> usize) -> usize {
+    layer.attention.recurrent().map_or(0, of)
+}
+
+const PROJECTED: fn(&LayerSpec) -> usize = |layer| width(layer, RecurrentLayer::projected_cols);
+const MIXED: fn(&LayerSpec) -> usize = |layer| width(layer, RecurrentLayer::channels);
+const RATES: fn(&LayerSpec) -> usize = |layer| width(layer, RecurrentLayer::rate_cols);
+// The result of a convolution is what it returns.
+const RESULTS: fn(&LayerSpec) -> usize =
+    |layer| width(layer, |layer| if layer.is_convolution() { 0 } else { layer.heads.value_cols() });
