@@ -140,13 +140,15 @@ RUN echo /usr/local/lib/cuda > /etc/ld.so.conf.d/cuda.conf \
 COPY --from=pip /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
 COPY --from=common /common /
 COPY --from=cuda-binary /millrace/millrace /usr/local/bin/millrace
-# The NVIDIA container toolkit reads the NVIDIA variables, and adds the driver's libraries.
+# The NVIDIA container toolkit reads the NVIDIA variables, and adds the driver's libraries. It refuses, in one sentence, drivers that
+# cannot run the libraries of CUDA 13, which are those before version 580.
 ENV HOME=/tmp \
     MILLRACE_HOSTNAME=0.0.0.0 \
     PORT=80 \
     HUGGINGFACE_HUB_CACHE=/data \
     NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    NVIDIA_REQUIRE_CUDA=cuda>=13.0
 USER 65532:65532
 EXPOSE 80
 STOPSIGNAL SIGTERM

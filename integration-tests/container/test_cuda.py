@@ -24,6 +24,8 @@ def test_the_image_runs_as_the_cpu_image_does():
     assert config["Entrypoint"] == ["millrace"] and config["Cmd"] == ["serve"]
     assert "NVIDIA_VISIBLE_DEVICES=all" in config["Env"]
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in config["Env"]
+    # The container toolkit refuses older drivers with a sentence, before the program starts.
+    assert "NVIDIA_REQUIRE_CUDA=cuda>=13.0" in config["Env"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
 use crate::cargo::cargo;
+use crate::install;
 
 /// The folder of the book's pages. Their links stay inside it, because the book has nothing else.
 const DOCS: &str = "docs";
@@ -17,28 +18,33 @@ const INSTALLED: &str = "target/mdbook";
 /// The folder that `book.toml` builds into.
 const BOOK: &str = "target/book";
 
-/// Checks all pages, then builds the book.
+/// Builds the book, unless a page has a problem.
 pub(crate) fn run() -> bool {
+    let built = check() && build();
+    if built {
+        println!("the book is {BOOK}/index.html");
+    }
+    built
+}
+
+/// Checks the links of all pages and the table of contents, and prints what it finds. Returns
+/// whether there is nothing.
+pub(crate) fn check() -> bool {
     let pages = match read(Path::new(".")) {
         Ok(pages) => pages,
-        Err(why) => {
-            eprintln!("{why}");
+        Err(reason) => {
+            eprintln!("{reason}");
             return false;
         }
     };
-    let problems = check(&pages, |path| path.exists());
+    let problems = find_problems(&pages, |path| path.exists());
     for problem in &problems {
         eprintln!("{problem}");
     }
     if !problems.is_empty() {
         eprintln!("{} problems in {} pages", problems.len(), pages.len());
-        return false;
     }
-    let built = build();
-    if built {
-        println!("{} pages checked; the book is {BOOK}/index.html", pages.len());
-    }
-    built
+    problems.is_empty()
 }
 
 /// Runs mdBook, which is compiled below target/ the first time: neither Debian 12 nor PyPI has it.
@@ -49,8 +55,8 @@ fn build() -> bool {
     let version = Command::new(&mdbook).arg("--version").output();
     let is_installed = version
         .is_ok_and(|done| String::from_utf8_lossy(&done.stdout).trim().ends_with(&format!("v{MDBOOK}")));
-    if !is_installed && !cargo(&[&["install", "mdbook", "--quiet", "--force"][..], &root, &features].concat())
-    {
+    let install = [&["install", "mdbook", "--quiet", "--force"][..], &root, &features].concat();
+    if !is_installed && !install::attempt(|| cargo(&install)) {
         return false;
     }
     Command::new(&mdbook).arg("build").status().is_ok_and(|done| done.success())
@@ -154,7 +160,7 @@ fn targets(line: &str) -> impl Iterator<Item = &str> {
 
 /// Lists every mistake in the pages: links that lead nowhere or out of the book, and pages that the
 /// table of contents lacks.
-fn check(pages: &BTreeMap<PathBuf, Page>, exists: impl Fn(&Path) -> bool) -> Vec<String> {
+fn find_problems(pages: &BTreeMap<PathBuf, Page>, exists: impl Fn(&Path) -> bool) -> Vec<String> {
     let mut problems = Vec::new();
     for (path, page) in pages {
         let name = path.display();
@@ -229,7 +235,7 @@ mod tests {
     fn problems(pages: &[(&str, &str)]) -> Vec<String> {
         let pages: BTreeMap<_, _> =
             pages.iter().map(|(path, text)| (PathBuf::from(path), scan(text))).collect();
-        check(&pages, |path| path == Path::new("docs/picture.png"))
+        find_problems(&pages, |path| path == Path::new("docs/picture.png"))
     }
 
     const SUMMARY_OF_A: (&str, &str) = (SUMMARY, "# Summary\n\n- [A](a.md)\n");

@@ -1,12 +1,12 @@
 //! Runs Cargo as a child process.
 
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
+use crate::steady;
 use crate::test_report::TestReport;
 
 /// Runs Cargo in the workspace. Returns whether it succeeded.
@@ -22,25 +22,24 @@ pub(crate) fn cargo_with(arguments: &[&str], environment: &[(&str, &str)]) -> bo
     cargo.status().is_ok_and(|status| status.success())
 }
 
-/// Runs tests, with `harness` as arguments of the test harness. Returns what the output says about
-/// them, or `None` if one fails.
+/// Runs the tests of all targets, with `harness` as arguments of the test harness, and those that
+/// fail once more ([`steady`]). Returns what the output says about them, or `None` if one fails.
 pub(crate) fn cargo_test(
     arguments: &[&str],
     harness: &[&str],
     environment: &[(&str, &str)],
 ) -> Option<TestReport> {
-    let arguments = [arguments, &["--"], harness, &["--show-output"]].concat();
-    eprintln!("$ cargo {}", arguments.join(" "));
-    let mut cargo = Command::new(cargo_path());
-    cargo.args(arguments).envs(environment.iter().copied()).stdout(Stdio::piped());
-    let mut cargo = cargo.spawn().ok()?;
-    let mut report = TestReport::default();
-    for line in BufReader::new(cargo.stdout.take()?).lines().map_while(Result::ok) {
-        if report.read(&line) {
-            println!("{line}");
+    let command = |targets: &[String], names: &[String]| {
+        let mut cargo = Command::new(cargo_path());
+        cargo.args(arguments).args(targets).args(["--no-fail-fast", "--"]).args(harness).arg("--show-output");
+        if !names.is_empty() {
+            cargo.args(["--exact", "--test-threads=1"]).args(names);
         }
-    }
-    cargo.wait().is_ok_and(|status| status.success()).then_some(report)
+        eprintln!("$ {cargo:?}");
+        cargo.envs(environment.iter().copied());
+        cargo
+    };
+    steady::run(&mut command(&[], &[]), |failed| command(&failed.selection, &failed.names))
 }
 
 /// Products of a build.

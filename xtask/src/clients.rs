@@ -4,8 +4,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::cargo::{cargo, cargo_with};
-use crate::install;
+use crate::cargo::{cargo, cargo_test};
+use crate::features::FEATURES;
+use crate::{install, pytest};
 
 /// The pinned packages that `clients` installs.
 const CLIENTS: &str = "integration-tests/clients";
@@ -27,18 +28,15 @@ pub(crate) fn run() -> bool {
     let tests = [
         "test",
         "--workspace",
-        crate::features::FEATURES,
+        FEATURES,
         "--test",
         "version",
         "--test",
         "clients",
         "--test",
         "model_formats",
-        "--",
-        "--include-ignored",
-        "--nocapture",
     ];
-    cargo_with(&tests, &environment)
+    cargo_test(&tests, &["--include-ignored", "--nocapture"], &environment).is_some()
 }
 
 /// Installs agents and larger libraries below target/, and runs their tests with `arguments` for
@@ -53,16 +51,17 @@ pub(crate) fn agents(arguments: &[String]) -> bool {
     let ready = install::python(pinned, &python)
         && install::python(&pinned.join("aider"), &aider)
         && install::node(pinned, &node)
-        && cargo(&["build", "--workspace", crate::features::FEATURES, "--bin", "millrace"]);
+        && cargo(&["build", "--workspace", FEATURES, "--bin", "millrace"]);
     if !ready {
         return false;
     }
-    let mut tests = Command::new("unshare");
-    tests.args(["--map-root-user", "--net", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"]);
-    tests.arg(python.join("bin/python")).args(["-m", "pytest", "-q", "-p", "no:cacheprovider", AGENTS]);
-    tests.args(arguments);
-    tests.env("MILLRACE_BINARY", root.join("target/debug/millrace")).env("MILLRACE_AGENTS_NODE", node);
-    tests.env("MILLRACE_AIDER", aider.join("bin/aider"));
-    tests.env("PYTHONDONTWRITEBYTECODE", "1");
-    install::command("unshare and ip, of util-linux and iproute2", &mut tests)
+    let tests = || {
+        let mut tests = Command::new("unshare");
+        tests.args(["--map-root-user", "--net", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"]);
+        tests.arg(python.join("bin/python"));
+        tests.env("MILLRACE_BINARY", root.join("target/debug/millrace")).env("MILLRACE_AGENTS_NODE", &node);
+        tests.env("MILLRACE_AIDER", aider.join("bin/aider"));
+        tests
+    };
+    pytest::run(tests, AGENTS, &arguments.iter().map(Into::into).collect::<Vec<_>>())
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::cargo::cargo;
-use crate::install;
+use crate::{install, pytest};
 
 /// The tests, and the pinned packages that they need.
 const TESTS: &str = "integration-tests/deploy";
@@ -19,9 +19,10 @@ pub(crate) fn run(arguments: &[String]) -> bool {
     if !(install::python(Path::new(TESTS), &installed) && cargo(&build)) {
         return false;
     }
-    let mut tests = Command::new(installed.join("bin/python"));
-    tests.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", TESTS]).args(arguments);
-    tests.env("MILLRACE_BINARY", root.join("target/debug/millrace"));
-    tests.env("PYTHONDONTWRITEBYTECODE", "1");
-    install::command("pytest", &mut tests)
+    let python = || {
+        let mut python = Command::new(installed.join("bin/python"));
+        python.env("MILLRACE_BINARY", root.join("target/debug/millrace"));
+        python
+    };
+    pytest::run(python, TESTS, &arguments.iter().map(Into::into).collect::<Vec<_>>())
 }

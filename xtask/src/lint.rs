@@ -4,12 +4,14 @@ use std::process::Command;
 
 use crate::cargo::{cargo, cargo_path};
 use crate::features::FEATURES;
-use crate::{prose, structure};
+use crate::{book, prose, structure};
 
-/// Checks formatting, clippy, module cycles and language. Returns whether all are clean.
+/// Checks formatting, clippy, module cycles, language and the pages of documentation. Returns
+/// whether all are clean.
 pub(crate) fn run() -> bool {
     structure::check()
         && prose::check()
+        && book::check()
         && cargo(&["fmt", "--all", "--check"])
         && families_are_formatted()
         && cargo(&["clippy", "--workspace", "--all-targets", FEATURES, "--", "-D", "warnings"])

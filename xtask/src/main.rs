@@ -12,20 +12,22 @@ mod deny;
 mod deploy;
 mod features;
 mod fuzz;
+mod gate;
 mod gpu_pack;
 mod gpu_root;
 mod install;
 mod lint;
 mod mutate;
-mod nightly;
 mod prose;
 mod ptx;
+mod pytest;
 mod release;
 mod resources;
 mod sanitize;
 mod sass;
 mod simulated;
 mod smoke;
+mod steady;
 mod structure;
 mod suites;
 mod test_report;
@@ -47,22 +49,32 @@ struct Task {
 
 const TASKS: &[Task] = &[
     Task {
+        name: "gate",
+        arguments: "[--list] [--all]",
+        help: "what CI runs: always lint, deny, test, sim and smoke, and the other stages if a commit of\n\
+               the last two days touches paths that can break them; --list prints which and why",
+        run: gate::run,
+    },
+    Task {
         name: "lint",
         arguments: "",
-        help: "formatting, clippy with warnings as errors, module cycles, and the rules of language",
+        help: "formatting, clippy with warnings as errors, module cycles, the rules of language, and\n\
+               the links and the table of contents of the documentation",
         run: |_| lint::run(),
     },
     Task {
         name: "test",
         arguments: "",
-        help: "every test of the workspace, among them tests of the real binary over HTTP",
+        help: "every test of the workspace, among them tests of the real binary over HTTP; a test that\n\
+               fails runs once more, alone, and is named UNSTEADY if it passes then",
         run: |_| suites::test(),
     },
     Task {
         name: "attack",
-        arguments: "",
-        help: "the tests that attack the real binary; prints what a client experiences meanwhile",
-        run: |_| attack::run(),
+        arguments: "[release]",
+        help: "the tests that attack the real binary, or its release build; prints what a client\n\
+               experiences meanwhile",
+        run: |arguments| attack::run(arguments.first().is_some_and(|argument| argument == "release")),
     },
     Task {
         name: "structure",
@@ -107,10 +119,13 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "sim",
-        arguments: "[FILTER]",
+        arguments: "[one|all-gpus|FILTER]",
         help: "the CUDA kernels' tests on the simulated GPU with all four fiber schedules, each with\n\
-               the limits of another GPU, and every benchmark once",
-        run: |arguments| match arguments.first() {
+               the limits of another GPU, and every benchmark once; `one` uses one schedule, and\n\
+               `all-gpus` every schedule with the limits of every GPU",
+        run: |arguments| match arguments.first().map(String::as_str) {
+            Some("one") => simulated::one_order(),
+            Some("all-gpus") => simulated::all_orders_on_all_gpus(),
             Some(filter) => simulated::all_orders(Some(filter)),
             None => simulated::all_orders(None) && simulated::bench(),
         },
@@ -173,11 +188,15 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "release",
-        arguments: "[BINARY...]",
+        arguments: "[twice|BINARY...]",
         help: "archives and Debian packages for x86-64 and 64-bit ARM in target/release-pack, with\n\
                sums, bills of materials and licenses; packs twice, and installs the package in a\n\
-               Debian root; as root. Packs these binaries instead of building",
-        run: |arguments| release::run(arguments),
+               Debian root; as root. Packs these binaries instead of building; `twice` builds\n\
+               everything two times and compares",
+        run: |arguments| match arguments {
+            [twice] if twice == "twice" => release::builds_are_equal(),
+            binaries => release::run(binaries),
+        },
     },
     Task {
         name: "container",
@@ -191,8 +210,7 @@ const TASKS: &[Task] = &[
     Task {
         name: "book",
         arguments: "",
-        help: "checks the links and the table of contents of the documentation, and builds docs/\n\
-               into a book in target/book with mdBook, which it installs below target/",
+        help: "builds docs/ into a book in target/book with mdBook, which it installs below target/",
         run: |_| book::run(),
     },
     Task {
@@ -231,8 +249,21 @@ const TASKS: &[Task] = &[
     Task {
         name: "cost",
         arguments: "[SECONDS]",
-        help: "the cost fuzzer: looks for untrusted input whose cost grows faster than its size",
-        run: |arguments| suites::cost(arguments.first().map_or("60", String::as_str), None),
+        help: "the cost fuzzer: looks for untrusted input whose cost grows faster than its size; more\n\
+               than ten minutes try other inputs each day",
+        run: |arguments| suites::cost(arguments.first().map_or("60", String::as_str)),
+    },
+    Task {
+        name: "properties",
+        arguments: "[SEED]",
+        help: "every property test with other random cases, by default those of the day",
+        run: |arguments| suites::properties(arguments.first().map(String::as_str)),
+    },
+    Task {
+        name: "simulation",
+        arguments: "",
+        help: "20 million steps of the scheduler under random traffic, shortages and lost shards",
+        run: |_| suites::simulation(),
     },
     Task {
         name: "soak",
@@ -249,8 +280,8 @@ const TASKS: &[Task] = &[
     Task {
         name: "nightly",
         arguments: "[FILTER]",
-        help: "the long checks one after the other, for some hours; goes on after a failure",
-        run: |arguments| nightly::run(arguments.first().map(String::as_str)),
+        help: "all stages of the gate and the long checks, for some hours; goes on after a failure",
+        run: |arguments| gate::nightly(arguments.first().map(String::as_str)),
     },
 ];
 

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 pub(crate) use sim_flags::RUNTIME;
 
-use crate::cargo;
+use crate::test_report::FailedTarget;
+use crate::{cargo, steady};
 
 /// Fiber schedules of the simulated GPU, the cheapest first.
 pub(crate) const ORDERS: [&str; 4] = ["forward", "reverse", "greedy", "greedy-reverse"];
@@ -132,6 +133,12 @@ pub(crate) fn bench() -> bool {
     passed
 }
 
+/// Runs all tests with one fiber schedule that `cargo xtask test` does not use, on the GPU with the
+/// tightest limits. Returns whether they passed.
+pub(crate) fn one_order() -> bool {
+    run_on(std::iter::once((ORDERS[1], GPUS[0])), None)
+}
+
 /// Runs the tests whose names contain `filter`, or all, with every fiber schedule, each on another
 /// GPU. Returns whether they passed.
 pub(crate) fn all_orders(filter: Option<&str>) -> bool {
@@ -153,10 +160,18 @@ fn run_on(mut devices: impl Iterator<Item = (&'static str, &'static str)>, filte
     };
     devices.all(|(order, gpu)| {
         let start = Instant::now();
-        let mut command = Command::new(&tests);
-        command.arg("--quiet").args(filter).current_dir("kernels");
-        command.env("MILLRACE_SIM_ORDER", order).env("MILLRACE_SIM_GPU", gpu);
-        let passed = command.status().is_ok_and(|status| status.success());
+        let command = || {
+            let mut command = Command::new(&tests);
+            command.args(["--quiet", "--show-output"]).current_dir("kernels");
+            command.env("MILLRACE_SIM_ORDER", order).env("MILLRACE_SIM_GPU", gpu);
+            command
+        };
+        let again = |failed: &FailedTarget| {
+            let mut command = command();
+            command.args(["--exact", "--test-threads=1"]).args(&failed.names);
+            command
+        };
+        let passed = steady::run(command().args(filter), again).is_some();
         println!("{order} on {gpu}: {:.1} s", start.elapsed().as_secs_f64());
         passed
     })

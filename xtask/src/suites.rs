@@ -3,22 +3,24 @@
 use crate::cargo::{cargo, cargo_test, cargo_with};
 use crate::features::FEATURES;
 
+/// Tells tests of the binary that Cargo has built it together with them.
+const BUILT: (&str, &str) = ("MILLRACE_BINARY_IS_BUILT", "1");
+
 /// Runs every test. Returns whether all passed.
 ///
 /// The binary is built together with the tests before the first one runs, so no test builds it
 /// again. Tests that need published files run where `MILLRACE_TEST_DATA` names their folder.
 pub(crate) fn test() -> bool {
-    const BUILT: [(&str, &str); 1] = [("MILLRACE_BINARY_IS_BUILT", "1")];
     let tests = ["test", "--workspace", FEATURES];
-    let Some(mut all) = cargo_test(&tests, &[], &BUILT) else { return false };
+    let Some(mut all) = cargo_test(&tests, &[], &[BUILT]) else { return false };
     let has_data = std::env::var_os("MILLRACE_TEST_DATA").is_some();
     if has_data {
-        let Some(published) = cargo_test(&tests, &["--ignored", "published"], &BUILT) else { return false };
+        let Some(published) = cargo_test(&tests, &["--ignored", "published"], &[BUILT]) else { return false };
         all.ignored = all.ignored.saturating_sub(published.passed);
         all.skipped.extend(published.skipped);
     }
-    for why in &all.skipped {
-        println!("skipped: {why}");
+    for reason in &all.skipped {
+        println!("skipped: {reason}");
     }
     let hint = if has_data { "" } else { "; most need published files from the folder MILLRACE_TEST_DATA" };
     println!("{} tests were ignored and {} skipped themselves{hint}", all.ignored, all.skipped.len());
@@ -44,21 +46,43 @@ pub(crate) fn bench() -> bool {
         && cargo(&["bench", "--package", "millrace-integration-tests"])
 }
 
-/// Runs the cost fuzzer against a release build for the given time.
-///
-/// `seed` chooses the first random input.
-pub(crate) fn cost(seconds: &str, seed: Option<u64>) -> bool {
-    if seconds.parse::<f64>().is_err() {
+/// Runs the cost fuzzer against a release build for the given time. A run of more than ten minutes
+/// begins with other random inputs each day. A day tries far fewer than a million inputs, so that
+/// days do not overlap.
+pub(crate) fn cost(seconds: &str) -> bool {
+    let Ok(time) = seconds.parse::<f64>() else {
         eprintln!("{seconds}: not a number of seconds");
         return false;
-    }
+    };
     let test = "test --release --package millrace-router --features fuzz --test cost -- --nocapture"
         .split(' ')
         .collect::<Vec<_>>();
-    let seed = seed.map(|seed| seed.to_string());
+    let seed = (day() * 1_000_000).to_string();
     let mut environment = vec![("MILLRACE_COST_SECONDS", seconds)];
-    environment.extend(seed.as_deref().map(|seed| ("MILLRACE_COST_SEED", seed)));
+    if time > 600.0 {
+        environment.push(("MILLRACE_COST_SEED", &seed));
+    }
     cargo_with(&test, &environment)
+}
+
+/// Returns the days since 1970, which seed random cases: each day tries others, and a failure can
+/// be repeated on the next one.
+fn day() -> u64 {
+    std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs() / 86_400)
+}
+
+/// Runs every property test with the random cases of `seed`, or of the day.
+pub(crate) fn properties(seed: Option<&str>) -> bool {
+    let seed = seed.map_or_else(|| day().to_string(), str::to_owned);
+    eprintln!("repeat these cases with: cargo xtask properties {seed}");
+    let test = ["test", "--workspace", FEATURES];
+    cargo_test(&test, &[], &[BUILT, ("PROPTEST_RNG_SEED", &seed)]).is_some()
+}
+
+/// Simulates the scheduler under random traffic, block shortages and lost shards.
+pub(crate) fn simulation() -> bool {
+    let test = ["test", "--release", "--package", "millrace-router", "--lib", "simulation"];
+    cargo_with(&test, &[("MILLRACE_SIM_STEPS", "20000000")])
 }
 
 /// Runs random traffic with random kills against a release build for the given time.

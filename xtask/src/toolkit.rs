@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::install;
+
 /// Requirements file with the wheels of the toolkit.
 const WHEELS: &str = "kernels/cuda/toolkit.txt";
 
@@ -29,8 +31,7 @@ pub(crate) fn install() -> Result<PathBuf, String> {
     let pip = |python: &Path| {
         let mut command = Command::new(python);
         command.args(["-m", "pip"]).args(options).args(["--target", FOLDER, "--requirement", WHEELS]);
-        eprintln!("$ {command:?}");
-        command.status().is_ok_and(|status| status.success())
+        install::download("pip", &mut command)
     };
     // A virtual environment has pip even where the system's Python has none.
     let own = Path::new("target/cuda-venv");

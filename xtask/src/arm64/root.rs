@@ -66,7 +66,7 @@ impl Root {
                 .to_owned());
         }
         debian("sid", "minbase", &["amd64", "arm64"], PACKAGES, &root.folder)?;
-        if !cargo(&["fetch", "--locked", "--quiet"]) {
+        if !install::attempt(|| cargo(&["fetch", "--locked", "--quiet"])) {
             return Err("the crates of Cargo.lock cannot be fetched".to_owned());
         }
         Ok(root)
@@ -145,17 +145,8 @@ pub(crate) fn debian(
         return Ok(());
     }
     let has = Command::new("mmdebstrap").arg("--version").output().is_ok_and(|done| done.status.success());
-    if !has && !install::apt("mmdebstrap") {
+    if !has && !install::apt(&["mmdebstrap"]) {
         return Err("mmdebstrap is missing and cannot be installed by apt-get".to_owned());
-    }
-    // A mixture of two lists of packages is not what was asked for. The stamp goes first.
-    for (gone, what) in [(fs::remove_file(&stamp), &stamp), (fs::remove_dir_all(folder), &folder.to_owned())]
-    {
-        if let Err(e) = gone
-            && e.kind() != std::io::ErrorKind::NotFound
-        {
-            return Err(format!("{}: {e}", what.display()));
-        }
     }
     let parent = folder.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(parent).map_err(|e| format!("{}: {e}", parent.display()))?;
@@ -165,10 +156,22 @@ pub(crate) fn debian(
     make.arg(format!("--variant={variant}"));
     make.arg(format!("--architectures={}", architectures.join(",")));
     make.arg(format!("--include={packages}")).arg(suite).arg(folder);
-    if !install::command("mmdebstrap", &mut make) {
+    // A mixture of two lists of packages, or half a root, is not what was asked for. The stamp goes
+    // first.
+    let mut made = || remove(&stamp, folder).is_ok() && install::command("mmdebstrap", &mut make);
+    if !install::attempt(&mut made) {
         return Err(format!("mmdebstrap cannot make a root of Debian {suite} in {}", folder.display()));
     }
     fs::write(&stamp, wanted).map_err(|e| format!("{}: {e}", stamp.display()))
+}
+
+/// Removes a file and a folder, if they exist.
+fn remove(file: &Path, folder: &Path) -> std::io::Result<()> {
+    let gone = |removed: std::io::Result<()>| match removed {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    };
+    gone(fs::remove_file(file)).and_then(|()| gone(fs::remove_dir_all(folder)))
 }
 
 /// Returns whether this process may make roots.

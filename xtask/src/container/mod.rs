@@ -6,12 +6,13 @@
 mod engine;
 mod images;
 
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::install;
+use crate::{install, pytest};
 use engine::{Engine, Network};
 use images::Binary;
 
@@ -96,18 +97,19 @@ fn build_and_test(options: &Options) -> Result<bool, String> {
 
 /// Runs the tests in the engine's network.
 fn test(engine: &Engine, root: &Path, options: &Options) -> bool {
-    let mut tests: Command = engine.inside();
-    tests.arg(root.join("target/container-tests/bin/python"));
-    tests.args(["-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider"]);
-    tests.arg(TESTS);
+    let python = || {
+        let mut inside: Command = engine.inside();
+        inside.arg(root.join("target/container-tests/bin/python")).env("DOCKER_HOST", engine.address());
+        // Whether the binary of the CUDA image must have machine code.
+        inside.env("MACHINE_CODE", if options.machine_code { "1" } else { "0" });
+        inside
+    };
+    let mut arguments: Vec<OsString> = vec!["-rA".into()];
     if options.cpu_only {
-        tests.arg("--ignore").arg(Path::new(TESTS).join("test_cuda.py"));
+        arguments.extend(["--ignore".into(), Path::new(TESTS).join("test_cuda.py").into()]);
     }
-    tests.args(&options.pytest);
-    tests.env("DOCKER_HOST", engine.address()).env("PYTHONDONTWRITEBYTECODE", "1");
-    // Whether the binary of the CUDA image must have machine code.
-    tests.env("MACHINE_CODE", if options.machine_code { "1" } else { "0" });
-    install::command("pytest", &mut tests)
+    arguments.extend(options.pytest.iter().map(Into::into));
+    pytest::run(python, TESTS, &arguments)
 }
 
 /// Installs the programs that are missing.
@@ -122,18 +124,11 @@ fn install_programs() -> Result<(), String> {
                 .to_owned(),
         );
     }
-    let missing: Vec<&str> = missing(PROGRAMS);
+    let missing = missing(PROGRAMS);
     if missing.is_empty() {
         return Ok(());
     }
-    let apt = |arguments: &[&str]| {
-        let mut apt = Command::new("apt-get");
-        // Another user of apt may hold its lock for a while.
-        apt.args(["-o", "DPkg::Lock::Timeout=300"]).args(arguments);
-        install::command("apt-get", apt.env("DEBIAN_FRONTEND", "noninteractive"))
-    };
-    let install = ["install", "--yes", "--quiet=2", "--no-install-recommends"];
-    if apt(&["update", "--quiet=2"]) && apt(&[&install[..], &missing].concat()) {
+    if install::apt(&missing) {
         Ok(())
     } else {
         Err(format!("these packages of Debian are needed: {}", missing.join(" ")))

@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use super::{Architecture, coverage, ptx_folder};
+use crate::steady::MARK;
 
 /// The order of warps, and the moment at which copies arrive.
 pub(super) type Order = (&'static str, &'static str);
@@ -69,27 +70,47 @@ pub(super) fn modules(tests: &Path) -> Result<Vec<String>, String> {
     if modules.is_empty() { Err("the tests have no modules".to_owned()) } else { Ok(modules) }
 }
 
-/// Runs jobs, as many at a time as there are CPUs.
+/// Runs jobs, as many at a time as there are CPUs, and those that fail once more, alone.
 ///
 /// # Errors
 /// The output of the jobs that failed.
 pub(super) fn run(tests: &Path, jobs: &[Job]) -> Result<(), String> {
+    let failed = Mutex::new(Vec::new());
     in_parallel(jobs, |job| {
-        let begin = Instant::now();
-        let mut command = Command::new(tests);
-        command.args(["--quiet", "--test-threads=1"]);
-        command.arg(job.filter.clone().unwrap_or_else(|| format!("{}::", job.module))).current_dir("kernels");
-        on_interpreter(&mut command, &ptx_folder(job.architecture), job.order)?;
-        command.env("MILLRACE_PTX_LAUNCHED", coverage::file(job)?);
-        if job.is_whole || !SLOW.contains(&job.module.as_str()) {
-            command.env("MILLRACE_TEST_ALL_CASES", "1");
+        if let Err(error) = run_one(tests, job)? {
+            eprintln!("{error}");
+            failed.lock().unwrap_or_else(PoisonError::into_inner).push(job);
         }
-        let done = command.output().map_err(|e| format!("{job}: {e}"))?;
-        eprintln!("{job}: {:.1} s", begin.elapsed().as_secs_f64());
-        match done.status.success() {
-            true => Ok(()),
-            false => Err(format!("{job} failed:\n{}", String::from_utf8_lossy(&done.stdout))),
-        }
+        Ok(())
+    })?;
+    // Those that failed beside another one run once more, alone.
+    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    for job in failed {
+        run_one(tests, job)??;
+        println!("{MARK}{job}");
+    }
+    Ok(())
+}
+
+/// Runs a job. The inner result is that of its tests, with their output if one fails.
+///
+/// # Errors
+/// If the job cannot be run.
+fn run_one(tests: &Path, job: &Job) -> Result<Result<(), String>, String> {
+    let begin = Instant::now();
+    let mut command = Command::new(tests);
+    command.args(["--quiet", "--test-threads=1"]);
+    command.arg(job.filter.clone().unwrap_or_else(|| format!("{}::", job.module))).current_dir("kernels");
+    on_interpreter(&mut command, &ptx_folder(job.architecture), job.order)?;
+    command.env("MILLRACE_PTX_LAUNCHED", coverage::file(job)?);
+    if job.is_whole || !SLOW.contains(&job.module.as_str()) {
+        command.env("MILLRACE_TEST_ALL_CASES", "1");
+    }
+    let done = command.output().map_err(|e| format!("{job}: {e}"))?;
+    eprintln!("{job}: {:.1} s", begin.elapsed().as_secs_f64());
+    Ok(match done.status.success() {
+        true => Ok(()),
+        false => Err(format!("{job} failed:\n{}", String::from_utf8_lossy(&done.stdout))),
     })
 }
 
@@ -97,9 +118,9 @@ pub(super) fn run(tests: &Path, jobs: &[Job]) -> Result<(), String> {
 ///
 /// # Errors
 /// All errors, one after the other.
-pub(super) fn in_parallel<T: Sync>(
-    items: &[T],
-    work: impl Fn(&T) -> Result<(), String> + Sync,
+pub(super) fn in_parallel<'a, T: Sync>(
+    items: &'a [T],
+    work: impl Fn(&'a T) -> Result<(), String> + Sync,
 ) -> Result<(), String> {
     let (next, errors) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {

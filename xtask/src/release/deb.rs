@@ -91,7 +91,7 @@ pub(super) fn pack(files: &Files<'_>, tree: &Path, folder: &Path) -> Result<Path
     let size = size.split_whitespace().next().unwrap_or("0").to_owned();
     let control = format!(
         "Package: millrace\nVersion: {version}\nArchitecture: {architecture}\nSection: net\nPriority: optional\n\
-         Maintainer: Millrace developers <millrace@localhost>\nInstalled-Size: {size}\n\
+         Maintainer: The Millrace project\nInstalled-Size: {size}\n\
          Depends: libc6 (>= {glibc}), libgcc-s1, passwd\nRecommends: ca-certificates\n\
          Description: LLM inference server\n Millrace serves language models over HTTP, with the \
          interfaces of\n text-generation-inference and OpenAI: continuous batching, a paged KV\n cache, and \
