@@ -39,6 +39,33 @@ fn a_reader_that_leaves_ends_the_output_quietly() {
     }
 }
 
+/// Kubernetes makes such variables for the Services of a namespace, and deployment files leave
+/// variables empty.
+#[test]
+fn variables_that_are_no_settings_are_ignored() {
+    let address = "tcp://10.96.0.7:9090";
+    let ports = ["PORT", "HEALTH_PORT", "PROMETHEUS_PORT", "MASTER_PORT", "LEADER_PORT"];
+    let empty = [
+        "LORA_ADAPTERS",
+        "API_KEY",
+        "MAX_BATCH_SIZE",
+        "QUANTIZE",
+        "TLS_CERT",
+        "MODEL_ID",
+        "DTYPE",
+        "SHARDED",
+    ];
+    let variables: Vec<(&str, &str)> =
+        ports.map(|name| (name, address)).into_iter().chain(empty.map(|name| (name, ""))).collect();
+    let server = Server::start_with_env(&variables, &[]);
+    for name in ports {
+        server.wait_for_log(&format!("warning: {name}={address} is ignored: "));
+    }
+    let answer =
+        post(&server.url("/generate"), &json!({"inputs": "Once", "parameters": {"max_new_tokens": 2}}));
+    assert_eq!(answer.status, 200, "{}", answer.body);
+}
+
 #[test]
 fn tgis_flags_are_understood_or_refused_with_the_reason() {
     for (flags, variables, text) in [
@@ -54,7 +81,6 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
             &[],
             "--kv-cache-dtype int8 needs the CPU",
         ),
-        (&["serve", "--speculate", "3"], &[], "--speculate is not supported: speculative decoding"),
         (&["serve", "--lora-adapters", "a"], &[], "merge the adapter into the weights"),
         (&["serve", "--rope-scaling", "linear"], &[], "--rope-factor <FACTOR>"),
         (
@@ -79,6 +105,13 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
         (&["serve", "--api-key", "two words"], &[], "visible ASCII"),
         (&["serve", "--api-key", "key priority=low"], &[], "only `priority=high`, `requests=N`"),
         (&["serve", "--max-best-of", "0"], &[], "--max-best-of"),
+        (&["serve", "--max-connections", "4611686018427387904"], &[], "is not in 1..=1099511627776"),
+        (&["serve", "--max-connections", "0"], &[], "--max-connections"),
+        (&["serve", "--max-concurrent-requests", "0"], &[], "--max-concurrent-requests"),
+        (&["serve", "--max-body-bytes-in-flight", "9223372036854775808"], &[], "--max-body-bytes-in-flight"),
+        (&["serve", "--graceful-termination-timeout", "18446744073709551615"], &[], "is not in 0..=31536000"),
+        (&["serve", "--idle-timeout", "1e-300"], &[], "must be at least 0.001"),
+        (&["serve", "--idle-timeout", "0"], &[], "must be at least 0.001"),
         (&["serve", "--api-key-file", "/nowhere/keys"], &[], "--api-key-file /nowhere/keys"),
         (&["serve", "--tls-cert", "/nowhere/cert.pem"], &[], "--tls-key"),
         (&["serve", "--tls-cert", "/nowhere/c.pem", "--tls-key", "/nowhere/k.pem"], &[], "/nowhere/c.pem"),
@@ -109,11 +142,21 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
         "--trust-remote-code",
         "--sharded=false",
         "--speculate",
-        "0",
+        "3",
+        "--ngrok",
         "--env",
     ];
-    let server = Server::start(&idle);
-    for flag in ["--waiting-served-ratio", "--max-waiting-tokens", "--prometheus-port"] {
+    let variables = [("ATTENTION", "flashinfer"), ("NGROK_EDGE", "e")];
+    let server = Server::start_with_env(&variables, &idle);
+    for flag in [
+        "--waiting-served-ratio",
+        "--max-waiting-tokens",
+        "--prometheus-port",
+        "--speculate",
+        "--attention",
+        "--ngrok",
+        "--ngrok-edge",
+    ] {
         server.wait_for_log(&format!("{flag} has no effect: "));
     }
     server.wait_for_log("using the CPU: ");

@@ -4,8 +4,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use millrace_integration_tests::{JsonResponse, ModelCopy, Server, post, shards_of};
+use millrace_integration_tests::{JsonResponse, ModelCopy, Server, TILDE, binary, post, shards_of};
 use serde_json::{Value, json};
 
 fn chat(server: &Server, more: &Value) -> JsonResponse {
@@ -36,6 +37,43 @@ fn an_answer_ends_with_the_end_token_of_the_template() {
     assert_eq!(changed["choices"][0]["finish_reason"], "stop");
     assert_eq!(changed["choices"], plain["choices"]);
     assert_eq!(changed["usage"]["completion_tokens"], plain["usage"]["completion_tokens"]);
+}
+
+/// Transformers 5 uses a stored head that differs from the embedding, whatever `config.json` says.
+#[test]
+fn a_stored_head_is_used_although_the_configuration_ties_it() {
+    let model = ModelCopy::new("tied-with-head");
+    // With the embedding as its head, the model would say nothing but this token.
+    model.overwrite_embedding(TILDE, 100.0);
+    let answer = |server: &Server| {
+        chat(server, &json!({"temperature": 0, "logprobs": true, "top_logprobs": 5})).body["choices"].take()
+    };
+    let untied = Server::start(&["--model-id", model.path()]);
+    assert!(!untied.log().contains("ties the head"), "{}", untied.log());
+    model.edit("config.json", |config| config["tie_word_embeddings"] = json!(true));
+    let tied = Server::start(&["--model-id", model.path()]);
+    assert_eq!(answer(&tied), answer(&untied));
+    let warning = "config.json ties the head to the embedding, but lm_head.weight differs from \
+                   model.embed_tokens.weight: lm_head.weight is used";
+    assert!(tied.log().contains(warning), "{}", tied.log());
+}
+
+#[test]
+fn a_missing_head_is_never_replaced_in_silence() {
+    let model = ModelCopy::new("missing-head");
+    model.edit("config.json", |config| config["tie_word_embeddings"] = json!(false));
+    let serve = ["serve", "--port", "0", "--model-id", model.path()];
+    let refused = Command::new(binary()).args(serve).output().unwrap();
+    let log = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success(), "{log}");
+    assert!(log.contains("tie_word_embeddings is false, but the checkpoint has no lm_head.weight"), "{log}");
+
+    model.edit("config.json", |config| {
+        config.as_object_mut().unwrap().remove("tie_word_embeddings");
+    });
+    let server = Server::start(&["--model-id", model.path()]);
+    let warning = "the checkpoint has no lm_head.weight, and config.json does not say tie_word_embeddings";
+    assert!(server.log().contains(warning), "{}", server.log());
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod commands;
 mod config;
 mod demo;
 mod devices;
+mod environment;
 mod hub;
 #[cfg(target_os = "linux")]
 mod init;
@@ -35,7 +36,11 @@ fn main() -> ExitCode {
     }
     let _flush = logging::FlushAtEnd;
     let arguments = cli::with_subcommand(std::env::args_os().collect());
-    let outcome = config::parse(cli::Cli::command(), &arguments).and_then(|matches| {
+    let subcommand = arguments.get(1).map(|name| name.to_string_lossy()).unwrap_or_default();
+    let (command, warnings) =
+        environment::without_foreign(cli::Cli::command(), &subcommand, |name| std::env::var_os(name));
+    warnings.iter().for_each(|warning| logging::say(&format!("warning: {warning}")));
+    let outcome = config::parse(command, &arguments).and_then(|matches| {
         let cli = cli::Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
         run(cli.command)
     });

@@ -10,7 +10,7 @@ use millrace_router::http::{ApiKey, FairBy, HeaderValue, PlatformRoutes};
 use millrace_router::kv_events::KvEventsConfig;
 use millrace_router::serve::{ConnectionLimits, Tls};
 
-use super::seconds;
+use super::values::{count, count_or_none, seconds};
 use millrace_router::reasoning::ReasoningParser;
 use millrace_router::service::Pooling;
 use millrace_router::tools::ToolFormat;
@@ -55,15 +55,15 @@ pub(crate) struct HttpArgs {
     #[arg(long, visible_alias = "alias", env = "SERVED_MODEL_NAME", num_args = 1.., value_delimiter = ',', value_name = "NAME")]
     pub(crate) served_model_name: Vec<String>,
     /// Limit of waiting and running requests; further requests get status 429
-    #[arg(long, env = "MAX_CONCURRENT_REQUESTS", default_value_t = 128, value_name = "N")]
+    #[arg(long, env = "MAX_CONCURRENT_REQUESTS", default_value_t = 128, value_name = "N", value_parser = count())]
     pub(crate) max_concurrent_requests: usize,
     /// Limit of requests that wait for a slot in the batch; further requests get status 429. If
     /// absent, only --max-concurrent-requests applies
-    #[arg(long, env = "MAX_QUEUE_REQUESTS", value_name = "N")]
+    #[arg(long, env = "MAX_QUEUE_REQUESTS", value_name = "N", value_parser = count_or_none())]
     pub(crate) max_queue_requests: Option<usize>,
     /// Limit of the prompt tokens of all waiting requests; further requests get status 429. If
     /// absent, there is no limit
-    #[arg(long, env = "MAX_QUEUE_TOKENS", value_name = "N")]
+    #[arg(long, env = "MAX_QUEUE_TOKENS", value_name = "N", value_parser = count_or_none())]
     pub(crate) max_queue_tokens: Option<usize>,
     /// Seconds after which a request that still waits gets status 503; never if absent
     #[arg(long, env = "QUEUE_TIMEOUT", value_name = "SECONDS", value_parser = seconds)]
@@ -79,7 +79,7 @@ pub(crate) struct HttpArgs {
           value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
     pub(crate) max_best_of: Option<usize>,
     /// Limit of the stop sequences of a request
-    #[arg(long, env = "MAX_STOP_SEQUENCES", default_value_t = 4, value_name = "N")]
+    #[arg(long, env = "MAX_STOP_SEQUENCES", default_value_t = 4, value_name = "N", value_parser = count_or_none())]
     pub(crate) max_stop_sequences: usize,
     /// Limit of the alternatives that are reported per token, up to 128. If absent, 5 on TGI's
     /// routes (`top_n_tokens`) and 20 on OpenAI's routes (`top_logprobs`, `logprobs`)
@@ -90,14 +90,14 @@ pub(crate) struct HttpArgs {
     #[arg(long, alias = "max-input-length", env = "MAX_INPUT_TOKENS", value_name = "N")]
     pub(crate) max_input_tokens: Option<u32>,
     /// Limit of the prompts in a /v1/completions request
-    #[arg(long, env = "MAX_CLIENT_BATCH_SIZE", default_value_t = 128, value_name = "N")]
+    #[arg(long, env = "MAX_CLIENT_BATCH_SIZE", default_value_t = 128, value_name = "N", value_parser = count())]
     pub(crate) max_client_batch_size: usize,
     /// Limit of a request body in bytes
-    #[arg(long, env = "PAYLOAD_LIMIT", default_value_t = 2_000_000, value_name = "BYTES")]
+    #[arg(long, env = "PAYLOAD_LIMIT", default_value_t = 2_000_000, value_name = "BYTES", value_parser = count())]
     pub(crate) payload_limit: usize,
     /// Limit of a text for /tokenize, /chat_tokenize and /v1/messages/count_tokens in bytes; if
     /// absent, as many as the longest prompt of the model can have
-    #[arg(long, env = "MAX_TOKENIZE_BYTES", value_name = "BYTES")]
+    #[arg(long, env = "MAX_TOKENIZE_BYTES", value_name = "BYTES", value_parser = count())]
     pub(crate) max_tokenize_bytes: Option<usize>,
     /// Turn the text of a special token in a message, such as <|im_end|>, into that token, so that
     /// clients can begin and end turns. If absent, it stays ordinary text
@@ -165,13 +165,13 @@ pub(crate) struct HttpArgs {
     #[arg(long, env = "DISABLE_UI", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) disable_ui: bool,
     /// Limit of open connections; a further connection gets status 503 and is closed
-    #[arg(long, env = "MAX_CONNECTIONS", default_value_t = 4096, value_name = "N")]
+    #[arg(long, env = "MAX_CONNECTIONS", default_value_t = 4096, value_name = "N", value_parser = count())]
     pub(crate) max_connections: usize,
     /// Limit of a request's line and headers in bytes; at least 8192
-    #[arg(long, env = "MAX_HEADER_BYTES", default_value_t = 32 << 10, value_name = "BYTES")]
+    #[arg(long, env = "MAX_HEADER_BYTES", default_value_t = 32 << 10, value_name = "BYTES", value_parser = count())]
     pub(crate) max_header_bytes: usize,
     /// Limit of the headers of a request
-    #[arg(long, env = "MAX_HEADERS", default_value_t = 100, value_name = "N")]
+    #[arg(long, env = "MAX_HEADERS", default_value_t = 100, value_name = "N", value_parser = count())]
     pub(crate) max_headers: usize,
     /// Seconds from the first byte of a request, or from the start of a connection, to the end of
     /// the headers
@@ -188,7 +188,7 @@ pub(crate) struct HttpArgs {
     pub(crate) write_timeout: f64,
     /// Limit of the bytes of all request bodies that are being read or wait for the start of their
     /// answer; a further request gets status 503. At least --payload-limit
-    #[arg(long, env = "MAX_BODY_BYTES_IN_FLIGHT", default_value_t = 256 << 20, value_name = "BYTES")]
+    #[arg(long, env = "MAX_BODY_BYTES_IN_FLIGHT", default_value_t = 256 << 20, value_name = "BYTES", value_parser = count())]
     pub(crate) max_body_bytes_in_flight: usize,
     /// Separate port without TLS that answers /health, /ping and /ready even if the limit of
     /// connections is reached; 0 for any free port, none if absent
@@ -201,7 +201,8 @@ pub(crate) struct HttpArgs {
     #[arg(long, env = "LOG_REQUESTS", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) log_requests: bool,
     /// Seconds that running requests may take to finish after SIGTERM
-    #[arg(long, short, env = "GRACEFUL_TERMINATION_TIMEOUT", default_value_t = 90, value_name = "SECONDS")]
+    #[arg(long, short, env = "GRACEFUL_TERMINATION_TIMEOUT", default_value_t = 90, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(..=31_536_000))]
     pub(crate) graceful_termination_timeout: u64,
 }
 

@@ -38,6 +38,15 @@ pub(crate) struct TgiArgs {
     max_image_fetch_size: Option<usize>,
     #[arg(long, env = "USAGE_STATS", hide = true)]
     usage_stats: Option<String>,
+    #[arg(long, env = "ATTENTION", hide = true)]
+    attention: Option<String>,
+    #[arg(long, env = "NGROK", hide = true, value_parser = clap::builder::BoolishValueParser::new(), num_args = 0..=1,
+          default_missing_value = "true", action = clap::ArgAction::Set)]
+    ngrok: Option<bool>,
+    #[arg(long, env = "NGROK_AUTHTOKEN", hide = true, hide_env_values = true)]
+    ngrok_authtoken: Option<String>,
+    #[arg(long, env = "NGROK_EDGE", hide = true)]
+    ngrok_edge: Option<String>,
 }
 
 impl TgiArgs {
@@ -61,15 +70,18 @@ impl TgiArgs {
             }
             _ => {}
         }
-        let refused = [
-            ("--speculate", self.speculate.is_some_and(|n| n > 0), "speculative decoding is not supported"),
-            ("--lora-adapters", self.lora_adapters.is_some(), "merge the adapter into the weights"),
-        ];
-        if let Some((flag, _, instead)) = refused.iter().find(|(_, given, _)| *given) {
-            bail!("{flag} is not supported: {instead}");
+        if self.lora_adapters.is_some() {
+            bail!("--lora-adapters is not supported: merge the adapter into the weights");
         }
         let chunks = "prompts are computed in chunks beside running requests";
+        let tunnels = "no tunnels are made; publish the port in another way";
         let idle = [
+            // Speculation changes the speed of answers and not their text.
+            ("--speculate", self.speculate.is_some_and(|n| n > 0), "there is no speculative decoding yet"),
+            ("--attention", self.attention.is_some(), "there is one implementation for each device"),
+            ("--ngrok", self.ngrok == Some(true), tunnels),
+            ("--ngrok-authtoken", self.ngrok_authtoken.is_some(), tunnels),
+            ("--ngrok-edge", self.ngrok_edge.is_some(), tunnels),
             ("--waiting-served-ratio", self.waiting_served_ratio.is_some(), chunks),
             ("--max-waiting-tokens", self.max_waiting_tokens.is_some(), chunks),
             ("--prometheus-port", self.prometheus_port.is_some(), "/metrics is on the port of the API"),

@@ -1,6 +1,7 @@
 //! Values of flags, and their parsers.
 
 use clap::ValueEnum;
+use clap::builder::RangedU64ValueParser;
 use millrace_shard::families::RopeKind;
 use millrace_shard::{DType, GpuMemory, KvFormat, Quantize};
 use serde::{Deserialize, Serialize};
@@ -103,14 +104,27 @@ pub(super) fn rope_factor(text: &str) -> Result<f64, String> {
     factor.ok_or_else(|| "must be a number of at least 1".to_owned())
 }
 
-/// Parses a duration in seconds, above zero and below a year.
+/// Parses a duration in seconds, from a millisecond to a year.
 pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if seconds > 0.0 && seconds < 3.2e7 {
+    if (1e-3..3.2e7).contains(&seconds) {
         Ok(seconds)
     } else {
-        Err("must be above 0, and below a year".into())
+        Err("must be at least 0.001, and below a year".into())
     }
+}
+
+/// The largest limit that a flag accepts. Semaphores and sums of limits have room for it.
+const MAX_COUNT: u64 = 1 << 40;
+
+/// Returns the parser of a limit of things or bytes, of which there must be one.
+pub(super) fn count() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=MAX_COUNT)
+}
+
+/// Returns the parser of a limit that may be 0.
+pub(super) fn count_or_none() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(..=MAX_COUNT)
 }
 
 /// Parses a number of milliseconds, which may be 0.

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{CommandFactory, FromArgMatches};
 
 use crate::cli::{Cli, Command, HealthArgs, HttpArgs, ServeArgs, of_server};
-use crate::config;
+use crate::{config, environment};
 
 /// The probe that answers 200 exactly when requests are served.
 const PROBE: &str = "/ready";
@@ -87,7 +87,10 @@ impl Server {
     /// Finds the server as its own start does: from arguments, variables and configuration file.
     fn find() -> Result<Server> {
         let arguments = of_process_1().unwrap_or_else(|| vec!["millrace".into(), "serve".into()]);
-        let matches = config::try_parse(Cli::command(), &arguments)?;
+        // The server has warned of them.
+        let (command, _) =
+            environment::without_foreign(Cli::command(), "serve", |name| std::env::var_os(name));
+        let matches = config::try_parse(command, &arguments)?;
         match Cli::from_arg_matches(&matches)?.command {
             Command::Serve(serve) => Server::of(&serve),
             _ => bail!("process 1 is not `millrace serve`; give --url"),

@@ -147,7 +147,9 @@ fn token() -> Result<Option<Token>> {
     if is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN") {
         return Ok(None);
     }
-    let named = variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN"));
+    let named = variable("HF_TOKEN")
+        .or_else(|| variable("HUGGING_FACE_HUB_TOKEN"))
+        .or_else(|| variable("HF_API_TOKEN"));
     let text = match (named, variable("HF_TOKEN_PATH")) {
         (Some(text), _) => Some(text),
         (None, Some(path)) => {

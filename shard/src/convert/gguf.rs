@@ -98,7 +98,7 @@ fn architecture(model: &Model<'_>) -> Result<&'static str, ConvertError> {
 
 /// Returns the tensors of the new file, with the name that each has there.
 fn plan(model: &Model<'_>, kind: GgufKind) -> Result<Vec<Planned>, ConvertError> {
-    let is_tied = model.config.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
+    let is_tied = model.is_head_tied();
     let mut planned = Vec::new();
     for info in model.checkpoint.tensors() {
         // A tied head is the embedding, and the frequencies of old checkpoints follow from the

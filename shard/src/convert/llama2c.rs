@@ -109,15 +109,11 @@ fn described(model: &Model<'_>, version: u32) -> Result<Llama2cModel, ConvertErr
         kv_heads: model.count("num_key_value_heads").unwrap_or(heads),
         vocab: model.count("vocab_size")?,
         positions,
-        shared: !model.checkpoint.contains("lm_head.weight") || is_tied(model),
+        shared: model.is_head_tied(),
         version,
     };
     described.check().map_err(|reason| model.unsupported(reason))?;
     Ok(described)
-}
-
-fn is_tied(model: &Model<'_>) -> bool {
-    model.config.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false)
 }
 
 /// Returns the stored tensors by their names. The file has a place for each of them.
@@ -129,8 +125,9 @@ fn tensors_of(
         model.checkpoint.tensors().map(|info| (info.name.clone(), info)).collect();
     // A tied head is the embedding, and the frequencies of old checkpoints follow from the
     // configuration.
+    let is_tied = model.is_head_tied();
     let follows =
-        |name: &String| name.ends_with("rotary_emb.inv_freq") || (name == "lm_head.weight" && is_tied(model));
+        |name: &String| name.ends_with("rotary_emb.inv_freq") || (name == "lm_head.weight" && is_tied);
     infos.retain(|name, _| !follows(name));
     let has_place = |name: &String| {
         items.iter().any(|item| match item {

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::error::ConvertError;
 use super::tensors::HeadOrder;
+use crate::families::tied_head;
 
 /// The type of the matrices of a GGUF file. Vectors always have single precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +44,13 @@ pub(super) struct Model<'a> {
 impl Model<'_> {
     pub(super) fn unsupported(&self, reason: impl Into<String>) -> ConvertError {
         ConvertError::Unsupported { place: self.source.place(), reason: reason.into() }
+    }
+
+    /// Returns whether the head of a model with Llama's names is its embedding: it is not stored,
+    /// or it is the same. The configuration does not matter ([`tied_head`]).
+    pub(super) fn is_head_tied(&self) -> bool {
+        let head = self.checkpoint.find("lm_head.weight");
+        head.is_none() || tied_head::are_equal(head, self.checkpoint.find("model.embed_tokens.weight"))
     }
 
     /// Returns the method of a quantized model.

@@ -15,6 +15,7 @@ use super::quantization;
 use super::registry::FAMILIES;
 use super::stored::StoredWeights;
 use super::text_part;
+use super::tied_head;
 use crate::model::{CheckpointFormat, DecoderSpec, Model, WeightKind, WeightSlot, WeightSource};
 
 /// Reads the configuration of a model and maps its weights.
@@ -27,13 +28,7 @@ use crate::model::{CheckpointFormat, DecoderSpec, Model, WeightKind, WeightSlot,
 pub fn load(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> {
     let (config, family, mut spec) = read(source, overrides)?;
     let checkpoint = Checkpoint::open(source)?;
-    // Some versions of transformers leave out the key for a tied head, and their defaults differ.
-    let has_head = quantization::is_stored(
-        &checkpoint,
-        &family.names.resolve(&family.names.head(), |name| quantization::is_stored(&checkpoint, name)),
-    );
-    spec.tied_head |= !has_head;
-    spec.head.is_absent &= !has_head;
+    tied_head::resolve(&config, family, &checkpoint, &mut spec)?;
     let intended = config.dtype()?;
     let scheme = quantization::read(&config, source)?;
     let quantized = scheme.as_ref().map(quantization::Scheme::format);

@@ -24,6 +24,7 @@ pub(crate) mod stored;
 #[cfg(test)]
 mod tests;
 mod text_part;
+pub(crate) mod tied_head;
 
 pub use error::{ConfigError, LoadError};
 pub use load::{MatrixNames, load, load_dummy, matrix_names, spec, vocabulary_tensors};

@@ -288,7 +288,16 @@ impl Names {
     /// Returns the name of the tensor that stores the head, which a checkpoint with a tied head may
     /// lack.
     pub(super) fn head(&self) -> String {
-        let tensors = (self.tensors)(WeightSlot::Head);
-        tensors.first().map(|(name, _)| self.full_name(WeightSlot::Head, name)).unwrap_or_default()
+        self.first_tensor(WeightSlot::Head)
+    }
+
+    /// Returns the name of the tensor that stores the embedding.
+    pub(super) fn embedding(&self) -> String {
+        self.first_tensor(WeightSlot::Embedding)
+    }
+
+    fn first_tensor(&self, slot: WeightSlot) -> String {
+        let tensors = (self.tensors)(slot);
+        tensors.first().map(|(name, _)| self.full_name(slot, name)).unwrap_or_default()
     }
 }

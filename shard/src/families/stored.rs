@@ -12,6 +12,8 @@ use crate::model::{DecoderSpec, TensorPlace, WeightError, WeightSlot, WeightSour
 
 /// Ends of the names of masks, which old versions stored with the weights.
 const MASKS: [&str; 3] = [".attn.bias", ".attention.bias", ".masked_bias"];
+/// Number of unused tensors that a warning names.
+const NAMED: usize = 3;
 /// Rows of this length in bytes span several pages.
 const LONG_ROW: usize = 16 << 10;
 
@@ -133,8 +135,12 @@ impl StoredWeights {
             }
             ignored.push(name);
         }
-        if let Some(first) = ignored.first() {
-            tracing::warn!(count = ignored.len(), first, "tensors of the checkpoint are not used");
+        if !ignored.is_empty() {
+            let count = ignored.len();
+            let more = if count > NAMED { " …" } else { "" };
+            ignored.sort_unstable();
+            ignored.truncate(NAMED);
+            tracing::warn!("{count} tensors of the checkpoint are not used: {}{more}", ignored.join(", "));
         }
         Ok(())
     }

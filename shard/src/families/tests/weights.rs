@@ -243,13 +243,32 @@ fn constants_of_old_files_are_ignored() {
 }
 
 #[test]
-fn a_missing_head_is_the_embedding() {
+fn a_missing_head_is_the_embedding_unless_the_configuration_denies_it() {
     let mut tensors = tensors(SEPARATE);
     tensors.retain(|(name, ..)| name != "lm_head.weight");
     let config = small("qwen2", "Qwen2ForCausalLM");
-    assert!(load(&source(&config, &tensors)).unwrap().spec.tied_head);
+    for changes in [json!({}), json!({"tie_word_embeddings": true})] {
+        let config = changed(config.clone(), &changes);
+        assert!(load(&source(&config, &tensors)).unwrap().spec.tied_head, "{changes}");
+    }
     let config = changed(config, &json!({"tie_word_embeddings": false}));
-    assert!(load(&source(&config, &tensors)).unwrap().spec.tied_head);
+    let text = load(&source(&config, &tensors)).err().unwrap().to_string();
+    assert!(
+        text.ends_with("tie_word_embeddings is false, but the checkpoint has no lm_head.weight"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_head_that_differs_from_the_embedding_is_used_although_it_is_said_to_be_tied() {
+    let config = changed(small("qwen2", "Qwen2ForCausalLM"), &json!({"tie_word_embeddings": true}));
+    let mut tensors = tensors(SEPARATE);
+    let (embedding, head) = (tensors[0].2.clone(), tensors[2].2.clone());
+    let model = load(&source(&config, &tensors)).unwrap();
+    assert!(!model.spec.tied_head);
+    assert_eq!(elements(&*model.weights, WeightSlot::Head), head);
+    tensors[2].2 = embedding;
+    assert!(load(&source(&config, &tensors)).unwrap().spec.tied_head, "the same numbers are tied");
 }
 
 #[test]
