@@ -78,12 +78,14 @@ fn suggestion(path: &str) -> Option<&'static str> {
     // A path with parameters is no text that a client could use.
     let paths = || routes::paths().filter(|known| !known.contains('{'));
     let contained = paths().filter(is_part).max_by_key(|known| known.len());
+    // Whoever asks for the base URL itself wants to know what is there.
+    let models = || paths().find(|known| known.strip_suffix("/models") == Some(&path));
     let max_similar = || {
         let similarity = |known: &'static str| (strsim::normalized_levenshtein(known, &path), known);
         let best = paths().map(similarity).max_by(|a, b| a.0.total_cmp(&b.0));
         best.filter(|(similarity, _)| *similarity >= MIN_SIMILARITY).map(|(_, known)| known)
     };
-    contained.or_else(max_similar)
+    contained.or_else(models).or_else(max_similar)
 }
 
 #[cfg(test)]
@@ -100,6 +102,8 @@ mod tests {
             ("/v1/chat/completion", Some("/v1/chat/completions")),
             ("/v1/embedding", Some("/v1/embeddings")),
             ("/V1/Models", Some("/v1/models")),
+            ("/v1", Some("/v1/models")),
+            ("/v1/", Some("/v1/models")),
             ("/generate_streams", Some("/generate_stream")),
             ("/favicon.ico", None),
             ("/", None),
