@@ -133,6 +133,9 @@ pub enum HeaderFault {
         "its first bytes announce a header of {0} bytes, where at most {1} are allowed; it is of another format or damaged"
     )]
     TooLong(u64, usize),
+    /// There are too many tensors.
+    #[error("its header has up to {0} tensors, where at most {1} are allowed")]
+    TooManyTensors(usize, usize),
     /// The file ends within the header.
     #[error("it announces a header of {header} bytes but has only {file} bytes in all; download it again")]
     Truncated {

@@ -21,6 +21,10 @@ use crate::error::{Error, HeaderFault, TensorFault};
 /// The longest header that is accepted, as in other readers of the format.
 const MAX_HEADER: usize = 100_000_000;
 
+/// The largest number of tensors in a file. The largest mixtures of experts have half as many in
+/// all of their files.
+const MAX_TENSORS: usize = 1 << 19;
+
 /// A tensor of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
@@ -56,12 +60,18 @@ fn split(bytes: &[u8]) -> Result<(&[u8], &[u8]), HeaderFault> {
         return Err(HeaderFault::TooShort(bytes.len()));
     };
     let announced = u64::from_le_bytes(*length);
-    match usize::try_from(announced) {
+    let (header, data) = match usize::try_from(announced) {
         Ok(length) if length <= MAX_HEADER => rest
             .split_at_checked(length)
-            .ok_or(HeaderFault::Truncated { header: announced, file: bytes.len() }),
-        _ => Err(HeaderFault::TooLong(announced, MAX_HEADER)),
+            .ok_or(HeaderFault::Truncated { header: announced, file: bytes.len() })?,
+        _ => return Err(HeaderFault::TooLong(announced, MAX_HEADER)),
+    };
+    // Each tensor is an object, and so is the table. This is counted before anything is parsed.
+    let objects = header.iter().filter(|&&byte| byte == b'{').count();
+    if objects > MAX_TENSORS + 1 {
+        return Err(HeaderFault::TooManyTensors(objects - 1, MAX_TENSORS));
     }
+    Ok((header, data))
 }
 
 /// Finds what is wrong with a file that the `safetensors` crate refuses.

@@ -46,6 +46,13 @@ fn refusal(files: &[(&str, &[u8])]) -> String {
 }
 
 #[test]
+fn tensors_are_counted_before_they_are_read() {
+    let header = format!("{{{}", "{".repeat(600_000));
+    let text = refusal(&[("model.safetensors", &file(&header, 0))]);
+    assert!(text.contains("its header has up to 600000 tensors, where at most 524288 are allowed"), "{text}");
+}
+
+#[test]
 fn a_valid_file_gives_its_tensors() {
     let checkpoint = open_file(&valid()).unwrap();
     let a = checkpoint.tensor("a.weight", &[2, 3]).unwrap();

@@ -9,6 +9,7 @@ mod pickle;
 mod tests;
 mod zip;
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use pickle::{Global, StorageType, Value, ValueId, Values};
@@ -48,26 +49,31 @@ pub(crate) fn read(path: &str, file: &[u8]) -> Result<Vec<Entry>, Error> {
         let (count, limit) = (pairs.len() as u64, MAX_TENSORS as u64);
         return Err(fault(FileFault::TooMany { what: "tensors", count, limit }));
     }
-    let mut tensors = Vec::with_capacity(pairs.len());
-    for &(name, value) in pairs {
-        let Some(name) = values.text(name) else {
+    let mut tensors: Vec<Entry> = Vec::new();
+    // A file can repeat a long name in a few bytes. Each is hashed and copied once.
+    let (mut by_value, mut by_name) = (HashMap::new(), HashMap::new());
+    for &(id, value) in pairs {
+        let Some(name) = values.text(id) else {
             return Err(fault(FileFault::Kind(NOT_A_DICTIONARY.to_owned())));
         };
-        let shown: String = name.chars().filter(|c| !c.is_control()).take(200).collect();
-        match archive.tensor(&values, value) {
-            Ok((dtype, shape, range)) => tensors.push(Entry { name: name.to_owned(), dtype, shape, range }),
-            Err(TensorError::Value(reason)) => {
-                return Err(fault(FileFault::SpecialTensor { tensor: shown, reason }));
+        let shown = || name.chars().filter(|c| !c.is_control()).take(200).collect::<String>();
+        let (dtype, shape, range) = archive.tensor(&values, value).map_err(|error| match error {
+            TensorError::Value(reason) => fault(FileFault::SpecialTensor { tensor: shown(), reason }),
+            TensorError::Fault(fault) => {
+                Error::Tensor { file: path.to_owned(), tensor: shown(), fault: fault.into() }
             }
-            Err(TensorError::Fault(fault)) => {
-                return Err(Error::Tensor { file: path.to_owned(), tensor: shown, fault: fault.into() });
-            }
+        })?;
+        let new = tensors.len();
+        let place = *by_value.entry(id).or_insert_with(|| *by_name.entry(name).or_insert(new));
+        if place == new {
+            tensors.push(Entry { name: name.to_owned(), dtype, shape, range });
+        } else {
+            // A name that is given twice has its last value, as in Python.
+            let entry = &mut tensors[place];
+            (entry.dtype, entry.shape, entry.range) = (dtype, shape, range);
         }
     }
-    // A name that is given twice has its last value, as in Python.
-    tensors.reverse();
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
-    tensors.dedup_by(|next, first| next.name == first.name);
     Ok(tensors)
 }
 

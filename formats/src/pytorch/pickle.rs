@@ -22,7 +22,7 @@ const MAX_VALUES: usize = 1 << 22;
 const MAX_DEPTH: usize = 1 << 10;
 
 /// The index of a value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct ValueId(u32);
 
 /// A value.

@@ -92,6 +92,23 @@ fn what_is_no_dictionary_of_tensors_is_refused_by_name() {
     assert!(number.contains("the tensor a is no tensor"), "{number}");
 }
 
+/// The copies of the name would have 50 GB.
+#[test]
+fn a_name_that_is_recalled_many_times_is_copied_once() {
+    let name = vec![b'n'; 1 << 20];
+    let text = |text: &[u8]| [b"X", &(text.len() as u32).to_le_bytes()[..], text].concat();
+    let storage =
+        [&b"("[..], &text(b"storage"), b"ctorch\nFloatStorage\n", &text(b"0"), &text(b"cpu"), b"K\x01tQ"]
+            .concat();
+    let rest = b"K\0K\x01\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtR";
+    let tensor = [&b"ctorch._utils\n_rebuild_tensor_v2\n("[..], &storage, rest].concat();
+    let first = [&text(&name)[..], b"q\0", &tensor, b"q\x01"].concat();
+    let pickle = [&b"\x80\x02}("[..], &first, &b"h\0h\x01".repeat(50_000), b"u."].concat();
+    let entries = read("some.bin", &of_pickle(&pickle)).unwrap();
+    assert_eq!(entries.len(), 1);
+    assert_eq!((entries[0].name.len(), &entries[0].shape[..]), (1 << 20, &[1][..]));
+}
+
 #[test]
 fn damaged_archives_are_explained() {
     assert!(refusal(b"PK\x03\x04").contains("it has no directory at its end"));

@@ -9,6 +9,10 @@ use super::{AddedVocabularyToken, ByteVocabulary, MAX_TOKENS, VocabularyError};
 
 const FORMAT: &str = "tekken.json";
 
+/// The largest number of special tokens, 16 times that of published files. A file of a few bytes
+/// can ask for many, because those without a name get one.
+const MAX_SPECIALS: usize = 1 << 14;
+
 /// A vocabulary of `tekken.json`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TekkenVocabulary {
@@ -75,6 +79,11 @@ pub fn read_tekken(bytes: &[u8]) -> Result<TekkenVocabulary, VocabularyError> {
     let (size, specials) = (file.config.default_vocab_size, file.config.default_num_special_tokens);
     if size > MAX_TOKENS {
         return Err(VocabularyError::TooMany(size));
+    }
+    if specials > MAX_SPECIALS {
+        return Err(wrong(format!(
+            "default_num_special_tokens is {specials}, more than the {MAX_SPECIALS} that are supported"
+        )));
     }
     let count = size.checked_sub(specials).filter(|&count| count <= file.vocab.len()).ok_or_else(|| {
         wrong(format!(

@@ -158,6 +158,7 @@ fn tekken_files_are_checked() {
     assert!(refusal(300, 2, "").contains("default_vocab_size is 300"));
     assert!(refusal(200, 2, "").contains("no token for the byte 0xC6"));
     assert!(refusal(usize::MAX, usize::MAX, "").contains("more than the"));
+    assert!(refusal(256 + 16_385, 16_385, "").contains("more than the 16384 that are supported"));
     assert!(refusal(258, 2, r#", "special_tokens": [{"rank": 2, "token_str": "x"}]"#).contains("rank 2"));
 }
 
