@@ -27,13 +27,13 @@ WORKDIR /build
 COPY --from=manifests /manifests .
 # Cargo compares times, and the sources may be older than what is built here from empty ones, so it
 # must forget the packages of the workspace.
-RUN cargo build --release --locked --package millrace --bin millrace \
- && rm -r target/release/.fingerprint/millrace*
+RUN cargo build --profile dist --locked --package millrace --bin millrace \
+ && rm -r target/dist/.fingerprint/millrace*
 
 FROM dependencies AS builder
 COPY . .
-RUN cargo build --release --locked --offline --package millrace --bin millrace \
- && install -D target/release/millrace /millrace/millrace
+RUN cargo build --profile dist --locked --offline --package millrace --bin millrace \
+ && install -D target/dist/millrace /millrace/millrace
 
 FROM debian:bookworm-slim AS pip
 RUN apt-get update \
@@ -67,9 +67,9 @@ RUN mkdir --parents /libraries/doc \
 FROM dependencies AS cuda-builder
 COPY --from=toolkit /toolkit/nvidia/cu13 /usr/local/cuda
 COPY . .
-RUN CUDA_HOME=/usr/local/cuda cargo build --release --locked --offline --package millrace \
+RUN CUDA_HOME=/usr/local/cuda cargo build --profile dist --locked --offline --package millrace \
         --bin millrace --features embed-cubin \
- && install -D target/release/millrace /millrace/millrace
+ && install -D target/dist/millrace /millrace/millrace
 
 FROM ${BINARY} AS binary
 FROM ${CUDA_BINARY} AS cuda-binary

@@ -259,7 +259,7 @@ def main():
     parser.add_argument("--formats", default=",".join(FORMATS), help="separated by commas")
     parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--jobs", type=positive, default=os.cpu_count(), help="compilers that build llama.cpp at once")
-    parser.add_argument("--millrace", type=pathlib.Path, default=ROOT / "target" / "release" / "millrace")
+    parser.add_argument("--millrace", type=pathlib.Path, default=ROOT / "target" / "dist" / "millrace")
     parser.add_argument("--write", type=pathlib.Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.write:
@@ -269,7 +269,7 @@ def main():
     if unknown := [name for name in names if name not in FORMATS]:
         parser.error(f"--formats: {', '.join(unknown)}: the formats are {', '.join(FORMATS)}")
     if not arguments.millrace.exists():
-        parser.error(f"--millrace: there is no {arguments.millrace}; build it with `cargo build --release`")
+        parser.error(f"--millrace: there is no {arguments.millrace}; build it with `cargo build --profile dist`")
     WORK.mkdir(parents=True, exist_ok=True)
     install()
     programs = build(arguments.jobs)

@@ -121,7 +121,7 @@ def main():
     parser.add_argument("--streams", type=compare.positive, default=16)
     parser.add_argument("--threads", type=compare.positive, default=2)
     parser.add_argument("--jobs", type=compare.positive, default=2)
-    parser.add_argument("--millrace", type=pathlib.Path, default=compare.ROOT / "target" / "release" / "millrace")
+    parser.add_argument("--millrace", type=pathlib.Path, default=compare.ROOT / "target" / "dist" / "millrace")
     options = parser.parse_args()
     compare.install()
     programs = compare.build(options.jobs)

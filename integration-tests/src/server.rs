@@ -21,8 +21,11 @@ pub fn binary() -> &'static Path {
             return folder.join("millrace");
         }
         let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        if folder.file_name().is_some_and(|profile| profile == "release") {
-            build.args(["build", "--quiet", "--release", "--package", "millrace", "--bin", "millrace"]);
+        // The folder of a profile has its name, except that of `dev`.
+        let profile = folder.file_name().and_then(|name| name.to_str()).unwrap_or("debug");
+        if profile != "debug" {
+            build.args(["build", "--quiet", "--package", "millrace", "--bin", "millrace"]);
+            build.args(["--profile", profile]);
         } else {
             // The same packages and features as `cargo xtask test`, because Cargo would build every
             // crate again for others. The test `version` makes Cargo build the binary.

@@ -43,7 +43,8 @@ fn pack() -> Result<u64, String> {
     ];
     let kernels = ["--package", "millrace-kernels", "--features", "embed-cubin,cpu-sim"];
     let tests = |kind| [&["test", kind, "cuda", "--no-run"][..], &kernels].concat();
-    let server = ["build", "--release", "--package", "millrace", "--features", "embed-cubin"];
+    // The server is measured there, so it is built as it is shipped.
+    let server = ["build", "--profile=dist", "--package", "millrace", "--features", "embed-cubin"];
     let programs = [
         ("kernel-tests", tests("--test"), "cuda"),
         ("kernel-bench", tests("--bench"), "cuda"),

@@ -40,10 +40,10 @@ pub(crate) fn models() -> bool {
     cargo_with(&test, &[("MILLRACE_WRITE_MODELS", "1")])
 }
 
-/// Runs the benchmarks that need no GPU.
+/// Runs the benchmarks that need no GPU, with the profile of what is shipped.
 pub(crate) fn bench() -> bool {
-    cargo(&["bench", "--package", "millrace-kernels"])
-        && cargo(&["bench", "--package", "millrace-integration-tests"])
+    cargo(&["bench", "--profile", "dist", "--package", "millrace-kernels"])
+        && cargo(&["bench", "--profile", "dist", "--package", "millrace-integration-tests"])
 }
 
 /// Runs the cost fuzzer against a release build for the given time. A run of more than ten minutes

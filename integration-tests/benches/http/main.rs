@@ -1,9 +1,10 @@
-//! Benchmark of the whole server: `cargo bench --package millrace-integration-tests --bench http`.
+//! Benchmark of the whole server: `cargo bench --profile dist --package millrace-integration-tests
+//! --bench http`.
 //!
-//! Starts the release binary, talks to it over loopback, and prints a table of throughput, one of
-//! the gaps between tokens and one of prompts per model. `-- --help` lists the options that choose
-//! a part of it. A second binary is measured in turns with the first one (`--table gaps --against
-//! PATH`).
+//! Starts the binary of the same profile, talks to it over loopback, and prints a table of
+//! throughput, one of the gaps between tokens and one of prompts per model. `-- --help` lists the
+//! options that choose a part of it. A second binary is measured in turns with the first one
+//! (`--table gaps --against PATH`).
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails may panic")]
 
 mod candidate;

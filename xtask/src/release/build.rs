@@ -8,6 +8,9 @@ use crate::{cargo, install, toolkit};
 /// The folder of the builds. Development builds have other flags.
 const FOLDER: &str = "target/release-build";
 
+/// The profile of what is shipped, with optimization across crates.
+const PROFILE: &str = "--profile=dist";
+
 /// Builds the binaries of both architectures and returns their paths.
 ///
 /// # Errors
@@ -39,7 +42,7 @@ fn native() -> Result<PathBuf, String> {
         ("CARGO_TARGET_DIR", FOLDER),
         ("CARGO_INCREMENTAL", "0"),
     ];
-    let build = ["build", "--locked", "--release", "--package", "millrace", "--features", "embed-cubin"];
+    let build = ["build", "--locked", PROFILE, "--package", "millrace", "--features", "embed-cubin"];
     let built = cargo::build(&build, &environment, "millrace")?;
     built.executable.ok_or_else(|| "cargo has not said where the program is".to_owned())
 }
@@ -50,9 +53,9 @@ fn arm64() -> Result<PathBuf, String> {
     let folder = format!("{}/{}/release", root::REPOSITORY, root::FOLDER);
     let environment = [("CARGO_TARGET_DIR", &*folder)];
     let mut cargo = root.cargo("", &environment);
-    cargo.args(["build", "--locked", "--release", "--package", "millrace"]);
+    cargo.args(["build", "--locked", PROFILE, "--package", "millrace"]);
     if !install::command("cargo", &mut cargo) {
         return Err("millrace cannot be built for 64-bit ARM".to_owned());
     }
-    Ok(Path::new(root::FOLDER).join("release").join(root::TARGET).join("release/millrace"))
+    Ok(Path::new(root::FOLDER).join("release").join(root::TARGET).join("dist/millrace"))
 }
