@@ -1,20 +1,24 @@
 //! Checks of the module structure: no module may depend on one that depends on it.
 
+mod crates;
 mod cycles;
 mod graph;
 mod paths;
 mod source;
 
-use std::path::Path;
-
-/// The folders of the crates that are checked, from the workspace's root.
-const CRATES: [&str; 6] = ["formats", "kernels", "launcher", "proto", "router", "shard"];
-
-/// Checks every crate for module cycles and prints those it finds. Returns whether there are none.
+/// Checks every crate of the workspace for module cycles and prints those it finds. Returns whether
+/// there are none.
 pub(crate) fn check() -> bool {
+    let folders = match crates::folders() {
+        Ok(folders) => folders,
+        Err(error) => {
+            eprintln!("{error}");
+            return false;
+        }
+    };
     let mut found = 0;
-    for folder in CRATES.iter().map(Path::new).filter(|folder| folder.exists()) {
-        let graph = match graph::of_crate(&folder.join("src")) {
+    for folder in folders {
+        let graph = match graph::of_crate(&folder) {
             Ok(graph) => graph,
             Err(error) => {
                 eprintln!("{}: {error}", folder.display());
