@@ -111,8 +111,11 @@ pub(crate) fn check() -> bool {
     found == 0
 }
 
+/// The files that git tracks or would track.
 fn tracked() -> io::Result<Vec<String>> {
-    let output = Command::new("git").arg("ls-files").output()?;
+    // Files that are new belong to the next commit.
+    let output =
+        Command::new("git").args(["ls-files", "--cached", "--others", "--exclude-standard"]).output()?;
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
 }
 

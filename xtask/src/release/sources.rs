@@ -1,4 +1,4 @@
-//! What is released: a commit, and the binary of an architecture.
+//! The sources of a release: a commit, and the binary of an architecture.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! The products of a warp that are in flight, and the registers and the shared memory that they use.
+//! The products of a warp that are in flight, and the registers and the shared memory that they
+//! use.
 
 use std::collections::VecDeque;
 
