@@ -3,17 +3,24 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// Returns the folders of the members of the workspace.
+///
+/// # Errors
+/// If the manifest of the workspace cannot be read or names no members.
+pub(super) fn members(root: &Path) -> Result<Vec<String>, String> {
+    let manifest = fs::read_to_string(root.join("Cargo.toml")).map_err(|e| format!("Cargo.toml: {e}"))?;
+    match listed(&manifest)[..] {
+        [] => Err("Cargo.toml: no members were found".to_owned()),
+        ref members => Ok(members.iter().map(|&member| member.to_owned()).collect()),
+    }
+}
+
 /// Returns the folders whose modules form a crate. The targets below `fuzz/` are not among them,
 /// because each is a single file.
 ///
 /// # Errors
-/// If the manifest of the workspace cannot be read, or names no members or a folder without code.
-pub(super) fn folders() -> Result<Vec<PathBuf>, String> {
-    let manifest = fs::read_to_string("Cargo.toml").map_err(|e| format!("Cargo.toml: {e}"))?;
-    let members = members(&manifest);
-    if members.is_empty() {
-        return Err("Cargo.toml: no members were found".to_owned());
-    }
+/// If a member has no code.
+pub(super) fn folders(members: &[String]) -> Result<Vec<PathBuf>, String> {
     let mut folders = Vec::new();
     for member in members {
         let member = Path::new(member);
@@ -37,7 +44,7 @@ fn with_main(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// The members that the manifest of a workspace lists.
-fn members(manifest: &str) -> Vec<&str> {
+fn listed(manifest: &str) -> Vec<&str> {
     let list = manifest.split_once("\nmembers = [").and_then(|(_, rest)| rest.split_once(']'));
     let quoted = list.map_or("", |(list, _)| list).split('"').skip(1).step_by(2);
     quoted.collect()
@@ -45,13 +52,13 @@ fn members(manifest: &str) -> Vec<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::members;
+    use super::listed;
 
     #[test]
     fn members_are_read_from_one_line_or_several() {
         let manifest = "[workspace]\nmembers = [\"a\", \"b/c\"]\ndefault-members = [\"a\"]\n";
-        assert_eq!(members(manifest), ["a", "b/c"]);
-        assert_eq!(members("[workspace]\nmembers = [\n  \"a\",\n  \"b\",\n]\n"), ["a", "b"]);
-        assert!(members("[package]\n").is_empty());
+        assert_eq!(listed(manifest), ["a", "b/c"]);
+        assert_eq!(listed("[workspace]\nmembers = [\n  \"a\",\n  \"b\",\n]\n"), ["a", "b"]);
+        assert!(listed("[package]\n").is_empty());
     }
 }
