@@ -22,9 +22,11 @@ pub use long_generation::long_generation;
 pub use model::{ModelCopy, TILDE};
 pub use observer::{Latencies, ObserverClient};
 pub use raw::{Attack, AttackOutcome, attack, raw_post};
-pub use server::{Server, binary, cpu_seconds, grammar_workers_of, resident_bytes, shards_of, signal};
+pub use server::{
+    Server, binary, cpu_seconds, free_port, grammar_workers_of, resident_bytes, shards_of, signal,
+};
 pub use step_log::{LoggedRow, LoggedStep, StepLogFile};
-pub use worker_node::{SecretFile, WorkerNode, free_port};
+pub use worker_node::{SecretFile, WorkerNode};
 
 /// Returns a folder of the test data outside of the repository. Tests that use it are ignored by
 /// default. `cargo xtask test` runs them if `MILLRACE_TEST_DATA` names the folder.

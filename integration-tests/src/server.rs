@@ -1,6 +1,7 @@
 //! Starts and stops the real binary.
 
 use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -90,7 +91,7 @@ impl Server {
     /// until it is ready.
     pub fn start_with_stderr(stderr: Stdio, variables: &[(&str, &str)], flags: &[&str]) -> Server {
         // The log with the port cannot be read.
-        let port = crate::free_port();
+        let port = free_port();
         let process = command(&port, variables, flags).stderr(stderr).spawn().unwrap();
         let server = Server { process, address: format!("127.0.0.1:{port}"), log: Arc::default() };
         server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
@@ -261,4 +262,9 @@ pub fn resident_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or_default();
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+/// Returns a port that no process listens on.
+pub fn free_port() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
 }

@@ -1,7 +1,6 @@
 //! A node that runs shards for a leader on another machine.
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
@@ -96,9 +95,4 @@ impl Drop for SecretFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }
-}
-
-/// Returns a port that no process listens on.
-pub fn free_port() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
 }

@@ -74,6 +74,41 @@ fn the_table_names_the_model_and_the_machine() {
 }
 
 #[test]
+fn the_expected_time_and_its_basis_are_said_before_the_runs() {
+    for (prompt, first) in [("20", "20"), ("300", "128")] {
+        let output =
+            bench(&["--prompt", prompt, "--generate", "2", "--repeat", "1", "--batch", "2", "--json"]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{said}");
+        let [line] = said.lines().collect::<Vec<_>>()[..] else { panic!("not one line: {said}") };
+        assert!(line.starts_with(&format!("a prompt of {prompt} tokens takes about ")), "{said}");
+        assert!(line.contains(&format!(", because one of {first} took ")), "{said}");
+        assert!(line.contains("; all runs take about "), "{said}");
+        // No bar is drawn where nobody sees one, and the figures are alone on standard output.
+        assert!(!said.contains('\u{1b}'), "{said:?}");
+        let printed = String::from_utf8(output.stdout).unwrap();
+        assert!(printed.starts_with('{') && printed.lines().count() == 1, "{printed}");
+    }
+}
+
+#[test]
+fn a_terminal_sees_a_bar() {
+    // `script` runs the command on a terminal of its own. It is part of every Debian system.
+    let command =
+        format!("{} bench --prompt 900 --generate 2 --repeat 2 --batch 16 --threads 1", binary().display());
+    let output = Command::new("script").args(["-qec", &command, "/dev/null"]).env_remove("MODEL_ID").output();
+    let Ok(output) = output else {
+        eprintln!("skipped: the program `script` is not installed");
+        return;
+    };
+    let seen = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{seen}");
+    for part in ["a prompt of 900 tokens takes about ", "run 1 of 2, batch 16", " left)", "of bandwidth"] {
+        assert!(seen.contains(part), "{part}: {seen}");
+    }
+}
+
+#[test]
 fn weights_can_be_made_up_from_the_configuration() {
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/llama_gqa");
     let flags =

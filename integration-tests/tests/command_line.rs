@@ -168,7 +168,17 @@ fn flags_of_other_servers_and_a_positional_model_are_accepted() {
         &["/nowhere/model"][..],
         &["-m", "/nowhere/model", "-c", "64", "--host", "localhost"],
         &["--model", "/nowhere/model", "--max-model-len", "64", "--tensor-parallel-size", "1"],
-        &["--model-id", "demo", "/nowhere/model", "--max-num-seqs", "4", "--ctx-size", "64"],
+        &[
+            "--model-id",
+            "demo",
+            "/nowhere/model",
+            "--max-num-seqs",
+            "4",
+            "--ctx-size",
+            "64",
+            "--threads",
+            "2",
+        ],
     ] {
         let said = error_text(&[&["serve", "--port", "0"], flags].concat(), &[("MODEL_ID", "demo")]);
         assert!(said.contains("/nowhere/model") && !said.contains("unexpected"), "{flags:?}: {said}");

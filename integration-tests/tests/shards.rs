@@ -138,7 +138,8 @@ fn each_shard_has_cores_of_its_own() {
     let server = Server::start(&["--num-shard", "2", "--cpus-per-shard", "1"]);
     let shards: Vec<String> = shards_of(server.pid()).into_iter().map(cores).collect();
     assert!(shards[0] != shards[1] && shards.iter().all(|cores| cores.parse::<u32>().is_ok()), "{shards:?}");
-    let few = Server::start(&["--cpus-per-shard", "1"]);
+    let few = Server::start(&["--threads", "1"]);
+    few.wait_for_log(", 1 thread)");
     let shard = shards_of(few.pid())[0];
     assert_eq!(
         cores(shard),

@@ -225,10 +225,6 @@ fn locate_cached(cache: &Path, name: &str, revision: &str) -> Result<PathBuf> {
     Ok(snapshot)
 }
 
-/// Advice for repositories of GGUF files, of which only one is wanted.
-pub(crate) const NO_GGUF: &str = "Repositories are served from safetensors: download one of the files, and give its path as the \
-                       model, or take the repository that the files were made from";
-
 /// Limit of the files of a folder that are examined.
 const MAX_FILES: usize = 10_000;
 

@@ -10,7 +10,7 @@ pub(crate) fn measured() -> ProgressStyle {
 }
 
 /// Returns the style of a template, which is a constant that the library accepts.
-fn style(template: &str) -> ProgressStyle {
+pub(crate) fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 

@@ -11,6 +11,12 @@ use crate::install;
 const DOCS: &str = "docs";
 /// The book's table of contents.
 const SUMMARY: &str = "docs/SUMMARY.md";
+/// The page with a link to each page of the book that has no folder of its own.
+const README: &str = "README.md";
+/// The folder of the decisions.
+const DECISIONS: &str = "docs/decisions";
+/// The page that lists the decisions.
+const DECISION_INDEX: &str = "docs/decisions/index.md";
 /// The version of mdBook that is installed.
 const MDBOOK: &str = "0.5.4";
 /// The folder that mdBook is installed into.
@@ -158,8 +164,8 @@ fn targets(line: &str) -> impl Iterator<Item = &str> {
     inline.chain(defined).map(str::trim)
 }
 
-/// Lists every mistake in the pages: links that lead nowhere or out of the book, and pages that the
-/// table of contents lacks.
+/// Lists every mistake in the pages: links that lead nowhere or out of the book, pages that the
+/// table of contents, the README or the list of decisions lacks, and gaps between decisions.
 fn find_problems(pages: &BTreeMap<PathBuf, Page>, exists: impl Fn(&Path) -> bool) -> Vec<String> {
     let mut problems = Vec::new();
     for (path, page) in pages {
@@ -170,17 +176,36 @@ fn find_problems(pages: &BTreeMap<PathBuf, Page>, exists: impl Fn(&Path) -> bool
             }
         }
     }
-    let Some(summary) = pages.get(Path::new(SUMMARY)) else {
-        problems.push(format!("{SUMMARY} is missing"));
-        return problems;
-    };
-    let listed: BTreeSet<PathBuf> =
-        summary.links.iter().map(|(_, target)| Path::new(DOCS).join(target)).collect();
-    let unlisted = pages
-        .keys()
-        .filter(|path| path.starts_with(DOCS) && *path != Path::new(SUMMARY) && !listed.contains(*path));
-    problems.extend(unlisted.map(|path| format!("{}: not listed in {SUMMARY}", path.display())));
+    let in_docs = |path: &Path| path.starts_with(DOCS) && path != Path::new(SUMMARY);
+    let is_top = |path: &Path| in_docs(path) && path.parent() == Some(Path::new(DOCS));
+    let is_decision = |path: &Path| path.starts_with(DECISIONS) && path != Path::new(DECISION_INDEX);
+    problems.extend(unlisted(pages, SUMMARY, in_docs));
+    problems.extend(unlisted(pages, README, |path| is_top(path) && !path.ends_with(README)));
+    problems.extend(unlisted(pages, DECISION_INDEX, is_decision));
+    problems.extend(gaps(pages.keys().filter(|path| is_decision(path))));
     problems
+}
+
+/// Lists the pages among `wanted` that `list` does not link to.
+fn unlisted(pages: &BTreeMap<PathBuf, Page>, list: &str, wanted: impl Fn(&Path) -> bool) -> Vec<String> {
+    let mut wanted = pages.keys().filter(|path| wanted(path)).peekable();
+    let Some(page) = pages.get(Path::new(list)) else {
+        return wanted.next().map(|_| format!("{list} is missing")).into_iter().collect();
+    };
+    let file = |target: &str| target.split('#').next().unwrap_or_default().to_owned();
+    let listed: BTreeSet<PathBuf> =
+        page.links.iter().map(|(_, target)| resolve(Path::new(list), &file(target))).collect();
+    let missing = wanted.filter(|path| !listed.contains(*path));
+    missing.map(|path| format!("{}: not listed in {list}", path.display())).collect()
+}
+
+/// Lists the numbers that no decision has although a later one has a greater number.
+fn gaps<'a>(decisions: impl Iterator<Item = &'a PathBuf>) -> Vec<String> {
+    let number = |path: &PathBuf| path.file_name()?.to_str()?.split('-').next()?.parse().ok();
+    let numbers: BTreeSet<u32> = decisions.filter_map(number).collect();
+    let last = numbers.last().copied().unwrap_or(0);
+    let missing = (1..last).filter(|number| !numbers.contains(number));
+    missing.map(|number| format!("{DECISIONS}: no decision has the number {number:03}")).collect()
 }
 
 /// The mistake in one link, if there is one. No link to other sites is followed.
@@ -239,23 +264,36 @@ mod tests {
     }
 
     const SUMMARY_OF_A: (&str, &str) = (SUMMARY, "# Summary\n\n- [A](a.md)\n");
+    const README_OF_A: (&str, &str) = (README, "# R\n[A](docs/a.md#a)\n");
 
     #[test]
     fn links_lead_to_pages_files_and_headings_that_exist() {
         let page = "# One `two` & three\n[x](#one-two--three) ![y](picture.png) [z](https://a.b/c)\n`[not](code.md)`\n";
-        assert_eq!(problems(&[SUMMARY_OF_A, ("docs/a.md", page)]), [""; 0]);
+        assert_eq!(problems(&[SUMMARY_OF_A, ("README.md", "[A](docs/a.md)"), ("docs/a.md", page)]), [""; 0]);
         let broken = "# A\n[x](#b) [y](missing.md)\n[z](../README.md)\n";
-        let found = problems(&[SUMMARY_OF_A, ("docs/a.md", broken), ("README.md", "# R\n")]);
+        let found = problems(&[SUMMARY_OF_A, ("docs/a.md", broken), ("README.md", "[A](docs/a.md)")]);
         assert_eq!(found.len(), 3, "{found:?}");
         assert!(found[0].starts_with("docs/a.md:2: #b:"), "{found:?}");
         assert!(found[2].contains("leads out of docs/"), "{found:?}");
     }
 
     #[test]
+    fn the_pages_of_this_repository_have_no_mistakes() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let found = find_problems(&read(&root).unwrap(), |path| root.join(path).exists());
+        assert_eq!(found, [""; 0]);
+    }
+
+    #[test]
     fn links_to_a_readme_would_break_in_the_book() {
         let page = "# A\n[x](README.md)\n";
         let summary = (SUMMARY, "[R](README.md)\n- [A](a.md)\n");
-        let found = problems(&[summary, ("docs/a.md", page), ("docs/README.md", "# R\n")]);
+        let found = problems(&[
+            summary,
+            ("docs/a.md", page),
+            ("docs/README.md", "# R\n"),
+            ("README.md", "[A](docs/a.md)"),
+        ]);
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].contains("mdBook builds README.md as index.html"), "{found:?}");
     }
@@ -269,7 +307,28 @@ mod tests {
 
     #[test]
     fn the_summary_lists_every_page() {
-        let found = problems(&[SUMMARY_OF_A, ("docs/a.md", "# A\n"), ("docs/b.md", "# B\n")]);
-        assert_eq!(found, ["docs/b.md: not listed in docs/SUMMARY.md"]);
+        let page = ("docs/guides/b.md", "# B\n");
+        let found = problems(&[SUMMARY_OF_A, README_OF_A, ("docs/a.md", "# A\n"), page]);
+        assert_eq!(found, ["docs/guides/b.md: not listed in docs/SUMMARY.md"]);
+    }
+
+    #[test]
+    fn the_readme_lists_every_page_without_a_folder() {
+        let summary = (SUMMARY, "- [A](a.md)\n- [B](b.md)\n");
+        let found = problems(&[summary, README_OF_A, ("docs/a.md", "# A\n"), ("docs/b.md", "# B\n")]);
+        assert_eq!(found, ["docs/b.md: not listed in README.md"]);
+    }
+
+    #[test]
+    fn decisions_are_listed_and_have_all_numbers() {
+        let decisions = ["docs/decisions/001-a.md", "docs/decisions/003-c.md"].map(|path| (path, "# A\n"));
+        let summary = "[A](decisions/001-a.md) [C](decisions/003-c.md) [I](decisions/index.md)\n";
+        let index = (DECISION_INDEX, "[A](001-a.md)\n");
+        let found = problems(&[(SUMMARY, summary), index, decisions[0], decisions[1]]);
+        let wanted = [
+            "docs/decisions/003-c.md: not listed in docs/decisions/index.md",
+            "docs/decisions: no decision has the number 002",
+        ];
+        assert_eq!(found, wanted);
     }
 }

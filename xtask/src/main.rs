@@ -84,9 +84,10 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "prose",
-        arguments: "",
-        help: "finds words, spellings and wide lines that break the rules of language (part of lint)",
-        run: |_| prose::check(),
+        arguments: "[--fix]",
+        help: "finds words, spellings and wide lines that break the rules of language (part of lint);\n\
+               --fix wraps the wide lines",
+        run: |arguments| prose::run(arguments),
     },
     Task {
         name: "cuda",

@@ -1,5 +1,6 @@
 //! The peak of the GPU's tensor cores: a large product by cuBLASLt, if this library is installed.
 
+use std::error::Error;
 use std::ffi::c_void;
 use std::ptr;
 
@@ -7,8 +8,6 @@ use cudarc::cublaslt::{result as lt, sys};
 use cudarc::driver::result::{event, stream};
 use cudarc::driver::sys::CUevent_flags;
 use millrace_kernels::cuda::{Device, Elem};
-
-use crate::harness::Result;
 
 /// Rows, columns and terms of the product.
 const SIZE: usize = 8192;
@@ -20,7 +19,7 @@ const REPEATS: usize = 10;
 
 /// Operations per second of a bf16 product with sums in f32; `None` without cuBLASLt. The current
 /// context is the device's.
-pub(crate) fn measure(device: &Device) -> Result<Option<f64>> {
+pub(crate) fn measure(device: &Device) -> Result<Option<f64>, Box<dyn Error>> {
     // SAFETY: the call only tries to open the library.
     if !unsafe { sys::is_culib_present() } {
         return Ok(None);

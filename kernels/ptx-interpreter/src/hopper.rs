@@ -1,7 +1,7 @@
 //! Decoded instructions that only Hopper has.
 
-use crate::instruction::{Address, Register, Source};
 use crate::memory::Swizzle;
+use crate::operand::{Address, Register, Source};
 
 /// An operation of Hopper.
 #[derive(Debug)]

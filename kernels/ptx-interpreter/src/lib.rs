@@ -54,11 +54,15 @@ mod float;
 mod hopper;
 mod instruction;
 mod kernel;
+mod launch;
 mod memory;
+mod module;
+mod operand;
 mod parse;
 mod types;
 
 pub use error::{Fault, MemoryError, ParseError};
-pub use exec::{Arrival, Grid, Launch, Stats, WarpOrder};
-pub use kernel::Module;
+pub use exec::Grid;
+pub use launch::{Arrival, Launch, Stats, WarpOrder};
 pub use memory::{DeviceMemory, Fill, MAP_BYTES, Swizzle, TensorElement, TensorMapError, TensorMapLayout};
+pub use module::Module;

@@ -30,7 +30,6 @@ const FLAGS: &[(&str, &str)] = &[
     ("ssl-certfile", "tls-cert"),
     ("ssl-keyfile", "tls-key"),
     ("tensor-parallel", "tensor-parallel-size"),
-    ("threads", "cpus-per-shard"),
     ("tp", "tensor-parallel-size"),
     ("tp-size", "tensor-parallel-size"),
 ];

@@ -239,9 +239,9 @@ pub(crate) struct EngineArgs {
     /// Modelled device of `--device null`.
     #[command(flatten)]
     pub(crate) null: NullArgs,
-    /// Compute threads of each shard; several shards use separate cores. If absent, an equal share
-    /// of the physical cores
-    #[arg(long, env = "CPUS_PER_SHARD", value_name = "N")]
+    /// Compute threads of each shard on the CPU: two shards with 4 threads each use 8 cores. If
+    /// absent, an equal share of the physical cores
+    #[arg(long, visible_alias = "threads", env = "CPUS_PER_SHARD", value_name = "N")]
     pub(crate) cpus_per_shard: Option<usize>,
     /// Target for the time between two tokens of a stream, in milliseconds: prompts extend the
     /// steps of running streams up to this time, and up to twice the time of a step without prompts

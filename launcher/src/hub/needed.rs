@@ -32,6 +32,10 @@ const SINGLE: &str = "model.safetensors";
 /// with many experts has tens of megabytes.
 const MAX_SMALL: u64 = 256 << 20;
 
+/// Advice for repositories of GGUF files, of which only one is wanted.
+const NO_GGUF: &str = "Repositories are served from safetensors: download one of the files, and give its path as the \
+                       model, or take the repository that the files were made from";
+
 /// The files of a repository that are read, without weights.
 #[derive(Debug)]
 pub(super) struct SmallFiles {
@@ -88,7 +92,7 @@ fn without_configuration(id: &str, listing: &Listing) -> String {
              peft's `merge_and_unload()`, save the result with `save_pretrained`, and serve that folder"
         )
     } else if has(".gguf") {
-        format!("{id} holds GGUF files. {}", crate::model::NO_GGUF)
+        format!("{id} holds GGUF files. {NO_GGUF}")
     } else {
         format!("{id} has no config.json; it is not a model in the layout of transformers")
     }
@@ -101,7 +105,7 @@ fn check_weights(id: &str, listing: &Listing) -> Result<(), HubError> {
         return Ok(());
     }
     let why = if ends(".gguf") {
-        format!("{id} holds GGUF files. {}", crate::model::NO_GGUF)
+        format!("{id} holds GGUF files. {NO_GGUF}")
     } else if ends(".bin") || ends(".pt") || ends(".pth") {
         format!(
             "{id} has weights only as pickle files (.bin, .pt), and downloads take safetensors only: download \

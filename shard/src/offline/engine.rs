@@ -44,6 +44,15 @@ pub struct BatchTimes {
     pub decode: Vec<Duration>,
 }
 
+/// A step of a workload that the engine has computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ComputedStep {
+    /// A step of prompts, with the number of its tokens.
+    Prefill(usize),
+    /// A decode step.
+    Decode,
+}
+
 /// The limits of the machine at the moment of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MachineLimits {
@@ -149,15 +158,36 @@ impl OfflineEngine {
     /// If the workload exceeds the limits that the engine was loaded for, if the device fails, or
     /// if the model computes numbers that are not finite.
     pub fn run(&mut self, workload: &BenchWorkload) -> Result<BatchTimes, Error> {
+        self.run_with(workload, &mut |_| {})
+    }
+
+    /// Computes a workload as [`run`](Self::run) does, and calls `on_step` after each step.
+    ///
+    /// # Errors
+    /// If the workload exceeds the limits that the engine was loaded for, if the device fails, or
+    /// if the model computes numbers that are not finite.
+    pub fn run_with(
+        &mut self,
+        workload: &BenchWorkload,
+        on_step: &mut dyn FnMut(ComputedStep),
+    ) -> Result<BatchTimes, Error> {
         self.check(workload)?;
         let prompts = workload.prefill_steps(&self.limits, self.ready.vocab_size as usize);
         let since = Instant::now();
-        self.compute(prompts)?;
+        let tokens = |step: &Step| step.rows.iter().map(|row| row.count as usize).sum();
+        let mut computed = prompts.iter().map(tokens).collect::<Vec<usize>>().into_iter();
+        self.compute(prompts, &mut || {
+            computed.next().into_iter().for_each(|n| on_step(ComputedStep::Prefill(n)))
+        })?;
         let prefill = since.elapsed();
         let limits = self.limits;
-        let decode =
-            self.compute((0..workload.generate).map(|index| workload.decode_step(&limits, index)))?;
-        self.compute([workload.release_step()])?;
+        let decode = self.compute(
+            (0..workload.generate).map(|index| workload.decode_step(&limits, index)),
+            &mut || {
+                on_step(ComputedStep::Decode);
+            },
+        )?;
+        self.compute([workload.release_step()], &mut || {})?;
         Ok(BatchTimes { prefill, decode })
     }
 
@@ -179,9 +209,13 @@ impl OfflineEngine {
         )))
     }
 
-    /// Computes steps, as many ahead as the device allows. Returns the time from the answer to one
-    /// step to the answer to the next.
-    fn compute(&mut self, steps: impl IntoIterator<Item = Step>) -> Result<Vec<Duration>, Error> {
+    /// Computes steps, as many ahead as the device allows, and calls `on_step` after each. Returns
+    /// the time from the answer to one step to the answer to the next.
+    fn compute(
+        &mut self,
+        steps: impl IntoIterator<Item = Step>,
+        on_step: &mut dyn FnMut(),
+    ) -> Result<Vec<Duration>, Error> {
         let mut times = Vec::new();
         let mut in_flight = 0;
         let mut last = Instant::now();
@@ -201,6 +235,7 @@ impl OfflineEngine {
             times.push(now - last);
             last = now;
             check_rows(&output)?;
+            on_step();
         }
         Ok(times)
     }

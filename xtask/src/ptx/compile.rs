@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Architecture, jobs};
+use super::architecture::Architecture;
+use super::jobs;
 use crate::simulated::SOURCES;
 
 /// A module's name and its source.

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::jobs::Job;
-use super::{ARCHITECTURES, FOLDER, ptx_folder};
+use super::architecture::{ARCHITECTURES, FOLDER, ptx_folder};
 
 fn folder(of: &Path) -> PathBuf {
     of.join("launched")
@@ -21,14 +20,14 @@ pub(super) fn clear(of: &Path) -> Result<(), String> {
     fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))
 }
 
-/// The file to which a job writes the kernels that it launches, one to a line.
+/// The file to which the job of this name writes the kernels that it launches, one to a line.
 ///
 /// # Errors
 /// If the folder does not exist.
-pub(super) fn file(job: &Job) -> Result<PathBuf, String> {
+pub(super) fn file(job: &str) -> Result<PathBuf, String> {
     let folder = folder(Path::new(FOLDER));
     let folder = folder.canonicalize().map_err(|e| format!("{}: {e}", folder.display()))?;
-    Ok(folder.join(format!("{}-{}-{}", job.module, job.architecture.name, job.order.0)))
+    Ok(folder.join(job))
 }
 
 /// Checks that every kernel was launched on at least one architecture.

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use super::{Architecture, coverage, ptx_folder};
+use super::architecture::{Architecture, ptx_folder};
+use super::coverage;
 use crate::steady::MARK;
 
 /// The order of warps, and the moment at which copies arrive.
@@ -102,7 +103,8 @@ fn run_one(tests: &Path, job: &Job) -> Result<Result<(), String>, String> {
     command.args(["--quiet", "--test-threads=1"]);
     command.arg(job.filter.clone().unwrap_or_else(|| format!("{}::", job.module))).current_dir("kernels");
     on_interpreter(&mut command, &ptx_folder(job.architecture), job.order)?;
-    command.env("MILLRACE_PTX_LAUNCHED", coverage::file(job)?);
+    let name = format!("{}-{}-{}", job.module, job.architecture.name, job.order.0);
+    command.env("MILLRACE_PTX_LAUNCHED", coverage::file(&name)?);
     if job.is_whole || !SLOW.contains(&job.module.as_str()) {
         command.env("MILLRACE_TEST_ALL_CASES", "1");
     }

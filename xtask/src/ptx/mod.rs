@@ -1,32 +1,18 @@
 //! Runs the PTX that nvcc makes of the CUDA kernels on the interpreter, and plants mistakes in the
 //! kernel for Hopper: `cargo xtask ptx`.
 
+mod architecture;
 mod compile;
 mod coverage;
 mod jobs;
 mod planted;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use crate::{simulated, toolkit};
+use architecture::{ARCHITECTURES, FOLDER, ptx_folder};
 use jobs::Job;
-
-/// Folder of PTX files and of what the runs write.
-const FOLDER: &str = "target/ptx";
-
-/// An architecture whose PTX is executed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Architecture {
-    /// The name as nvcc takes it.
-    name: &'static str,
-    /// Whether it runs the modules for Hopper.
-    is_hopper: bool,
-}
-
-/// The oldest GPU that is supported, and the one with instructions of its own.
-const ARCHITECTURES: [Architecture; 2] =
-    [Architecture { name: "sm_80", is_hopper: false }, Architecture { name: "sm_90a", is_hopper: true }];
 
 /// The part of the tests that runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,10 +71,6 @@ fn everything(scope: Scope<'_>) -> Result<(), String> {
         done("every planted mistake was caught");
     }
     Ok(())
-}
-
-fn ptx_folder(architecture: Architecture) -> PathBuf {
-    Path::new(FOLDER).join(architecture.name)
 }
 
 /// The runs of the tests of a scope, the longest first.

@@ -6,8 +6,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use super::architecture::{ARCHITECTURES, Architecture, FOLDER, ptx_folder};
+use super::compile;
 use super::jobs::{self, ORDERS, on_interpreter};
-use super::{ARCHITECTURES, Architecture, FOLDER, compile, ptx_folder};
 use crate::mutate::{self, Mutation};
 use crate::simulated::{self, Outcome, SOURCES};
 

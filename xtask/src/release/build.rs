@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::steps;
 use crate::arm64::root::{self, Root};
 use crate::{cargo, install, toolkit};
 
@@ -21,8 +22,8 @@ pub(super) fn all() -> Result<Vec<PathBuf>, String> {
 
 /// Removes the builds, so that the next ones begin from nothing.
 pub(super) fn clean() -> Result<(), String> {
-    super::remove(Path::new(FOLDER))?;
-    super::remove(&Path::new(root::FOLDER).join("release"))
+    steps::remove(Path::new(FOLDER))?;
+    steps::remove(&Path::new(root::FOLDER).join("release"))
 }
 
 /// Builds for this machine, with the machine code of the CUDA kernels.

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Release, output};
+use super::sources::Release;
+use super::steps::output;
 use crate::arm64::root::debian;
 
 /// Installs the package for this machine in a root of Debian 12, runs the program there and removes

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::pack::{Files, modes};
-use super::{output, remove, write};
+use super::sources::Files;
+use super::steps::{modes, output, remove, write};
 
 /// The license of the package.
 const COPYRIGHT: &str = "\

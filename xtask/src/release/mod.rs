@@ -6,12 +6,15 @@ mod deb;
 mod dependencies;
 mod elf;
 mod pack;
+mod sources;
+mod steps;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use elf::Architecture;
+use sources::{Files, Release};
+use steps::{output, remove, write};
 
 /// The folder of everything that is released.
 const FOLDER: &str = "target/release-pack";
@@ -54,7 +57,7 @@ fn release(arguments: &[String]) -> Result<(), String> {
     let (_, native) = native.ok_or("completions and manual pages need the binary of this machine, too")?;
     for (elf, binary) in &binaries {
         println!("{}: {}, needs glibc {}", binary.display(), elf.architecture.name(), elf.glibc);
-        let files = pack::Files { release: &release, elf, binary, native };
+        let files = Files { release: &release, elf, binary, native };
         packed.extend(files.pack(folder)?);
         let again = Path::new("target/release-pack-again");
         remove(again)?;
@@ -75,54 +78,9 @@ fn release(arguments: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-/// The version and the time of the commit.
-struct Release {
-    version: String,
-    /// Seconds since 1970, which all files of a release are dated with.
-    time: String,
-}
-
-impl Release {
-    fn of_commit() -> Result<Release, String> {
-        let time = output(Command::new("git").args(["log", "-1", "--format=%ct"]))?.trim().to_owned();
-        let manifest = fs::read_to_string("Cargo.toml").map_err(|e| format!("Cargo.toml: {e}"))?;
-        let version = manifest.lines().find_map(|line| line.strip_prefix("version = \""));
-        let version = version.ok_or("Cargo.toml has no version")?.trim_end_matches('"').to_owned();
-        Ok(Release { version, time })
-    }
-
-    /// Returns the name of an archive, without the ending.
-    fn name(&self, architecture: Architecture) -> String {
-        format!("millrace-{}-{}", self.version, architecture.name())
-    }
-}
-
 /// Writes `SHA256SUMS` as `sha256sum --check` reads it.
 fn sums(folder: &Path, packed: &[PathBuf]) -> Result<(), String> {
     let names = packed.iter().filter_map(|path| path.file_name());
     let sums = output(Command::new("sha256sum").args(names).current_dir(folder))?;
     write(&folder.join("SHA256SUMS"), sums)
-}
-
-/// Runs a command and returns what it prints.
-fn output(command: &mut Command) -> Result<String, String> {
-    let done = command.output().map_err(|e| format!("{command:?}: {e}"))?;
-    if !done.status.success() {
-        return Err(format!("{command:?} failed: {}", String::from_utf8_lossy(&done.stderr)));
-    }
-    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
-}
-
-fn write(path: &Path, contents: impl AsRef<[u8]>) -> Result<(), String> {
-    let about = |e: std::io::Error| format!("{}: {e}", path.display());
-    fs::create_dir_all(path.parent().unwrap_or(Path::new("."))).map_err(about)?;
-    fs::write(path, contents).map_err(about)
-}
-
-/// Removes a folder that may not exist.
-fn remove(folder: &Path) -> Result<(), String> {
-    match fs::remove_dir_all(folder) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(format!("{}: {e}", folder.display())),
-        _ => Ok(()),
-    }
 }

@@ -1,22 +1,12 @@
 //! The files of a release, and the archive of them.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::elf::Elf;
-use super::{Release, deb, dependencies, output, remove, write};
-
-/// The sources of a release for one architecture.
-pub(super) struct Files<'a> {
-    pub(super) release: &'a Release,
-    pub(super) elf: &'a Elf,
-    /// The binary, not stripped.
-    pub(super) binary: &'a Path,
-    /// The binary that runs on this machine.
-    pub(super) native: &'a Path,
-}
+use super::sources::Files;
+use super::steps::{modes, output, remove, write};
+use super::{deb, dependencies};
 
 impl Files<'_> {
     /// Writes the archive, the Debian package and the bill of materials into `folder`, and returns
@@ -88,22 +78,4 @@ impl Files<'_> {
         tar.arg("--create").arg("--file").arg(archive).arg("--directory").arg(parent);
         output(tar.arg(tree.file_name().unwrap_or_default())).map(|_| ())
     }
-}
-
-/// Makes folders and programs readable and executable for everyone, and other files readable,
-/// whatever the user's mask is.
-pub(super) fn modes(path: &Path) -> Result<(), String> {
-    let about = |e: std::io::Error| format!("{}: {e}", path.display());
-    let is_folder = path.is_dir();
-    let is_program =
-        path.parent().is_some_and(|folder| folder.ends_with("bin") || folder.ends_with("DEBIAN"))
-            && path.file_name().is_some_and(|name| name != "control" && name != "conffiles");
-    let mode = if is_folder || is_program { 0o755 } else { 0o644 };
-    fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(about)?;
-    if is_folder {
-        for entry in fs::read_dir(path).map_err(about)? {
-            modes(&entry.map_err(about)?.path())?;
-        }
-    }
-    Ok(())
 }

@@ -15,9 +15,9 @@ fn without_literals(text: &str) -> String {
         let length = match rest {
             [b'/', b'/', ..] => rest.iter().position(|&b| b == b'\n').unwrap_or(rest.len()),
             [b'/', b'*', ..] => block_comment(rest),
-            [b'r', b'"' | b'#', ..] if !is_word(out.last()) => raw_string(rest).unwrap_or(0),
+            [b'r', b'"' | b'#', ..] if may_prefix(&out) => raw_string(rest).unwrap_or(0),
             [b'"', ..] => string(rest),
-            [b'\'', b'\\', ..] => 2 + string(&rest[1..]).max(2),
+            [b'\'', b'\\', ..] => escaped_character(rest),
             [b'\'', ..] => character(rest),
             _ => 0,
         };
@@ -34,8 +34,14 @@ fn without_literals(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-fn is_word(byte: Option<&u8>) -> bool {
-    byte.is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_')
+/// Whether an `r` after `before` can begin a raw string: it begins a word, or it is the second
+/// letter of the prefix `br` or `cr`.
+fn may_prefix(before: &[u8]) -> bool {
+    let is_word = |byte: Option<&u8>| byte.is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
+    match before {
+        [rest @ .., b'b' | b'c'] => !is_word(rest.last()),
+        _ => !is_word(before.last()),
+    }
 }
 
 /// Length of a block comment, which may hold others.
@@ -66,18 +72,24 @@ fn raw_string(text: &[u8]) -> Option<usize> {
     Some(found.map_or(text.len(), |found| start + found + end.len()))
 }
 
-/// Length of a string, or of an escape in a character literal: up to the closing mark.
+/// Length of a string: up to the closing mark.
 fn string(text: &[u8]) -> usize {
-    let mark = if text[0] == b'"' { b'"' } else { b'\'' };
     let mut at = 1;
     while at < text.len() {
         match text[at] {
             b'\\' => at += 2,
-            byte if byte == mark => return at + 1,
+            b'"' => return at + 1,
             _ => at += 1,
         }
     }
     text.len()
+}
+
+/// Length of a character literal that begins with a backslash. The character after the backslash
+/// belongs to the literal even if it is a quotation mark or another backslash.
+fn escaped_character(text: &[u8]) -> usize {
+    let closing = text.iter().skip(3).position(|&b| b == b'\'');
+    closing.map_or(text.len(), |closing| 3 + closing + 1)
 }
 
 /// Length of a character literal, or 0 for a lifetime.
@@ -138,5 +150,18 @@ mod tests {
         let left: Vec<&str> = code.match_indices("use ").map(|(at, _)| &code[at + 4..at + 5]).collect();
         assert_eq!(left, ["a", "q"], "{code}");
         assert!(code.contains("&'a str"), "{code}");
+    }
+
+    #[test]
+    fn code_after_an_escaped_character_is_kept() {
+        for literal in [r"'\\'", r"'\''", r"'\n'", r"'\x41'", r"'\u{1f600}'", r"b'\\'", r"b'\''"] {
+            let code = code_of(&format!("f({literal}); crate::a::b(); let c = 'x';"));
+            assert!(code.ends_with("); crate::a::b(); let c =  ;"), "{literal}: {code}");
+        }
+    }
+
+    #[test]
+    fn raw_strings_of_bytes_have_no_escapes() {
+        assert_eq!(code_of(r##"f(br"\"); g(cr#"""#); h(r"\");"##), "f(b ); g(c ); h( );");
     }
 }

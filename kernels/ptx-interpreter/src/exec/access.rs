@@ -1,10 +1,11 @@
 //! Loads, stores and atomic operations.
 
-use super::block::Shared;
+use super::shared::Shared;
 use super::warp::{Warp, lanes};
 use crate::DeviceMemory;
 use crate::error::Trap;
-use crate::instruction::{Address, AtomicOp, Load, Op, Source};
+use crate::instruction::{AtomicOp, Load, Op};
+use crate::operand::{Address, Source};
 use crate::types::{Space, Type, cut};
 
 /// The most bytes that a lane accesses at once.

@@ -1,16 +1,13 @@
 //! The warps of a block and their turns.
 
-use std::collections::VecDeque;
-
-use super::engine::{self, EngineCopy, Issued};
-use super::mbarrier::Mbarriers;
-use super::meeting::NamedBarrier;
+use super::engine;
+use super::in_flight::Issued;
+use super::named_barrier::NamedBarrier;
+use super::shared::Shared;
 use super::warp::Warp;
-use super::warpgroup::Warpgroups;
-use super::{Launch, Stats, WarpOrder};
 use crate::error::Trap;
 use crate::kernel::Kernel;
-use crate::memory::SharedMemory;
+use crate::launch::{Launch, Stats, WarpOrder};
 use crate::{DeviceMemory, Fault};
 
 /// Rounds without effect after which lanes of a warp that wait at different places have all had
@@ -20,24 +17,6 @@ const STUCK_ROUNDS: u32 = 3;
 const MAX_STUCK_ROUNDS: u32 = 512;
 /// Rounds after which a copy arrives although warps go on: they may ask for it again and again.
 const MAX_ROUNDS_OF_COPY: u32 = 1024;
-
-/// The things that all warps of a block share.
-pub(super) struct Shared<'a> {
-    pub(super) kernel: &'a Kernel,
-    pub(super) launch: &'a Launch,
-    pub(super) at: [u32; 3],
-    pub(super) memory: SharedMemory,
-    pub(super) barriers: [NamedBarrier; 16],
-    pub(super) mbarriers: Mbarriers,
-    pub(super) engine_copies: VecDeque<EngineCopy>,
-    pub(super) warpgroups: Warpgroups,
-    /// Counts what may let another warp go on.
-    pub(super) effects: u64,
-    /// Warps that have not ended, as bits.
-    pub(super) live_warps: u32,
-    /// The time that the clock shows.
-    pub(super) nanoseconds: u64,
-}
 
 pub(super) struct Block<'a> {
     shared: Shared<'a>,
@@ -58,26 +37,11 @@ impl<'a> Block<'a> {
     pub(super) fn new(kernel: &'a Kernel, launch: &'a Launch, at: [u32; 3]) -> Block<'a> {
         let threads: u32 = launch.threads.iter().product();
         let count = threads.div_ceil(32);
-        let memory = SharedMemory::new(kernel.shared_bytes + launch.shared_bytes, count as usize);
         let warps = (0..count).map(|index| {
             let lanes = (threads - index * 32).min(32);
             Warp::new(index, u32::MAX >> (32 - lanes), kernel)
         });
-        let live_warps = u32::MAX >> (32 - count);
-        let barriers = std::array::from_fn(|_| NamedBarrier::default());
-        let shared = Shared {
-            kernel,
-            launch,
-            at,
-            memory,
-            barriers,
-            mbarriers: Mbarriers::default(),
-            engine_copies: VecDeque::new(),
-            warpgroups: Warpgroups::new(count as usize),
-            effects: 0,
-            live_warps,
-            nanoseconds: 0,
-        };
+        let shared = Shared::new(kernel, launch, at, count);
         Block { shared, warps: warps.collect(), stuck: 0, rounds_of_copy: 0 }
     }
 

@@ -1,43 +1,15 @@
 //! `cp.async`: copies that take effect when a thread waits for them, which is the latest moment.
 
-use std::collections::VecDeque;
-
-use super::block::Shared;
+use super::in_flight::Copy;
+use super::shared::Shared;
 use super::warp::{Warp, lanes};
 use crate::DeviceMemory;
 use crate::error::Trap;
-use crate::instruction::{Address, Source};
 use crate::memory::Viewer;
+use crate::operand::{Address, Source};
 
 /// The most copies of a thread that are in flight.
 const MAX_COPIES: usize = 4096;
-
-#[derive(Debug, Clone, Copy)]
-struct Copy {
-    to: u64,
-    from: u64,
-    bytes: usize,
-    /// Bytes that are read; the rest becomes zero.
-    source_bytes: usize,
-}
-
-/// The copies of a thread.
-#[derive(Debug, Default)]
-pub(super) struct LaneCopies {
-    open: Vec<Copy>,
-    /// The oldest first.
-    groups: VecDeque<Vec<Copy>>,
-}
-
-impl LaneCopies {
-    pub(super) fn is_empty(&self) -> bool {
-        self.open.is_empty() && self.groups.iter().all(Vec::is_empty)
-    }
-
-    pub(super) fn commit(&mut self) {
-        self.groups.push_back(std::mem::take(&mut self.open));
-    }
-}
 
 impl Warp {
     pub(super) fn copy(

@@ -1,39 +1,21 @@
 //! The copy engine: `cp.async.bulk` and `cp.async.bulk.tensor`. Its copies arrive when nothing else
 //! can happen in the block, one by one, or when they are issued ([`crate::Arrival`]).
 
-use super::block::Shared;
+use super::in_flight::{EngineCopy, Issued};
+use super::shared::Shared;
 use super::warp::{Warp, lanes};
-use super::{Arrival, WarpOrder};
 use crate::DeviceMemory;
 use crate::error::Trap;
 use crate::hopper::{BulkCopy, TensorCopy};
-use crate::instruction::Address;
+use crate::launch::{Arrival, WarpOrder};
 use crate::memory::{Chunk, Decoded, MAP_BYTES};
+use crate::operand::Address;
 use crate::types::Space;
 
 /// The most copies of a block that are in flight.
 const MAX_COPIES: usize = 4096;
 /// Bytes of the parts of a copy.
 const UNIT: u64 = 16;
-
-/// A copy in flight.
-#[derive(Debug)]
-pub(super) struct EngineCopy {
-    chunks: Vec<Chunk>,
-    fill: u8,
-    bytes: u64,
-    barrier: u64,
-    /// The lane and instruction that issued it.
-    pub(super) issued: Issued,
-}
-
-/// A place in a kernel's execution.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Issued {
-    pub(super) warp: u32,
-    pub(super) lane: u32,
-    pub(super) instruction: usize,
-}
 
 impl Warp {
     pub(super) fn copy_tensor(

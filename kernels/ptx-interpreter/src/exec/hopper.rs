@@ -1,11 +1,11 @@
 //! The operations that only Hopper has.
 
-use super::WarpOrder;
-use super::block::Shared;
+use super::shared::Shared;
 use super::warp::{Next, Warp, lanes};
 use crate::DeviceMemory;
 use crate::error::Trap;
 use crate::hopper::HopperOp;
+use crate::launch::WarpOrder;
 
 impl Warp {
     /// Executes an operation at which lanes do not meet.
@@ -68,6 +68,29 @@ impl Warp {
             }
             op => return Err(Trap::new(format!("{op:?} has no meaning here"))),
         }
+        Ok(Next::Step)
+    }
+
+    /// `setmaxnreg`
+    pub(super) fn set_registers(
+        &mut self,
+        count: u32,
+        increases: bool,
+        shared: &mut Shared<'_>,
+    ) -> Result<Next, Trap> {
+        let groups = &mut shared.warpgroups;
+        let owned = groups.owned[self.index as usize];
+        if increases != (count > owned) && count != owned {
+            return Err(Trap::new(format!("a change to {count} registers of a thread that has {owned}")));
+        }
+        let (give, take) = (owned.saturating_sub(count) * 32, count.saturating_sub(owned) * 32);
+        if take > groups.free {
+            return Ok(Next::Again);
+        }
+        groups.join(self.index, self.current_instruction(), [u64::from(count), 0])?;
+        groups.free = groups.free + give - take;
+        groups.owned[self.index as usize] = count;
+        shared.effects += 1;
         Ok(Next::Step)
     }
 }

@@ -2,11 +2,12 @@
 //!
 //! Lane l holds row l / 4 of an 8x8 matrix of 16-bit elements, columns l % 4 · 2 and the next.
 
-use super::block::Shared;
+use super::shared::Shared;
 use super::warp::Warp;
 use crate::error::Trap;
 use crate::float::{bf16_to_f64, bits32, e4m3_to_f64, f16_to_f64};
-use crate::instruction::{Address, Element, Mma, Register, Source};
+use crate::instruction::{Element, Mma};
+use crate::operand::{Address, Register, Source};
 
 /// All lanes.
 const ALL: u32 = u32::MAX;

@@ -2,17 +2,19 @@
 //! furthest behind execute first, and lanes meet where an instruction says so.
 
 use super::alu::Lanes;
-use super::block::Shared;
-use super::copies::LaneCopies;
-use super::meeting::NamedBarrier;
-use super::wgmma::Products;
-use super::{Stats, convert};
+use super::convert;
+use super::in_flight::LaneCopies;
+use super::named_barrier::NamedBarrier;
+use super::products::Products;
+use super::shared::Shared;
 use crate::DeviceMemory;
 use crate::error::Trap;
 use crate::hopper::HopperOp;
-use crate::instruction::{Op, Register, Source, Special};
+use crate::instruction::Op;
 use crate::kernel::Kernel;
+use crate::launch::Stats;
 use crate::memory::{Clock, Viewer};
+use crate::operand::{Register, Source, Special};
 use crate::types::{Space, cut};
 
 /// Instructions of a turn, after which other lanes and warps get theirs.

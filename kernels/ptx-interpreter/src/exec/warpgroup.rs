@@ -3,8 +3,6 @@
 
 use std::collections::VecDeque;
 
-use super::block::Shared;
-use super::warp::{Next, Warp};
 use crate::error::Trap;
 
 /// Warps of a group.
@@ -33,8 +31,8 @@ pub(super) struct Warpgroups {
     groups: Vec<Group>,
     warps: usize,
     /// Registers that nobody owns.
-    free: u32,
-    owned: Vec<u32>,
+    pub(super) free: u32,
+    pub(super) owned: Vec<u32>,
 }
 
 impl Warpgroups {
@@ -80,30 +78,5 @@ impl Warpgroups {
     /// The first instruction that not all warps of a group have executed, if there is one.
     pub(super) fn unfinished(&self) -> Option<usize> {
         self.groups.iter().find_map(|group| group.open.front()).map(|(instruction, _)| *instruction)
-    }
-}
-
-impl Warp {
-    /// `setmaxnreg`
-    pub(super) fn set_registers(
-        &mut self,
-        count: u32,
-        increases: bool,
-        shared: &mut Shared<'_>,
-    ) -> Result<Next, Trap> {
-        let groups = &mut shared.warpgroups;
-        let owned = groups.owned[self.index as usize];
-        if increases != (count > owned) && count != owned {
-            return Err(Trap::new(format!("a change to {count} registers of a thread that has {owned}")));
-        }
-        let (give, take) = (owned.saturating_sub(count) * 32, count.saturating_sub(owned) * 32);
-        if take > groups.free {
-            return Ok(Next::Again);
-        }
-        groups.join(self.index, self.current_instruction(), [u64::from(count), 0])?;
-        groups.free = groups.free + give - take;
-        groups.owned[self.index as usize] = count;
-        shared.effects += 1;
-        Ok(Next::Step)
     }
 }

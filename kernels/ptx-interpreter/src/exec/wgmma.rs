@@ -4,16 +4,14 @@
 //! not see the result yet, and that the operands must stay as they are, is checked: registers of a
 //! product belong to it until the warp waits, and so does the shared memory that it reads.
 
-use std::collections::VecDeque;
-
 use super::alu::Lanes;
-use super::block::Shared;
 use super::descriptor::{MatrixRead, SUM_BYTES};
+use super::shared::Shared;
 use super::warp::Warp;
 use crate::error::Trap;
 use crate::float::bits32;
 use crate::hopper::{Descriptor, Product, ProductOperand};
-use crate::instruction::{Instruction, Op, Register, Source};
+use crate::operand::{Register, Source};
 
 /// All lanes of a warp.
 const ALL: u32 = u32::MAX;
@@ -21,135 +19,6 @@ const ALL: u32 = u32::MAX;
 const ROWS: usize = 16;
 /// The most groups of products of a warp that are in flight.
 const MAX_GROUPS: usize = 4096;
-
-/// The use of a register by products in flight.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Use {
-    None,
-    /// A product reads it.
-    Operand,
-    /// A product of this many columns adds to it.
-    Sum(u16),
-}
-
-/// The registers and chunks of shared memory of a group of products.
-#[derive(Debug, Default)]
-struct Group {
-    registers: Vec<Register>,
-    chunks: Vec<u32>,
-}
-
-/// The products of a warp that are in flight.
-#[derive(Debug, Default)]
-pub(super) struct Products {
-    /// Counts the fences.
-    epoch: u32,
-    /// The epoch of the last access of an ordinary instruction, by register.
-    touched: Vec<u32>,
-    uses: Vec<Use>,
-    /// The products in flight that use a register.
-    counts: Vec<u32>,
-    open: Group,
-    /// The oldest first.
-    groups: VecDeque<Group>,
-}
-
-impl Products {
-    /// No products, for a warp with this many registers.
-    pub(super) fn new(registers: usize) -> Products {
-        Products {
-            touched: vec![0; registers],
-            uses: vec![Use::None; registers],
-            counts: vec![0; registers],
-            ..Products::default()
-        }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.open.registers.is_empty() && self.groups.iter().all(|group| group.registers.is_empty())
-    }
-
-    pub(super) fn fence(&mut self) {
-        self.epoch += 1;
-    }
-
-    /// Notes that an ordinary instruction accesses its registers.
-    pub(super) fn touch(&mut self, instruction: &Instruction) -> Result<(), Trap> {
-        if matches!(&instruction.op, Op::Hopper(op) if matches!(op, crate::hopper::HopperOp::Product(_))) {
-            return Ok(());
-        }
-        for register in &instruction.registers {
-            let index = usize::from(*register);
-            if self.uses[index] != Use::None {
-                return Err(Trap::new("accesses a register of a product in flight before wgmma.wait_group"));
-            }
-            self.touched[index] = self.epoch;
-        }
-        Ok(())
-    }
-
-    fn check_fenced(&self, register: Register) -> Result<(), Trap> {
-        if self.touched[usize::from(register)] == self.epoch {
-            return Err(Trap::new(
-                "a product uses a register that another instruction accessed after the last wgmma.fence",
-            ));
-        }
-        Ok(())
-    }
-
-    fn begin(&mut self, product: &Product) -> Result<(), Trap> {
-        if self.epoch == 0 {
-            return Err(Trap::new("a product without a wgmma.fence before it"));
-        }
-        let sum = Use::Sum(product.n as u16);
-        if let ProductOperand::Registers(a) = &product.a {
-            for register in a {
-                self.check_fenced(*register)?;
-                let found = &mut self.uses[usize::from(*register)];
-                if matches!(found, Use::Sum(_)) {
-                    return Err(Trap::new("a product reads the sum of a product in flight"));
-                }
-                *found = Use::Operand;
-            }
-        }
-        for register in &product.d {
-            self.check_fenced(*register)?;
-            let found = &mut self.uses[usize::from(*register)];
-            if *found != Use::None && *found != sum {
-                return Err(Trap::new(
-                    "a product adds to a register of a product of another shape in flight",
-                ));
-            }
-            *found = sum;
-        }
-        let operands = match &product.a {
-            ProductOperand::Registers(a) => &a[..],
-            ProductOperand::Descriptor(_) => &[],
-        };
-        for register in operands.iter().chain(&product.d) {
-            self.counts[usize::from(*register)] += 1;
-            self.open.registers.push(*register);
-        }
-        Ok(())
-    }
-
-    /// Ends the oldest groups but `pending`, and returns the chunks that they read.
-    fn end(&mut self, pending: usize) -> Vec<u32> {
-        let done = self.groups.len().saturating_sub(pending);
-        let mut chunks = Vec::new();
-        for mut group in self.groups.drain(..done) {
-            chunks.append(&mut group.chunks);
-            for register in group.registers {
-                let index = usize::from(register);
-                self.counts[index] -= 1;
-                if self.counts[index] == 0 {
-                    self.uses[index] = Use::None;
-                }
-            }
-        }
-        chunks
-    }
-}
 
 impl Warp {
     pub(super) fn begin_product(&mut self, product: &Product, shared: &mut Shared<'_>) -> Result<(), Trap> {

@@ -4,8 +4,9 @@ use super::operand::Operand;
 use crate::exec::alu;
 use crate::hopper::HopperOp;
 use crate::instruction::{
-    AtomicOp, Conversion, Element, Load, Mma, Op, Rounding, Shuffle, ShuffleMode, Source, VoteMode,
+    AtomicOp, Conversion, Element, Load, Mma, Op, Rounding, Shuffle, ShuffleMode, VoteMode,
 };
+use crate::operand::Source;
 use crate::types::{Space, Type};
 
 /// `None` if the form is not known.

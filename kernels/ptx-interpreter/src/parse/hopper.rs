@@ -5,7 +5,7 @@ use crate::hopper::{
     BulkCopy, HopperOp, MbarrierKind, MbarrierOp, PhaseOperand, Product, ProductElement, ProductOperand,
     TensorCopy,
 };
-use crate::instruction::{Register, Source};
+use crate::operand::{Register, Source};
 use crate::types::Type;
 
 /// `None` if the form is not known.

@@ -4,22 +4,22 @@ mod decode;
 mod hopper;
 mod lexer;
 mod operand;
+mod parser;
 
 use std::collections::HashMap;
 
-use crate::ParseError;
 use crate::hopper::HopperOp;
-use crate::instruction::{Instruction, Op, Register};
+use crate::instruction::{Instruction, Op};
 use crate::kernel::Kernel;
+use crate::operand::Register;
 use crate::types::Type;
-use lexer::{Located, Token, error, tokens};
+use lexer::{Token, error, tokens};
+use parser::{Body, Parser, Result, Variable};
 
 /// The most registers of a kernel.
 const MAX_REGISTERS: usize = 1 << 16;
 /// The most bytes of a variable.
 const MAX_VARIABLE: usize = 1 << 30;
-
-type Result<T> = std::result::Result<T, ParseError>;
 
 /// Parses a text to its kernels.
 pub(crate) fn parse(text: &str) -> Result<Vec<Kernel>> {
@@ -51,69 +51,7 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Kernel>> {
     Ok(kernels)
 }
 
-struct Parser<'t, 'a> {
-    tokens: &'t [Located<'a>],
-    at: usize,
-    /// Dynamic shared arrays and their alignment.
-    dynamic: HashMap<&'a str, usize>,
-}
-
-struct Variable<'a> {
-    name: &'a str,
-    align: usize,
-    bytes: usize,
-}
-
-/// The declarations in the body of a kernel.
-struct Body<'a> {
-    /// Registers with their types, by scope, the innermost last.
-    scopes: Vec<HashMap<String, (Register, Type)>>,
-    registers: usize,
-    /// Addresses of variables.
-    symbols: HashMap<&'a str, u64>,
-    labels: HashMap<&'a str, usize>,
-    instructions: Vec<Instruction>,
-    /// Branches: instruction, label and line.
-    jumps: Vec<(usize, &'a str, u32)>,
-    /// The mask of the next load.
-    used_bytes: u64,
-}
-
 impl<'a> Parser<'_, 'a> {
-    fn line(&self) -> u32 {
-        self.tokens.get(self.at).or(self.tokens.last()).map_or(1, |(_, line)| *line)
-    }
-
-    fn peek(&self) -> Option<Token<'a>> {
-        self.tokens.get(self.at).map(|(token, _)| *token)
-    }
-
-    fn accept(&mut self, sign: char) -> bool {
-        let found = self.peek() == Some(Token::Sign(sign));
-        self.at += usize::from(found);
-        found
-    }
-
-    fn sign(&mut self, sign: char) -> Result<()> {
-        if self.accept(sign) { Ok(()) } else { Err(error(self.line(), format!("{sign} is missing"))) }
-    }
-
-    fn word(&mut self) -> Result<&'a str> {
-        match self.peek() {
-            Some(Token::Word(word)) => {
-                self.at += 1;
-                Ok(word)
-            }
-            found => Err(error(self.line(), format!("a word is missing before {found:?}"))),
-        }
-    }
-
-    fn number(&mut self) -> Result<usize> {
-        let line = self.line();
-        let word = self.word()?;
-        word.parse().map_err(|_| error(line, format!("{word} is not a number")))
-    }
-
     /// `.space? .align n? .type name [n]?`
     fn variable(&mut self) -> Result<Variable<'a>> {
         let line = self.line();
@@ -362,10 +300,4 @@ fn place<'a>(variable: Variable<'a>, bytes: &mut usize, symbols: &mut HashMap<&'
     let at = bytes.next_multiple_of(variable.align);
     symbols.insert(variable.name, at as u64);
     *bytes = at + variable.bytes;
-}
-
-impl Body<'_> {
-    fn register(&self, name: &str) -> Option<(Register, Type)> {
-        self.scopes.iter().rev().find_map(|scope| scope.get(name)).copied()
-    }
 }

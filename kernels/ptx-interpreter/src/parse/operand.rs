@@ -1,8 +1,8 @@
 //! Operands of instructions.
 
 use super::lexer::{Token, error};
-use super::{Body, Parser, Result};
-use crate::instruction::{Address, Register, Source, Special};
+use super::parser::{Body, Parser, Result};
+use crate::operand::{Address, Register, Source, Special};
 use crate::types::Type;
 
 /// An operand as it is written.

@@ -1,6 +1,8 @@
 //! `millrace bench`: prefill and decode speed of a model on this machine, without a server.
 
+mod expectation;
 mod figures;
+mod progress;
 mod report;
 
 use std::time::{Duration, Instant};
@@ -16,7 +18,9 @@ use millrace_shard::{AllReduce, Bytes, Error, KvFormat, NullOptions, ShardOption
 use crate::cli::{ActivationsArg, BenchArgs, DeviceArg, LoadFormat};
 use crate::shard_message::BLOCK_SIZE;
 use crate::{logging, model};
+use expectation::{Expectation, FirstRun};
 use figures::{BatchFigures, StepCosts};
+use progress::BenchProgress;
 use report::{BenchReport, BenchSetup};
 
 /// Measures all batch sizes in turns and prints the report.
@@ -37,23 +41,34 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         OfflineEngine::load(&options(args), || Ok(model)).map_err(|error| explained(error, args))?;
     let load_time = since.elapsed();
 
-    // The first run touches memory that nothing has touched yet, and is not counted.
-    engine.run(&BenchWorkload { batch: 1, prompt: args.prompt, generate: 1 })?;
+    let mut progress = BenchProgress::start();
+    let first = measure_first(&mut engine, args)?;
+    let expected = Expectation::new(first, &estimate, args.prompt, &workloads(args));
+    progress.expect(expected);
+    // The first whole prompt touches memory that nothing has touched yet, and is not counted.
+    let warm_up = BenchWorkload { batch: 1, prompt: args.prompt, generate: 1 };
+    progress.begin("warm-up".to_owned(), 1);
+    engine.run_with(&warm_up, &mut |step| progress.add(step))?;
     let costs = |batch: usize| StepCosts::new(&estimate, batch, args.prompt, args.generate);
     let mut measured: Vec<_> = args.batch.iter().map(|&batch| BatchFigures::new(costs(batch))).collect();
     let mut one_prompt = Vec::new();
     // Batch sizes are measured in turns, because the speed of a shared machine varies.
-    for _ in 0..args.repeat {
+    for run in 1..=args.repeat {
         for figures in &mut measured {
             let limits = engine.measure_limits();
-            let times = engine.run(&figures.workload())?;
+            let workload = figures.workload();
+            progress.begin(format!("run {run} of {}, batch {}", args.repeat, workload.batch), workload.batch);
+            let times = engine.run_with(&workload, &mut |step| progress.add(step))?;
             figures.add(&times, limits);
         }
         if !args.batch.contains(&1) {
-            let times = engine.run(&BenchWorkload { batch: 1, prompt: args.prompt, generate: 0 })?;
+            progress.begin(format!("run {run} of {}, one prompt", args.repeat), 1);
+            let alone = BenchWorkload { batch: 1, prompt: args.prompt, generate: 0 };
+            let times = engine.run_with(&alone, &mut |step| progress.add(step))?;
             one_prompt.push(args.prompt as f64 / times.prefill.as_secs_f64());
         }
     }
+    progress.finish();
     let setup = BenchSetup {
         model: args.model.model_id.clone(),
         prompt: args.prompt,
@@ -69,6 +84,29 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         print!("{report}")
     }
     Ok(())
+}
+
+/// Computes a short prompt, from which the time of longer ones is estimated. It is computed twice,
+/// because the first time reads the weights from the disk.
+fn measure_first(engine: &mut OfflineEngine, args: &BenchArgs) -> Result<FirstRun> {
+    let tokens = args.prompt.min((step_tokens(args) / 4).max(1));
+    let workload = BenchWorkload { batch: 1, prompt: tokens, generate: 1 };
+    engine.run(&workload)?;
+    let times = engine.run(&workload)?;
+    Ok(FirstRun { tokens, prefill: times.prefill, decode: times.decode.iter().sum() })
+}
+
+/// Returns all runs after the first short one.
+fn workloads(args: &BenchArgs) -> Vec<BenchWorkload> {
+    let BenchArgs { prompt, generate, .. } = *args;
+    let mut all = vec![BenchWorkload { batch: 1, prompt, generate: 1 }];
+    for _ in 0..args.repeat {
+        all.extend(args.batch.iter().map(|&batch| BenchWorkload { batch, prompt, generate }));
+        if !args.batch.contains(&1) {
+            all.push(BenchWorkload { batch: 1, prompt, generate: 0 });
+        }
+    }
+    all
 }
 
 /// Finds the model and checks that it supports sequences of the requested length.
@@ -94,8 +132,7 @@ fn open(args: &BenchArgs) -> Result<Model> {
 fn options(args: &BenchArgs) -> ShardOptions {
     let batch = largest_batch(args);
     let tokens = args.prompt + args.generate;
-    let prefill = args.max_batch_prefill_tokens;
-    let prefill = prefill.unwrap_or(if args.device == DeviceArg::Cuda { 2048 } else { 512 });
+    let prefill = step_tokens(args);
     ShardOptions {
         device: args.device.kind(NullOptions::default),
         host_ranks: 1,
@@ -121,6 +158,12 @@ fn options(args: &BenchArgs) -> ShardOptions {
         batch_invariant: false,
         threads: args.threads,
     }
+}
+
+/// Returns the most prompt tokens of a step.
+fn step_tokens(args: &BenchArgs) -> usize {
+    let default = if args.device == DeviceArg::Cuda { 2048 } else { 512 };
+    args.max_batch_prefill_tokens.unwrap_or(default)
 }
 
 fn largest_batch(args: &BenchArgs) -> usize {

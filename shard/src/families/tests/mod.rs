@@ -8,6 +8,7 @@ mod latents;
 mod llama4;
 mod minimax_m2;
 mod models_page;
+mod readme;
 mod recurrent;
 mod text_parts;
 mod weights;

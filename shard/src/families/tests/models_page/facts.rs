@@ -2,8 +2,8 @@
 //! templates of families.
 
 /// A row of a table of files.
-pub(super) struct Fact {
-    pub(super) what: &'static str,
+pub(in crate::families::tests) struct Fact {
+    pub(in crate::families::tests) what: &'static str,
     /// Cells of the table.
     pub(super) cpu: &'static str,
     pub(super) gpu: &'static str,
@@ -23,7 +23,7 @@ const CONVERT: &str = "integration-tests/tests/convert_command.rs";
 pub(super) const UNTESTED_IN_GGUF: [&str; 3] = ["mistral", "baichuan", "chatglm"];
 
 /// Formats of checkpoints.
-pub(super) const FILES: &[Fact] = &[
+pub(in crate::families::tests) const FILES: &[Fact] = &[
     Fact {
         what: "safetensors",
         cpu: "yes",

@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use facts::{FILES, Fact, QUANTIZATIONS, TEMPLATES, UNTESTED_IN_GGUF};
+pub(super) use facts::FILES;
+use facts::{Fact, QUANTIZATIONS, TEMPLATES, UNTESTED_IN_GGUF};
 use millrace_formats::Source;
 use millrace_proto::PromptHandling;
 

@@ -1,12 +1,13 @@
 //! Checks of the language of code and docs that a program can make: the field's words, one
 //! spelling, first words of doc comments, and lines of at most 100 columns.
 
+mod wrap;
+
 use std::path::Path;
 use std::process::Command;
 use std::{fs, io};
 
-/// The widest line of a comment or of a page of docs, in columns.
-const WIDTH: usize = 100;
+use wrap::WIDTH;
 
 /// Words that are not used, and what is used instead.
 const WORDS: [(&str, &str); 6] = [
@@ -40,7 +41,7 @@ const FRAGMENTS: [&str; 7] = ["What", "Whose", "Which", "Who", "Whom", "Likewise
 /// Files that quote these words, speak of the past, or belong to others.
 const EXCEPTIONS: [&str; 7] = [
     "CHANGELOG.md",
-    "xtask/src/prose.rs",
+    "xtask/src/prose/",
     "docs/glossary.md",
     "proto/src/generated.rs",
     "/vendor/",
@@ -63,6 +64,36 @@ const NAMES: [&str; 8] = [
 /// File name extensions whose files are checked.
 const CHECKED: [&str; 9] = ["rs", "md", "cu", "cuh", "cpp", "h", "py", "js", "proto"];
 
+/// Runs the check. With `--fix` among the arguments, wraps wide paragraphs first.
+pub(crate) fn run(arguments: &[String]) -> bool {
+    let is_fix = match arguments {
+        [] => false,
+        [flag] if flag == "--fix" => true,
+        _ => {
+            eprintln!("usage: cargo xtask prose [--fix]");
+            return false;
+        }
+    };
+    (!is_fix || fix()) && check()
+}
+
+/// Wraps the wide paragraphs of every tracked file. Returns false if a file cannot be written.
+fn fix() -> bool {
+    let fixed =
+        tracked().and_then(|files| files.iter().filter(|file| is_checked(file)).try_for_each(fix_file));
+    fixed.inspect_err(|error| eprintln!("{error}")).is_ok()
+}
+
+fn fix_file(file: &String) -> io::Result<()> {
+    let Ok(text) = fs::read_to_string(file) else { return Ok(()) };
+    let wrapped = if file.ends_with(".md") { wrap::page(&text) } else { wrap::code(&text) };
+    if wrapped != text {
+        println!("wrapped {file}");
+        fs::write(file, wrapped)?;
+    }
+    Ok(())
+}
+
 /// Checks every tracked file and prints what it finds. Returns whether there is nothing.
 pub(crate) fn check() -> bool {
     let files = match tracked() {
@@ -82,12 +113,16 @@ pub(crate) fn check() -> bool {
     }
     if found > 0 {
         eprintln!("{found} places that CONTRIBUTING.md's rules of language speak against");
+        eprintln!("`cargo xtask prose --fix` wraps lines that are too wide");
     }
     found == 0
 }
 
+/// The files that git tracks or would track.
 fn tracked() -> io::Result<Vec<String>> {
-    let output = Command::new("git").arg("ls-files").output()?;
+    // Files that are new belong to the next commit.
+    let output =
+        Command::new("git").args(["ls-files", "--cached", "--others", "--exclude-standard"]).output()?;
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
 }
 
