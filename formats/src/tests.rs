@@ -385,7 +385,8 @@ fn files_that_are_not_regular_are_refused_without_waiting() {
             let opened = if name == "config.json" { config } else { Checkpoint::open(&source).map(|_| ()) };
             told.send(opened.unwrap_err().to_string())
         });
-        let text = text.recv_timeout(std::time::Duration::from_secs(20)).expect("a FIFO is not waited for");
+        let long = millrace_test_patience::patience(std::time::Duration::from_secs(120));
+        let text = text.recv_timeout(long).expect("a FIFO is not waited for");
         assert!(text.contains(name) && text.ends_with("it is not a regular file"), "{text}");
     }
 }

@@ -9,7 +9,8 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millrace_shard::collective::{CollectiveError, HostCollective, Transport, join, lead};
+use millrace_shard::collective::{CollectiveError, Deadlines, HostCollective, Transport, join, lead};
+use millrace_test_patience::patience;
 
 // Variables that pass the settings to the children.
 const RANK: &str = "MILLRACE_TEST_COLLECTIVE_RANK";
@@ -17,8 +18,15 @@ const WORLD_SIZE: &str = "MILLRACE_TEST_COLLECTIVE_WORLD_SIZE";
 const WIRE: &str = "MILLRACE_TEST_COLLECTIVE_WIRE";
 const ADDRESS: &str = "MILLRACE_TEST_COLLECTIVE_ADDRESS";
 const ROUNDS: &str = "MILLRACE_TEST_COLLECTIVE_ROUNDS";
+const CALL_MILLIS: &str = "MILLRACE_TEST_COLLECTIVE_CALL_MILLIS";
 
-const DEADLINE: Duration = Duration::from_secs(4);
+/// The deadline of calls in a group that loses a rank. Over shared memory it must expire.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// A time longer than any test takes.
+fn long() -> Duration {
+    patience(Duration::from_secs(120))
+}
 
 /// The exit code of a child whose error is the consequence of a killed rank.
 const LOST_A_RANK: i32 = 3;
@@ -29,16 +37,18 @@ fn child() {
     let Ok(rank) = std::env::var(RANK) else { return };
     let number = |name| std::env::var(name).unwrap().parse::<usize>().unwrap();
     let (rank, world_size): (usize, _) = (rank.parse().unwrap(), number(WORLD_SIZE));
+    let call = Duration::from_millis(number(CALL_MILLIS) as u64);
+    let deadlines = Deadlines { forming: long(), call };
     let mut group = if rank == 0 {
         let wire = match std::env::var(WIRE).unwrap().as_str() {
             "shm" => Transport::Shm,
             _ => Transport::Tcp(IpAddr::V4(Ipv4Addr::LOCALHOST)),
         };
-        let lead = lead(wire, world_size, DEADLINE).unwrap();
+        let lead = lead(wire, world_size, deadlines).unwrap();
         println!("\naddress {}", hex(&lead.address()));
         lead.wait().unwrap()
     } else {
-        join(&unhex(&std::env::var(ADDRESS).unwrap()), rank, world_size, DEADLINE).unwrap()
+        join(&unhex(&std::env::var(ADDRESS).unwrap()), rank, world_size, deadlines).unwrap()
     };
     println!("\nformed");
     match compute(group.as_mut(), number(ROUNDS)) {
@@ -77,6 +87,16 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }
 
+/// What all ranks of a group have in common.
+#[derive(Clone, Copy)]
+struct Settings {
+    wire: &'static str,
+    world_size: usize,
+    rounds: usize,
+    /// The deadline of a call.
+    call: Duration,
+}
+
 /// The process of a rank. It is killed when the test ends early.
 struct Process {
     child: Child,
@@ -84,14 +104,15 @@ struct Process {
 }
 
 impl Process {
-    fn start(rank: usize, world_size: usize, wire: &str, address: &str, rounds: usize) -> Process {
+    fn start(rank: usize, address: &str, settings: Settings) -> Process {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child", "--nocapture"])
             .env(RANK, rank.to_string())
-            .env(WORLD_SIZE, world_size.to_string())
-            .env(WIRE, wire)
+            .env(WORLD_SIZE, settings.world_size.to_string())
+            .env(WIRE, settings.wire)
             .env(ADDRESS, address)
-            .env(ROUNDS, rounds.to_string())
+            .env(ROUNDS, settings.rounds.to_string())
+            .env(CALL_MILLIS, settings.call.as_millis().to_string())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -109,13 +130,13 @@ impl Process {
         panic!("a rank has ended without the line {word}");
     }
 
-    fn ended(&mut self, within: Duration) -> ExitStatus {
+    fn ended(&mut self) -> ExitStatus {
         let since = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(since.elapsed() < within, "a rank still waits");
+            assert!(since.elapsed() < long(), "a rank still waits");
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -129,10 +150,10 @@ impl Drop for Process {
     }
 }
 
-fn start(world_size: usize, wire: &str, rounds: usize) -> Vec<Process> {
-    let mut first = Process::start(0, world_size, wire, "", rounds);
+fn start(settings: Settings) -> Vec<Process> {
+    let mut first = Process::start(0, "", settings);
     let address = first.line("address ");
-    let others = (1..world_size).map(|rank| Process::start(rank, world_size, wire, &address, rounds));
+    let others = (1..settings.world_size).map(|rank| Process::start(rank, &address, settings));
     let mut ranks: Vec<_> = [first].into_iter().chain(others).collect();
     for rank in &mut ranks {
         rank.line("formed");
@@ -155,10 +176,10 @@ fn left_behind() -> Vec<String> {
 
 #[test]
 fn processes_sum_together() {
-    for wire in wires() {
+    for &wire in wires() {
         for world_size in [2, 4] {
-            for mut rank in start(world_size, wire, 500) {
-                assert_eq!(rank.ended(DEADLINE * 5).code(), Some(0), "{wire}, {world_size} ranks");
+            for mut rank in start(Settings { wire, world_size, rounds: 500, call: long() }) {
+                assert_eq!(rank.ended().code(), Some(0), "{wire}, {world_size} ranks");
             }
         }
     }
@@ -167,13 +188,14 @@ fn processes_sum_together() {
 #[test]
 fn a_killed_rank_leaves_no_rank_waiting_and_nothing_behind() {
     let before = left_behind();
-    for wire in wires() {
+    for &wire in wires() {
         for (world_size, victim) in [(2, 0), (2, 1), (4, 0), (4, 2)] {
-            let mut ranks = start(world_size, wire, usize::MAX);
+            // A rank that is slow may be missed before the other one is killed, with the same result.
+            let mut ranks = start(Settings { wire, world_size, rounds: usize::MAX, call: SHORT });
             thread::sleep(Duration::from_millis(100));
             ranks[victim].child.kill().unwrap();
             for (rank, process) in ranks.iter_mut().enumerate().filter(|(rank, _)| *rank != victim) {
-                let status = process.ended(DEADLINE + Duration::from_secs(4));
+                let status = process.ended();
                 let what = format!("{wire}, rank {rank} of {world_size} without rank {victim}");
                 assert_eq!(status.code(), Some(LOST_A_RANK), "{what}");
             }

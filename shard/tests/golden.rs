@@ -14,7 +14,6 @@ mod common;
 
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
 
 use common::{Chunk, Harness, row_error};
 use millrace_kernels::cpu::{Activations, Cpu, CpuOptions, Isa};
@@ -346,9 +345,8 @@ fn load(case: &str) -> Model {
 
 /// Generates on each of two shards. Returns the reason if the model cannot be split.
 fn by_two(case: &str, prompt: &[u32]) -> Result<Vec<Generation>, Indivisible> {
-    let deadline = Duration::from_secs(60);
     Split { rank: 0, world_size: 2 }.spec(&load(case).spec)?;
-    let lead = collective::lead(Transport::Shm, 2, deadline).unwrap();
+    let lead = collective::lead(Transport::Shm, 2, common::long()).unwrap();
     let address = lead.address();
     let mut lead = Some(lead);
     Ok(thread::scope(|scope| {
@@ -358,7 +356,7 @@ fn by_two(case: &str, prompt: &[u32]) -> Result<Vec<Generation>, Indivisible> {
                 scope.spawn(move || {
                     let group = match lead {
                         Some(lead) => lead.wait(),
-                        None => collective::join(address, rank, 2, deadline),
+                        None => collective::join(address, rank, 2, common::long()),
                     };
                     let share = Split { rank, world_size: 2 }.apply(load(case)).unwrap();
                     let cpu = cpu(Activations::Exact, None);

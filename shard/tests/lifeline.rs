@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use millrace_shard::collective::Transport;
 use millrace_shard::{AllReduce, DeviceKind, RankPlacement, RouterAddress, ShardOptions, run};
+use millrace_test_patience::patience;
 
 /// Variable that passes the path of the socket to the child.
 const SOCKET: &str = "MILLRACE_TEST_LIFELINE_SOCKET";
@@ -78,7 +79,7 @@ fn a_closed_standard_input_ends_a_busy_shard() {
         if let Some(status) = shard.try_wait().unwrap() {
             break status;
         }
-        if since.elapsed() > Duration::from_secs(20) {
+        if since.elapsed() > patience(Duration::from_secs(120)) {
             shard.kill().unwrap();
             panic!("the shard has outlived its parent");
         }

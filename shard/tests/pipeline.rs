@@ -6,9 +6,8 @@
 mod common;
 
 use std::thread;
-use std::time::Duration;
 
-use common::{Chunk, Harness, MemoryWeights, encoder, fixed_spec, limits, specs};
+use common::{Chunk, Harness, MemoryWeights, encoder, fixed_spec, limits, long, specs};
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{DType, HostMemory};
@@ -19,8 +18,6 @@ use millrace_shard::memory_plan::{UnpaddedDevice, footprint, weight_bytes};
 use millrace_shard::model::DecoderSpec;
 use millrace_shard::split::LayerShare;
 use proptest::prelude::*;
-
-const DEADLINE: Duration = Duration::from_secs(60);
 
 const PROMPT: [u32; 11] = [3, 1, 4, 1, 5, 7, 2, 6, 5, 3, 5];
 
@@ -54,7 +51,7 @@ fn by_pipeline<B: HostMemory>(
     world_size: usize,
     transport: Transport,
 ) -> Vec<Vec<f32>> {
-    let lead = collective::lead(transport, world_size, DEADLINE).unwrap();
+    let lead = collective::lead(transport, world_size, long()).unwrap();
     let address = lead.address();
     let mut lead = Some(lead);
     thread::scope(|scope| {
@@ -65,7 +62,7 @@ fn by_pipeline<B: HostMemory>(
                 scope.spawn(move || {
                     let group = match lead {
                         Some(lead) => lead.wait(),
-                        None => collective::join(address, rank, world_size, DEADLINE),
+                        None => collective::join(address, rank, world_size, long()),
                     };
                     let share = LayerShare { rank, world_size };
                     let (layers, spec) = (share.layers(whole).unwrap(), share.spec(whole.clone()));

@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 use std::thread;
-use std::time::Duration;
 
 use common::{Chunk, Harness, row_error};
 use millrace_kernels::cpu::{Activations, Cpu, CpuOptions, Isa};
@@ -104,8 +103,7 @@ fn by_one<B: HostMemory>(device: &B, model: &Model) -> (Vec<Vec<f32>>, WeightSto
 
 /// Computes the logits on two ranks.
 fn by_two<B: HostMemory>(device: impl Fn() -> B + Sync, folder: &Path) -> Vec<Vec<f32>> {
-    const DEADLINE: Duration = Duration::from_secs(60);
-    let lead = collective::lead(Transport::Shm, 2, DEADLINE).unwrap();
+    let lead = collective::lead(Transport::Shm, 2, common::long()).unwrap();
     let address = lead.address();
     let mut lead = Some(lead);
     let found: Vec<_> = thread::scope(|scope| {
@@ -115,7 +113,7 @@ fn by_two<B: HostMemory>(device: impl Fn() -> B + Sync, folder: &Path) -> Vec<Ve
                 scope.spawn(move || {
                     let group = match lead {
                         Some(lead) => lead.wait(),
-                        None => collective::join(address, rank, 2, DEADLINE),
+                        None => collective::join(address, rank, 2, common::long()),
                     };
                     let share = Split { rank, world_size: 2 }.apply(load(folder.to_owned())).unwrap();
                     let device = device();

@@ -267,7 +267,7 @@ fn a_shard_that_replaces_another_gets_its_pool_if_the_memory_comes_back() {
     let kept = PreviousPool {
         tokens: (first.num_blocks * first.block_size) as usize,
         longest_sequence: first.max_sequence_tokens as usize,
-        wait: Duration::from_secs(30),
+        wait: common::long(),
     };
     // The memory of the lost shard is not free yet: one byte is missing.
     let needed: u64 = first.memory.iter().map(|item| item.bytes).sum();

@@ -6,10 +6,9 @@
 mod common;
 
 use std::thread;
-use std::time::Duration;
 
 use common::{
-    Chunk, Harness, MemoryWeights, Random, SEPARATOR, encoder, limits, prefix_model, row_error, specs,
+    Chunk, Harness, MemoryWeights, Random, SEPARATOR, encoder, limits, long, prefix_model, row_error, specs,
 };
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::reference::Reference;
@@ -20,8 +19,6 @@ use millrace_shard::decoder::Weights;
 use millrace_shard::model::{DecoderSpec, HeadNormPlan, LayerSlot, Mlp, Model, Positions, WeightSlot};
 use millrace_shard::split::Split;
 use proptest::prelude::*;
-
-const DEADLINE: Duration = Duration::from_secs(60);
 
 fn model(spec: &DecoderSpec, seed: u64) -> Model {
     let weights = Box::new(MemoryWeights::random(spec, seed));
@@ -84,7 +81,7 @@ fn by_ranks<B: HostMemory>(
     prompt: &[u32],
     transport: Transport,
 ) -> Vec<Vec<Vec<f32>>> {
-    let lead = collective::lead(transport, world_size, DEADLINE).unwrap();
+    let lead = collective::lead(transport, world_size, long()).unwrap();
     let address = lead.address();
     let mut lead = Some(lead);
     thread::scope(|scope| {
@@ -95,7 +92,7 @@ fn by_ranks<B: HostMemory>(
                 scope.spawn(move || {
                     let group = match lead {
                         Some(lead) => lead.wait(),
-                        None => collective::join(address, rank, world_size, DEADLINE),
+                        None => collective::join(address, rank, world_size, long()),
                     };
                     let share = Split { rank, world_size }.apply(model(spec, seed)).unwrap();
                     let device = device();

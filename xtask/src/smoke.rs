@@ -55,7 +55,8 @@ fn ask(server: &mut Child) -> Result<String> {
 
 fn post(address: &str) -> Result<String> {
     let mut socket = TcpStream::connect(address)?;
-    socket.set_read_timeout(Some(Duration::from_secs(60)))?;
+    // On a busy machine the first token may take long. Only a server that hangs reaches this limit.
+    socket.set_read_timeout(Some(Duration::from_secs(600)))?;
     write!(
         socket,
         "POST /v1/chat/completions HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n\

@@ -7,23 +7,20 @@
 
 use std::sync::Barrier;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use millrace_kernels::cuda::ops::allreduce::{
     AllGatherColumns, AllReduceForm, AllReduceNorm, PeerGroup, all_gather, all_reduce, all_reduce_norm,
 };
 use millrace_kernels::cuda::ops::norm::{NormKind, NormRows, norm};
 use millrace_kernels::cuda::{Device, Elem, Memory};
+use millrace_test_patience::patience;
 
 use crate::common::*;
 
-/// The timeout. On a small machine, eight simulated ranks need long; on a GPU only ranks that wait
-/// for each other for ever do.
-fn patience() -> Duration {
-    match std::env::var_os("MILLRACE_TEST_DEVICE") {
-        Some(_) => Duration::from_secs(2),
-        None => Duration::from_secs(20),
-    }
+/// The timeout of ranks that all arrive. Only ranks that wait for each other forever reach it.
+fn long() -> Duration {
+    patience(Duration::from_secs(120))
 }
 
 /// The shared memory of a group's ranks, and each rank's state.
@@ -54,15 +51,20 @@ impl Region {
         Region { capacity, regions, table, states }
     }
 
-    fn group(&self, rank: usize, patience: Duration) -> PeerGroup<'_> {
+    fn group(&self, rank: usize, timeout: Duration) -> PeerGroup<'_> {
         PeerGroup {
             rank,
             world: self.regions.len(),
             regions: self.table.view(Elem::U64),
             state: self.states[rank].view(Elem::U32),
             capacity: self.capacity,
-            timeout: patience,
+            timeout,
         }
+    }
+
+    /// The bytes of all ranks' regions.
+    fn bytes(&self) -> Vec<Vec<u8>> {
+        self.regions.iter().map(|region| DEVICE.read(region.view(Elem::U8)).unwrap()).collect()
     }
 }
 
@@ -162,7 +164,7 @@ fn as_ranks<B: Send, T: Send>(
                 let buffers = prepare(&device, rank);
                 device.synchronize().unwrap();
                 ready.wait();
-                let result = work(&device, &region.group(rank, patience()), &buffers);
+                let result = work(&device, &region.group(rank, long()), &buffers);
                 (result, buffers, device)
             })
         };
@@ -176,7 +178,7 @@ fn as_ranks<B: Send, T: Send>(
 fn prepare_rounds(rounds: &[Round], device: &Device, rank: usize) -> Vec<Buffers> {
     let alone = Region::new(1, capacity_of(rounds), 0);
     for round in rounds {
-        Buffers::new(round, rank).launch(round, device, &alone.group(0, patience()));
+        Buffers::new(round, rank).launch(round, device, &alone.group(0, long()));
     }
     rounds.iter().map(|round| Buffers::new(round, rank)).collect()
 }
@@ -375,7 +377,7 @@ fn columns_are_gathered() {
             })
         };
         let prepare = |device: &Device, rank: usize| {
-            gather(device, &Region::new(1, 1 << 16, 0).group(0, patience()), &buffers(rank));
+            gather(device, &Region::new(1, 1 << 16, 0).group(0, long()), &buffers(rank));
             buffers(rank)
         };
         let all = as_ranks(&region, &ranks, prepare, |device, group, buffers| {
@@ -401,35 +403,51 @@ fn columns_are_gathered() {
 }
 
 /// A rank that never arrives is named after the timeout, and the group does nothing more.
+///
+/// The timeout must expire, so nothing else may have to happen within it: the two ranks that arrive
+/// do so one after the other, and the second one finds the flags of the first one.
 #[test]
 fn a_missing_rank_is_noticed() {
     for form in [AllReduceForm::OneShot, AllReduceForm::TwoShot] {
-        let region = Region::new(3, 1 << 12, 0);
-        let prepare = |device: &Device, _rank: usize| {
-            let (alone, x) = (Region::new(1, 1 << 12, 0), put(Elem::F32, &[1.0; 64]));
-            all_reduce(device, &alone.group(0, patience()), form, x.view(Elem::F32), 64).unwrap();
-            device.synchronize().unwrap();
-            x
-        };
-        let missed = as_ranks(&region, &[0, 2], prepare, |device, group, x| {
-            let group = PeerGroup { timeout: Duration::from_millis(300), ..*group };
-            all_reduce(device, &group, form, x.view(Elem::F32), 64).unwrap();
-            let missed = group.missed(device).unwrap();
-            let start = Instant::now();
-            all_reduce(device, &group, form, x.view(Elem::F32), 64).unwrap();
-            device.synchronize().unwrap();
-            assert!(start.elapsed() < Duration::from_millis(250), "waits again");
-            assert_eq!(get(x.view(Elem::F32)), [1.0; 64]);
-            missed
-        });
-        assert_eq!(missed, [Some(1), Some(1)]);
+        for (first, second) in [(0, 2), (2, 0)] {
+            let region = Region::new(3, 1 << 12, 0);
+            let missed = missed_by(&region, first, form);
+            assert!([Some(1), Some(second)].contains(&missed), "rank {first} misses {missed:?}");
+            assert_eq!(missed_by(&region, second, form), Some(1));
+        }
     }
+}
+
+/// Lets a rank of an incomplete group call until it gives up, and then once more. Returns the rank
+/// that it has missed.
+fn missed_by(region: &Region, rank: usize, form: AllReduceForm) -> Option<usize> {
+    let prepare = |device: &Device, _rank: usize| {
+        let (alone, x) = (Region::new(1, 1 << 12, 0), put(Elem::F32, &[1.0; 64]));
+        all_reduce(device, &alone.group(0, long()), form, x.view(Elem::F32), 64).unwrap();
+        device.synchronize().unwrap();
+        x
+    };
+    let missed = as_ranks(region, &[rank], prepare, |device, group, x| {
+        let group = PeerGroup { timeout: Duration::from_millis(50), ..*group };
+        all_reduce(device, &group, form, x.view(Elem::F32), 64).unwrap();
+        let missed = group.missed(device).unwrap();
+        assert_eq!(get(x.view(Elem::F32)), [1.0; 64]);
+        // A rank that took part again, and so waited again, would show the others its new values.
+        let shown = region.bytes();
+        device.write(x.view(Elem::F32), &2f32.to_le_bytes().repeat(64)).unwrap();
+        all_reduce(device, &group, form, x.view(Elem::F32), 64).unwrap();
+        device.synchronize().unwrap();
+        assert!(region.bytes() == shown, "rank {} takes part again", group.rank);
+        assert_eq!(get(x.view(Elem::F32)), [2.0; 64]);
+        missed
+    });
+    missed[0]
 }
 
 #[test]
 fn operands_that_do_not_fit_are_refused() {
     let region = Region::new(2, 64, 0);
-    let group = region.group(0, patience());
+    let group = region.group(0, long());
     let x = garbage(Elem::F32, 64);
     let view = x.view(Elem::F32);
     let one = AllReduceForm::OneShot;

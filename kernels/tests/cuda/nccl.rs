@@ -1,14 +1,19 @@
 //! Groups of ranks, each with a device and a thread of its own, over the stand-in for NCCL.
 
 use std::sync::{Arc, Barrier};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use millrace_kernels::cuda::nccl::{Communicator, Nccl};
 use millrace_kernels::cuda::{Device, Elem, Simulated};
 
+use millrace_test_patience::patience;
+
 use crate::common::{Rng, is_simulated, round};
 
-const DEADLINE: Duration = Duration::from_secs(20);
+/// The deadline of ranks that all arrive. Only ranks that wait for each other forever reach it.
+fn long() -> Duration {
+    patience(Duration::from_secs(120))
+}
 
 fn nccl() -> Arc<Nccl> {
     Arc::new(Nccl::open_file(Simulated::nccl_library()).unwrap())
@@ -29,7 +34,7 @@ fn in_group(world: usize, work: impl Fn(&Device, &Communicator) + Sync) {
             let (nccl, id, work) = (nccl.clone(), &id, &work);
             scope.spawn(move || {
                 let device = Device::new(Arc::new(Simulated::new().unwrap()));
-                let group = Communicator::form(nccl, &device, id, rank, world, DEADLINE).unwrap();
+                let group = Communicator::form(nccl, &device, id, rank, world, long()).unwrap();
                 work(&device, &group);
                 group
             })
@@ -107,11 +112,9 @@ fn a_rank_that_never_comes_is_not_waited_for_for_ever() {
     }
     let (nccl, device) = (nccl(), Device::new(Arc::new(Simulated::new().unwrap())));
     let id = nccl.unique_id().unwrap();
-    let since = Instant::now();
     let deadline = Duration::from_millis(300);
     let error = Communicator::form(nccl, &device, &id, 0, 2, deadline).unwrap_err().to_string();
     assert!(error.contains("not all ranks took part within 0.3 s"), "{error}");
-    assert!(since.elapsed() < Duration::from_secs(10));
 }
 
 #[test]
@@ -156,7 +159,7 @@ fn what_cannot_be_is_refused() {
     }
     let nccl = nccl();
     let device = Device::new(Arc::new(Simulated::new().unwrap()));
-    let form = |id: &[u8]| Communicator::form(nccl.clone(), &device, id, 0, 1, DEADLINE);
+    let form = |id: &[u8]| Communicator::form(nccl.clone(), &device, id, 0, 1, long());
     assert!(form(&[1, 2, 3]).unwrap_err().to_string().contains("not the name of an NCCL group"));
     let group = form(&nccl.unique_id().unwrap()).unwrap();
     let (one, two) = (device.allocate(Elem::E4M3, 1).unwrap(), device.allocate(Elem::F32, 2).unwrap());

@@ -1,5 +1,7 @@
 //! Pinned memory, events and graphs, on whatever device is under test.
 
+use std::time::Instant;
+
 use millrace_kernels::cuda::ops::activation::{BiasRows, KernelVersion, add_bias};
 use millrace_kernels::cuda::ops::matmul::{Matmul, matmul};
 use millrace_kernels::cuda::{Device, Elem, Memory};
@@ -79,12 +81,15 @@ fn time_passes_between_timed_events() {
     let (start, end, plain) =
         (device.timed_event().unwrap(), device.timed_event().unwrap(), device.event().unwrap());
     let memory = device.allocate(Elem::U8, 1 << 20).unwrap();
+    let since = Instant::now();
     start.record().unwrap();
     device.fill(memory.view(Elem::U8), 1).unwrap();
     end.record().unwrap();
     plain.record().unwrap();
     plain.wait().unwrap();
-    assert!((0.0..10.0).contains(&end.seconds_since(&start).unwrap()));
+    // The clocks of a GPU and of its host may differ a little.
+    let longest = 1.01 * since.elapsed().as_secs_f64() + 1e-3;
+    assert!((0.0..longest).contains(&end.seconds_since(&start).unwrap()));
     assert!(plain.seconds_since(&start).is_err());
 }
 

@@ -149,7 +149,8 @@ mod tests {
     #[test]
     fn masks_are_asked_for_after_the_answers_to_earlier_steps() {
         let (router, shard) = UnixStream::pair().unwrap();
-        router.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let long = millrace_test_patience::patience(Duration::from_secs(300));
+        router.set_read_timeout(Some(long)).unwrap();
         let send = |message| frame::write(&mut &router, &ToShard { message: Some(message) }).unwrap();
         let receive = || frame::read::<FromShard>(&mut &router, &mut Vec::new()).unwrap().message.unwrap();
         let late = Row { mask_follows: true, ..Row::default() };

@@ -10,6 +10,7 @@ mod specs;
 pub use specs::*;
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use millrace_kernels::{
     Backend, DType, HostTensor, KvFormat, Part, SamplingParams, SeqRow, SequencePrefix, StepInput,
@@ -17,6 +18,7 @@ use millrace_kernels::{
 use millrace_shard::ShardLimits;
 use millrace_shard::decoder::{Collective, Decoder, ModelPart, SubmittedStep, Weights};
 use millrace_shard::model::{DecoderSpec, WeightError, WeightKind, WeightSlot, WeightSource, WeightStorage};
+use millrace_test_patience::patience;
 
 /// Limits for [`SMALL_PROMPT`] in one step.
 pub const SMALL_LIMITS: ShardLimits = ShardLimits {
@@ -30,6 +32,11 @@ pub const SMALL_LIMITS: ShardLimits = ShardLimits {
 
 /// Tokens of the tiny vocabularies that tests use.
 pub const SMALL_PROMPT: [u32; 9] = [3, 14, 15, 9, 26, 5, 35, 58, 9];
+
+/// A deadline for what always happens: only a test that would wait forever reaches it.
+pub fn long() -> Duration {
+    patience(Duration::from_secs(300))
+}
 
 /// SplitMix64. The tests need the same random numbers on every machine.
 pub struct Random(pub u64);

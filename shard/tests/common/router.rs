@@ -88,7 +88,7 @@ impl Router {
         open: impl FnOnce() -> Result<Model, Error> + Send + 'static,
     ) -> Router {
         let (stream, other) = UnixStream::pair().unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.set_read_timeout(Some(super::long())).unwrap();
         let shard = thread::spawn(move || serve(&platform, &other, &placement, &options, open));
         Router { stream, shard }
     }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest time until the engine answers, or has ended.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest time until the engine answers, or has ended. Only an engine that hangs reaches it.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The network of the engine and its containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

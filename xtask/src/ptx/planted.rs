@@ -18,8 +18,10 @@ const LIST: &str = "kernels/cuda/sm90/mutations.txt";
 const SOURCE: &str = "sm90/prefill";
 /// The tests that must fail.
 const TESTS: &str = "prefill::the_hopper_kernel_at_the_edges";
-/// The time after which a run counts as failed: usually it takes some seconds.
+/// The time after which a run with a mistake counts as failed: usually it takes some seconds.
 const LIMIT: Duration = Duration::from_secs(120);
+/// The time after which the run without mistakes, which must pass, counts as failed.
+const LONG_LIMIT: Duration = Duration::from_secs(1800);
 
 /// Tries all mistakes.
 ///
@@ -28,7 +30,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 pub(super) fn run(home: &Path, tests: &Path) -> Result<(), String> {
     let hopper = ARCHITECTURES.into_iter().find(|a| a.is_hopper).ok_or("no architecture is Hopper")?;
     for order in ORDERS {
-        match try_tests(tests, &ptx_folder(hopper), order)? {
+        match try_tests(tests, &ptx_folder(hopper), order, LONG_LIMIT)? {
             Outcome::Passed(n) if n > 0 => {}
             other => return Err(format!("the tests {TESTS} do not pass as they are: {other:?}")),
         }
@@ -68,7 +70,7 @@ fn try_one(
     compile::one(home, hopper, &tree, &tree.join("sm90/prefill.cu"), &ptx.join("sm90_prefill.ptx"))?;
     let mut caught = None;
     for order in ORDERS {
-        caught = match try_tests(tests, &ptx, order)? {
+        caught = match try_tests(tests, &ptx, order, LIMIT)? {
             Outcome::Passed(_) => continue,
             Outcome::Failed(_) => Some(reason(tests, &ptx, order)?),
             Outcome::TimedOut => Some(format!("{}: no end in {LIMIT:?}", order.0)),
@@ -85,8 +87,8 @@ fn command(tests: &Path, ptx: &Path, order: jobs::Order) -> Result<Command, Stri
     Ok(command)
 }
 
-fn try_tests(tests: &Path, ptx: &Path, order: jobs::Order) -> Result<Outcome, String> {
-    simulated::run(&mut command(tests, ptx, order)?, TESTS, LIMIT)
+fn try_tests(tests: &Path, ptx: &Path, order: jobs::Order, limit: Duration) -> Result<Outcome, String> {
+    simulated::run(&mut command(tests, ptx, order)?, TESTS, limit)
 }
 
 /// The line of the tests' output that tells why they fail.

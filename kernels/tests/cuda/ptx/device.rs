@@ -1,5 +1,6 @@
 //! The device.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,13 +18,18 @@ use super::pinned;
 use super::product;
 use super::recording::{Freed, Operation, Streams};
 
-/// The time after which other devices' kernels get the memory.
+/// The time after which other threads get the memory.
 const TURN: Duration = Duration::from_millis(1);
+/// The pause between two looks whether other threads have had the memory.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// Bytes of device memory.
 const MEMORY: usize = 2 << 30;
 
 /// The memory of all devices, as if they were GPUs that can access each other's.
 static DEVICE_MEMORY: LazyLock<Mutex<DeviceMemory>> = LazyLock::new(|| Mutex::new(DeviceMemory::new(MEMORY)));
+
+/// The number of threads that wait for [`DEVICE_MEMORY`].
+static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 /// The device.
 pub(crate) struct PtxDevice {
@@ -40,7 +46,10 @@ impl std::fmt::Debug for PtxDevice {
 }
 
 fn memory() -> MutexGuard<'static, DeviceMemory> {
-    DEVICE_MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
+    WAITING.fetch_add(1, Ordering::Relaxed);
+    let memory = DEVICE_MEMORY.lock().unwrap_or_else(PoisonError::into_inner);
+    WAITING.fetch_sub(1, Ordering::Relaxed);
+    memory
 }
 
 fn out_of_range(error: MemoryError) -> Error {
@@ -118,11 +127,14 @@ impl PtxDevice {
         let failed =
             |fault: millrace_ptx_interpreter::Fault| Error::Device(format!("{}: {fault}", name.module));
         let mut grid = module.begin(name.name, &launch).map_err(failed)?;
-        // Kernels of several devices may wait for each other.
+        // Kernels of several devices may wait for each other. A mutex is not fair: a thread that
+        // unlocks it mostly locks it again before a thread that waits for it has woken up.
         let mut began = Instant::now();
         while !grid.advance(&mut memory()).map_err(failed)? {
             if began.elapsed() > TURN {
-                std::thread::yield_now();
+                while WAITING.load(Ordering::Relaxed) > 0 {
+                    std::thread::sleep(POLL_INTERVAL);
+                }
                 began = Instant::now();
             }
         }

@@ -9,7 +9,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::collective::abort::Abort;
 use crate::collective::{CollectiveError, Operation};
@@ -18,10 +18,13 @@ use crate::collective::{CollectiveError, Operation};
 const ABORTED: u8 = b'A';
 
 /// Time that a rank waits for the abort message once the connection for values has ended. The
-/// message was sent before that.
+/// message was sent before that, on another connection, whose packets may have been delayed.
 const ABORT_WAIT: Duration = Duration::from_millis(500);
 
-/// Stack size of a thread that reads one byte and closes sockets.
+/// Pause between two looks whether another thread has told all ranks of an abort.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Stack size of a thread that waits for one byte and closes sockets.
 const STACK: usize = 64 << 10;
 
 /// All connections of one rank: to rank 0, or on rank 0 to ranks 1, 2, ….
@@ -32,8 +35,6 @@ pub(super) struct Links {
     aborting: AtomicBool,
     /// Whether the other ranks have been told of an abort.
     aborted: AtomicBool,
-    /// For each connection for aborts on rank 0, whether its reader has ended.
-    abort_read: Vec<AtomicBool>,
     /// The rank at the other end of the first connection.
     first: usize,
     deadline: Duration,
@@ -62,9 +63,8 @@ impl Links {
             stream.set_read_timeout(None)?;
             stream.set_write_timeout(Some(ABORT_WAIT))?;
         }
-        let abort_read = abort.iter().map(|_| AtomicBool::new(false)).collect();
         let (aborting, aborted) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Arc::new(Links { data, abort, aborting, aborted, abort_read, first, deadline }))
+        Ok(Arc::new(Links { data, abort, aborting, aborted, first, deadline }))
     }
 
     /// Returns the ranks at the other ends, in their order.
@@ -119,21 +119,22 @@ impl Links {
         }
     }
 
-    /// Returns whether a rank's connection ended because of an abort.
+    /// Returns whether a rank's connection ended because of an abort. If so, rank 0 has told the
+    /// other ranks.
     fn was_told_of_an_abort(&self, rank: usize) -> bool {
-        let index = rank - self.first;
-        if self.first != 0 {
-            // The thread that reads the abort of this rank may be a moment behind.
-            let since = Instant::now();
-            while !self.abort_read[index].load(Ordering::Acquire) && since.elapsed() < ABORT_WAIT {
-                thread::sleep(Duration::from_millis(1));
-            }
-            return self.is_aborted();
+        let abort = &self.abort[rank - self.first];
+        if abort.set_read_timeout(Some(ABORT_WAIT)).is_err() || !has_abort(abort) {
+            return false;
         }
-        let mut abort = &self.abort[index];
-        let mut byte = [0];
-        let told = abort.set_read_timeout(Some(ABORT_WAIT)).is_ok() && abort.read_exact(&mut byte).is_ok();
-        told && byte[0] == ABORTED
+        if self.first != 0 {
+            // The thread that watches this connection may be behind, or in the middle of telling
+            // the other ranks. They must have been told before this rank closes the connections.
+            self.abort();
+            while !self.is_aborted() {
+                thread::sleep(POLL_INTERVAL);
+            }
+        }
+        true
     }
 
     /// Ends every wait on these connections, at both ends.
@@ -160,17 +161,27 @@ impl Abort for Links {
     }
 }
 
+/// Waits for the message on a connection for aborts. Returns false if the connection ends without
+/// it. The message stays in the socket, so that every thread that waits for it sees it.
+fn has_abort(abort: &TcpStream) -> bool {
+    let mut byte = [0];
+    loop {
+        match abort.peek(&mut byte) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            read => return matches!(read, Ok(1)) && byte[0] == ABORTED,
+        }
+    }
+}
+
 /// Starts the threads of rank 0 that pass an abort on, one for each other rank. They end when the
 /// links are closed.
 pub(super) fn watch_aborts(links: &Arc<Links>) -> std::io::Result<Vec<JoinHandle<()>>> {
     let watcher = |index: usize| {
         let links = links.clone();
         thread::Builder::new().name("abort".into()).stack_size(STACK).spawn(move || {
-            let mut byte = [0];
-            if (&links.abort[index]).read_exact(&mut byte).is_ok() && byte[0] == ABORTED {
+            if has_abort(&links.abort[index]) {
                 links.abort();
             }
-            links.abort_read[index].store(true, Ordering::Release);
         })
     };
     let watchers: std::io::Result<Vec<_>> = (0..links.abort.len()).map(watcher).collect();
