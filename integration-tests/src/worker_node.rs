@@ -4,13 +4,11 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
-use crate::{shards_of, signal};
-
-/// The time after which a test gives up waiting.
-const TIMEOUT: Duration = Duration::from_secs(60);
+use crate::limits::heartbeat_timeout;
+use crate::{seconds, shards_of, signal, wait_until};
 
 /// A running `millrace serve` without HTTP. It is killed when this is dropped.
 pub struct WorkerNode {
@@ -22,7 +20,8 @@ impl WorkerNode {
     /// Starts this command, which becomes the worker node.
     pub fn start(command: &mut Command) -> WorkerNode {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut process = command.env_remove("MODEL_ID").spawn().unwrap();
+        command.env_remove("MODEL_ID").env("HEARTBEAT_TIMEOUT", seconds(heartbeat_timeout()));
+        let mut process = command.spawn().unwrap();
         let log = Arc::new(Mutex::new(String::new()));
         let (lines, sink) = (BufReader::new(process.stderr.take().unwrap()), log.clone());
         std::thread::spawn(move || {
@@ -45,26 +44,19 @@ impl WorkerNode {
         self.log.lock().unwrap().clone()
     }
 
-    /// Polls until `holds` returns true. Panics with the log after a minute.
+    /// Polls until `holds` returns true. Panics with the log after
+    /// [`wait_limit`](crate::wait_limit).
     pub fn wait_until(&self, what: &str, holds: impl Fn(&WorkerNode) -> bool) {
-        let since = Instant::now();
-        while !holds(self) {
-            assert!(since.elapsed() < TIMEOUT, "timed out waiting until {what}:\n{}", self.log());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        wait_until(what, || holds(self), || self.log());
     }
 
     /// Asks the process to end and waits for it.
     pub fn stop(mut self) -> ExitStatus {
         signal(self.process.id(), "TERM");
-        let since = Instant::now();
-        loop {
-            if let Some(status) = self.process.try_wait().unwrap() {
-                return status;
-            }
-            assert!(since.elapsed() < TIMEOUT, "the machine did not end:\n{}", self.log());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let (process, log) = (&mut self.process, &self.log);
+        let ended = || process.try_wait().unwrap().is_some();
+        wait_until("the machine has ended", ended, || log.lock().unwrap().clone());
+        self.process.wait().unwrap()
     }
 }
 
@@ -98,7 +90,23 @@ impl Drop for SecretFile {
     }
 }
 
-/// Returns a port that no process listens on.
+/// Ports below those that Linux gives to outgoing connections and to listeners on port 0.
+const FIRST_PORT: u32 = 12_000;
+const LAST_PORT: u32 = 32_000;
+
+/// Returns a port that no process listens on, for programs that must be told a port. Other tests
+/// read the port from the log of a server that was started with port 0.
+///
+/// The system chooses no such port by itself, and a process returns each port once, so that nobody
+/// takes the port before the test uses it.
 pub fn free_port() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        // Test processes that run at the same time begin at different ports.
+        let number = std::process::id().wrapping_mul(37).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = (FIRST_PORT + number % (LAST_PORT - FIRST_PORT)) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port.to_string();
+        }
+    }
 }

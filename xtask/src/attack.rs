@@ -8,8 +8,14 @@ use crate::features::FEATURES;
 /// The folder of the tests.
 const FOLDER: &str = "integration-tests/tests";
 
+/// Runs the test of all attacks at once, which measures times and memory, against a release build.
+pub(crate) fn everything() -> bool {
+    let test = "test --release --package millrace-integration-tests --test attack_everything -- --ignored --nocapture";
+    cargo_with(&test.split(' ').collect::<Vec<_>>(), &[])
+}
+
 /// Runs every test file whose name begins with `attack_`, one after the other, and prints what the
-/// tests measure.
+/// tests measure. [`everything`] is last.
 pub(crate) fn run() -> bool {
     let Ok(entries) = std::fs::read_dir(FOLDER) else {
         eprintln!("cannot read {FOLDER}; run this in the root of the repository");
@@ -35,5 +41,5 @@ pub(crate) fn run() -> bool {
     let begin = Instant::now();
     let passed = cargo_with(&[&arguments[..], &["--", "--nocapture"]].concat(), &built);
     eprintln!("{} files of attacks in {:.0} s", tests.len(), begin.elapsed().as_secs_f64());
-    passed
+    everything() && passed
 }

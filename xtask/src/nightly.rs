@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::cargo::cargo_with;
 use crate::{
-    arm64, clients, container, deny, fuzz, gpu_pack, gpu_root, lint, mutate, ptx, release, sanitize,
+    arm64, attack, clients, container, deny, fuzz, gpu_pack, gpu_root, lint, mutate, ptx, release, sanitize,
     simulated, suites,
 };
 
@@ -24,6 +24,7 @@ const STAGES: &[Stage] = &[
     ("property tests with other seeds", properties),
     ("scheduler simulation, 20 million steps", simulation),
     ("soak, an hour", || suites::soak("60")),
+    ("attack, all at once", attack::everything),
     ("sim, in all orders on all GPUs", simulated::all_orders_on_all_gpus),
     ("ptx, all tests in both orders", || ptx::run(Some("all"))),
     ("gpu-pack, started in an empty root", || gpu_pack::run() && gpu_root::run()),
