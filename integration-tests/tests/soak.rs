@@ -148,7 +148,9 @@ fn random_traffic_with_random_kills() {
             if server.metric("millrace_quarantined_sequences") > 0.0 {
                 Counts::add(&counts.kills_in_quarantine);
             }
-            shards.into_iter().for_each(|shard| drop(try_signal(shard, name)));
+            for shard in shards {
+                try_signal(shard, name);
+            }
             Counts::add(&counts.kills);
         }
         over.store(true, Ordering::Relaxed);
