@@ -5,24 +5,19 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
-# The timeout in seconds. Nothing takes this long unless it is broken.
-PATIENCE = int(os.environ.get("MILLRACE_BROWSER_PATIENCE", "120"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from time_limits import PATIENCE, free_port  # noqa: E402  (it lies in the folder above)
 
 # With this timeout, a shard that a test has stopped is not considered lost.
 UNHURRIED = ["--heartbeat-timeout", "600", "--step-timeout", "600"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Server:
@@ -41,7 +36,7 @@ class Server:
     def is_ready(self) -> bool:
         assert self.process.poll() is None, "the server has ended"
         try:
-            return urllib.request.urlopen(f"{self.url}/ready", timeout=5).status == 200
+            return urllib.request.urlopen(f"{self.url}/ready", timeout=PATIENCE).status == 200
         except OSError:
             return False
 

@@ -194,8 +194,8 @@ def test_hostile_formulas(server, visit):
     assert visited.page.evaluate("document.scrollingElement.scrollWidth") <= 1280
 
 
-# The time limit of the library is well under a second on any machine. An endless loop would take
-# the whole test's time.
+# The library takes well under this time in milliseconds. An endless loop would take the whole test's
+# time. A run during which the browser did not get a CPU is repeated.
 SLOWEST = 3000
 
 
@@ -203,18 +203,22 @@ def test_hostile_code_costs_little(server, visit):
     visited = visit(server)
     pieces = ["a", "\"", "'", "/*", "<", "<a ", "`${", "(", "\\", "#", "-- ", "a=", "{", "[a](", "\n", "  ", "$(", "r#\"", "<<EOF\n", "0x", ":"]
     took = visited.page.evaluate(
-        """async ([pieces, languages]) => {
+        """async ([pieces, languages, slowest]) => {
           const { default: Prism } = await import("./vendor/prism.js");
           const all = [];
           for (const language of languages) for (const piece of pieces) {
             const lines = piece.includes("\\n") ? piece.repeat(20000 / piece.length) : (piece.repeat(900 / piece.length) + "\\n").repeat(22);
-            const since = performance.now();
-            Prism.tokenize(lines.slice(0, 20000), Prism.languages[language]);
-            all.push([performance.now() - since, language, piece]);
+            let took = Infinity;
+            for (let run = 0; run < 3 && took >= slowest; run++) {
+              const since = performance.now();
+              Prism.tokenize(lines.slice(0, 20000), Prism.languages[language]);
+              took = Math.min(took, performance.now() - since);
+            }
+            all.push([took, language, piece]);
           }
           return all.sort((a, b) => b[0] - a[0]).slice(0, 3);
         }""",
-        [pieces, ["markup", "css", "javascript", "typescript", "python", "rust", "go", "java", "c", "cpp", "bash", "json", "yaml", "toml", "sql", "diff"]],
+        [pieces, ["markup", "css", "javascript", "typescript", "python", "rust", "go", "java", "c", "cpp", "bash", "json", "yaml", "toml", "sql", "diff"], SLOWEST],
     )
     assert took[0][0] < SLOWEST, took
 

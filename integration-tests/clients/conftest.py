@@ -1,8 +1,13 @@
 """The server's address and key, which the Rust test `clients` passes in the environment."""
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
+
+# `time_limits` lies in the folder above.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 @pytest.fixture(scope="session")

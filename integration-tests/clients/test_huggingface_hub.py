@@ -5,6 +5,7 @@ import json
 import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import BadRequestError, ValidationError
+from time_limits import PATIENCE
 
 PROMPT = "Once upon a time"
 MESSAGES = [{"role": "user", "content": "Tell me a story about a fox."}]
@@ -12,7 +13,7 @@ MESSAGES = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 @pytest.fixture(scope="module")
 def client(url, key):
-    return InferenceClient(model=url, provider="hf-inference", token=key, timeout=60)
+    return InferenceClient(model=url, provider="hf-inference", token=key, timeout=PATIENCE)
 
 
 def test_text_generation(client):

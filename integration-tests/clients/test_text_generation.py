@@ -7,6 +7,7 @@ import pytest
 from text_generation import AsyncClient, Client
 from text_generation.errors import ValidationError
 from text_generation.types import Grammar, GrammarType, Message, Tool
+from time_limits import PATIENCE
 
 PROMPT = "Once upon a time"
 
@@ -18,7 +19,7 @@ def headers(key):
 
 @pytest.fixture(scope="module")
 def client(url, headers):
-    return Client(url, headers=headers, timeout=60)
+    return Client(url, headers=headers, timeout=PATIENCE)
 
 
 def test_generate(client):
@@ -93,7 +94,7 @@ def test_errors(client):
 
 def test_the_asynchronous_client(url, headers, client):
     async def ask():
-        own = AsyncClient(url, headers=headers, timeout=60)
+        own = AsyncClient(url, headers=headers, timeout=PATIENCE)
         whole = await own.generate(PROMPT, max_new_tokens=8)
         *_, last = [part async for part in own.generate_stream(PROMPT, max_new_tokens=8)]
         chat = await own.chat([Message(role="user", content="Tell me a story.")], max_tokens=4)

@@ -3,17 +3,19 @@
 import http.client
 import json
 import os
-import socket
 import subprocess
+import sys
 import time
 import uuid
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from time_limits import PATIENCE, free_port  # noqa: E402  (it lies in the folder above)
+
 IMAGE = "millrace:cpu"
-# Seconds that a server on a busy machine may take for anything.
-PATIENCE = 120
 # How the documentation runs the image, besides its ports.
 CONFINED = ["--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--memory=1g"]
 
@@ -48,13 +50,6 @@ def wait_until(what, holds, log=lambda: ""):
             return result
         assert time.monotonic() < deadline, f"timed out waiting until {what}\n{log()}"
         time.sleep(0.05)
-
-
-def free_port():
-    """Returns a port that was free a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 class Container:
@@ -122,7 +117,7 @@ def request(port, method, path, body=None, timeout=PATIENCE):
 def status(port, path):
     """Returns the status of a GET, or None if nobody answers."""
     try:
-        return request(port, "GET", path, timeout=10).status
+        return request(port, "GET", path).status
     except (OSError, http.client.HTTPException):
         return None
 

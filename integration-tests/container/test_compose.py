@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 import yaml
-from conftest import IMAGE, docker, generate, inspect, wait_until
+from conftest import IMAGE, PATIENCE, docker, generate, inspect, wait_until
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "deploy" / "compose"
 
@@ -29,11 +29,11 @@ def compose(tmp_path):
 def test_the_server_of_the_compose_file_becomes_healthy_and_drains(compose):
     name = "compose-test_millrace_1"
     try:
-        subprocess.run([*compose, "up", "--detach"], check=True, timeout=120)
+        subprocess.run([*compose, "up", "--detach"], check=True, timeout=PATIENCE)
         log = lambda: docker("logs", name, check=False)
         wait_until("it is healthy", lambda: inspect(name, ".State.Health.Status") == "healthy", log)
         assert len(generate(3000, "Once upon a time", 20)) > 20
-        subprocess.run([*compose, "stop"], check=True, timeout=120)
+        subprocess.run([*compose, "stop"], check=True, timeout=PATIENCE)
         assert inspect(name, ".State.ExitCode") == 0, log()
     finally:
-        subprocess.run([*compose, "down"], check=True, timeout=120)
+        subprocess.run([*compose, "down"], check=True, timeout=PATIENCE)

@@ -1,6 +1,7 @@
 """The CPU image: its size, its user, its limits, and its first process."""
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -9,6 +10,7 @@ import pytest
 from conftest import (
     CONFINED,
     IMAGE,
+    PATIENCE,
     body,
     docker,
     generate,
@@ -96,7 +98,7 @@ def test_curl_streams_an_answer(server):
         "--data",
         json.dumps({"messages": [{"role": "user", "content": "Tell me a story"}], "stream": True, "max_tokens": 20}),
     ]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
     assert said.count("data: {") > 5 and "data: [DONE]" in said, said
 
 
@@ -126,7 +128,7 @@ def test_without_a_writable_folder_the_error_says_so():
     try:
         docker("start", name)
         wait_until("it ended", lambda: not inspect(name, ".State.Running"))
-        said = subprocess.run(["/usr/bin/docker", "logs", name], capture_output=True, text=True, timeout=60)
+        said = subprocess.run(["/usr/bin/docker", "logs", name], capture_output=True, text=True, timeout=PATIENCE)
         assert inspect(name, ".State.ExitCode") == 1
         assert "/tmp" in said.stdout + said.stderr, said
     finally:
@@ -161,7 +163,7 @@ def test_an_exit_code_is_passed_on():
         ["/usr/bin/docker", "run", "--rm", *CONFINED, IMAGE, "--model-id", "/nowhere/model"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.returncode == 1 and "/nowhere/model" in done.stderr, done
 
@@ -184,17 +186,22 @@ def test_the_health_check_follows_the_arguments():
 
 
 def test_a_stopped_container_finishes_its_stream():
-    with running(arguments=["--device", "null", "--null-step-micros", "20000"]) as container:
+    patient = ["--heartbeat-timeout", "86400", "--graceful-termination-timeout", "86400"]
+    with running(arguments=["--device", "null", "--null-step-micros", "20000", *patient]) as container:
         container.wait_until_ready()
         events = stream(container.port, "a", 150)
         first = [next(events) for _ in range(3)]
-        stopping = subprocess.Popen(["/usr/bin/docker", "stop", "--time=60", container.name], stdout=subprocess.DEVNULL)
+        # The stopped shard keeps the server draining until the test has seen it.
+        (shard,) = container.shards()
+        os.kill(shard, signal.SIGSTOP)
+        stopping = subprocess.Popen(["/usr/bin/docker", "stop", "--time=86400", container.name], stdout=subprocess.DEVNULL)
         # While it drains, it is not ready and accepts nothing more.
         container.wait_until("it drains", lambda: status(container.port, "/ready") == 503)
         assert request(container.port, "POST", "/generate", body("b", 1)).status == 503
+        os.kill(shard, signal.SIGCONT)
         rest = list(events)
         assert len(first) + len(rest) == 150 and rest[-1]["generated_text"], rest[-1]
-        assert stopping.wait(timeout=90) == 0
+        assert stopping.wait(timeout=PATIENCE) == 0
         assert (container.state("ExitCode"), container.state("OOMKilled")) == (0, False)
         assert "all requests have ended" in container.log()
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 import yaml
-from conftest import IMAGE, docker, generate, request, status, wait_until
+from conftest import IMAGE, PATIENCE, docker, generate, request, status, wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TGI = "ghcr.io/huggingface/text-generation-inference:3.3.4"
@@ -96,7 +96,7 @@ def test_a_pod_that_names_tgis_launcher():
         ["/usr/bin/docker", "run", "--rm", "--entrypoint=text-generation-launcher", IMAGE, "--model-id", "/none"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert said.returncode == 1 and "/none" in said.stderr, said
 
@@ -107,7 +107,7 @@ def test_a_compose_file(volume, tmp_path):
     (tmp_path / "compose.yaml").write_text(text)
     compose = ["docker-compose", "--file", tmp_path / "compose.yaml", "--project-name", "tgi-test"]
     try:
-        subprocess.run([*compose, "up", "--detach"], check=True, timeout=120)
+        subprocess.run([*compose, "up", "--detach"], check=True, timeout=PATIENCE)
         check("tgi-test_tgi_1", 512)
     finally:
-        subprocess.run([*compose, "down", "--timeout", "60"], check=True, timeout=120)
+        subprocess.run([*compose, "down", "--timeout", "60"], check=True, timeout=PATIENCE)

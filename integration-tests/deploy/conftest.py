@@ -3,14 +3,17 @@
 import os
 import pathlib
 import re
-import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
 
 import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from time_limits import PATIENCE, free_port  # noqa: E402, F401  (it lies in the folder above)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -29,7 +32,7 @@ def binary():
 @pytest.fixture(scope="session")
 def known_flags(binary):
     """Names of the flags that `millrace serve --help` lists."""
-    shown = subprocess.run([binary, "serve", "--help"], capture_output=True, text=True, check=True, timeout=60)
+    shown = subprocess.run([binary, "serve", "--help"], capture_output=True, text=True, check=True, timeout=PATIENCE)
     flags = set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", shown.stdout, re.MULTILINE))
     assert "--model-id" in flags and len(flags) > 50
     return flags
@@ -38,13 +41,6 @@ def known_flags(binary):
 def flag_names(arguments):
     """Returns the names of the flags among `arguments`, which have the form --name=value."""
     return {argument.split("=")[0] for argument in arguments if argument.startswith("-")}
-
-
-def free_port():
-    """Returns a port that was free a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def with_ports(arguments, **ports):
@@ -59,7 +55,7 @@ def with_ports(arguments, **ports):
 def status(port, path):
     """Returns the status of a GET, or None if nobody listens."""
     try:
-        with OPENER.open(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        with OPENER.open(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -77,7 +73,7 @@ def running(command, log, **variables):
     try:
         yield process
         process.terminate()
-        assert process.wait(timeout=100) == 0, pathlib.Path(log).read_text()
+        assert process.wait(timeout=PATIENCE) == 0, pathlib.Path(log).read_text()
     finally:
         if process.poll() is None:
             process.kill()
@@ -86,7 +82,7 @@ def running(command, log, **variables):
 
 def wait_until_ready(process, port, log):
     """Waits until /ready answers 200."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while status(port, "/ready") != 200:
         text = pathlib.Path(log).read_text()
         assert process.poll() is None, f"the server ended:\n{text}"

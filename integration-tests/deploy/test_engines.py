@@ -9,7 +9,7 @@ import helm_python
 import kubernetes_validate
 import pytest
 import yaml
-from conftest import DEPLOY, OPENER, flag_names, free_port, running, status, wait_until_ready, with_ports
+from conftest import DEPLOY, OPENER, PATIENCE, flag_names, free_port, running, status, wait_until_ready, with_ports
 from test_chart import CHART, KUBERNETES, container, pod_templates, render
 
 KSERVE = DEPLOY / "kserve"
@@ -51,7 +51,7 @@ def test_the_server_runs_with_the_arguments_of_kserve(runtime, binary, known_fla
     arguments = with_ports(arguments, model_id="demo", hostname="127.0.0.1", port=port, health_port=health)
     with running([binary, *arguments], log) as process:
         wait_until_ready(process, health, log)
-        with OPENER.open(f"http://127.0.0.1:{port}/v2/models/llm", timeout=10) as answer:
+        with OPENER.open(f"http://127.0.0.1:{port}/v2/models/llm", timeout=PATIENCE) as answer:
             assert json.load(answer)["name"] == "llm"
 
 
@@ -98,10 +98,10 @@ def test_the_server_publishes_the_events_of_the_chart(binary, tmp_path):
     with running([binary, *arguments], log) as process:
         wait_until_ready(process, health, log)
         for port in (events, replay):
-            with socket.create_connection(("127.0.0.1", port), timeout=10) as peer:
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as peer:
                 # The signature and version of ZeroMQ's protocol.
                 assert peer.recv(11, socket.MSG_WAITALL) == b"\xff" + bytes(8) + b"\x7f\x03"
 
 
 def test_the_example_for_ray_is_python():
-    subprocess.run(["python3", "-m", "py_compile", DEPLOY / "ray" / "serve_millrace.py"], check=True, timeout=60)
+    subprocess.run(["python3", "-m", "py_compile", DEPLOY / "ray" / "serve_millrace.py"], check=True, timeout=PATIENCE)

@@ -9,7 +9,7 @@ import tomllib
 
 import pytest
 import yaml
-from conftest import DEPLOY, flag_names, free_port, running, status, wait_until_ready, with_ports
+from conftest import DEPLOY, PATIENCE, flag_names, free_port, running, status, wait_until_ready, with_ports
 
 COMPOSE = DEPLOY / "compose"
 UNIT = DEPLOY / "systemd" / "millrace.service"
@@ -76,7 +76,8 @@ def test_the_health_check_tells_a_ready_server_from_none(services, binary, tmp_p
 
     # In a container the check reads the arguments of process 1; here the port is a variable.
     def succeeds(checked_port):
-        check = subprocess.run([binary, "health"], env={"HEALTH_PORT": str(checked_port)}, timeout=30)
+        command = [binary, "health", f"--timeout={PATIENCE}"]
+        check = subprocess.run(command, env={"HEALTH_PORT": str(checked_port)}, timeout=2 * PATIENCE)
         return check.returncode == 0
 
     assert not succeeds(health)
@@ -113,7 +114,7 @@ def test_systemd_accepts_the_unit(binary, tmp_path):
         text = text.replace("/usr/local/bin/millrace", str(pathlib.Path(binary).resolve()))
         (tmp_path / "millrace.service").write_text(text)
         command = ["systemd-analyze", "verify", "--man=no", tmp_path / "millrace.service"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         return [line for line in done.stderr.splitlines() if "millrace.service" in line]
 
     text = UNIT.read_text()

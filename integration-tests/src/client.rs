@@ -1,17 +1,14 @@
 //! A small HTTP client.
 
 use std::io::{BufRead, BufReader};
-use std::time::Duration;
 
 use serde_json::Value;
 use ureq::{Agent, Body, http::Response};
 
+use crate::wait_limit;
+
 fn agent() -> Agent {
-    Agent::config_builder()
-        .http_status_as_error(false)
-        .timeout_global(Some(Duration::from_secs(120)))
-        .build()
-        .into()
+    Agent::config_builder().http_status_as_error(false).timeout_global(Some(wait_limit())).build().into()
 }
 
 pub(crate) fn get(url: &str) -> (u16, String) {

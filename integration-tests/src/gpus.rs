@@ -24,7 +24,7 @@ pub const SMALL_SERVER_FLAGS: [&str; 8] = [
     "--max-batch-total-tokens",
     "2048",
     "--heartbeat-timeout",
-    "20",
+    "120",
     "--max-batch-size",
     "8",
     "--cuda-graphs",

@@ -1,10 +1,11 @@
 //! A server that plays the Hugging Face hub, with a second port for the host that large files are
 //! redirected to.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,14 +13,13 @@ use serde_json::{Value, json};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
+use crate::wait_limit;
+
 /// The commit of the only revision.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// The size from which files are stored elsewhere, as on the hub.
 const LARGE: usize = 1 << 20;
-
-/// Longest time that a connection of a test stays open.
-const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
 
 /// A request that the hub has received.
 #[derive(Debug, Clone)]
@@ -43,7 +43,8 @@ pub enum Fault {
     Status(u16, Vec<(&'static str, &'static str)>),
     /// The connection ends after so many bytes of the body.
     BreakAfter(usize),
-    /// The connection stays open after so many bytes of the body, but nothing more comes.
+    /// The connection stays open after so many bytes of the body, but nothing more comes until the
+    /// client gives up, or [`FakeHub::end_stalls`] is called.
     StallAfter(usize),
     /// So many bytes of the body come at once, with a short pause after each.
     Slow(usize),
@@ -70,6 +71,7 @@ struct HubState {
     listing: Mutex<Value>,
     faults: Mutex<FaultOf>,
     requests: Mutex<Vec<HubRequest>>,
+    stalls_have_ended: AtomicBool,
 }
 
 impl FakeHub {
@@ -103,6 +105,7 @@ impl FakeHub {
             listing: Mutex::new(listing),
             faults: Mutex::new(Box::new(|_| None)),
             requests: Mutex::default(),
+            stalls_have_ended: AtomicBool::new(false),
         });
         for (listener, is_cdn) in [(hub, false), (cdn, true)] {
             let state = state.clone();
@@ -119,6 +122,11 @@ impl FakeHub {
     /// Chooses the faults of the requests that follow.
     pub fn set_faults(&self, faults: impl FnMut(&HubRequest) -> Option<Fault> + Send + 'static) {
         *self.state.faults.lock().unwrap() = Box::new(faults);
+    }
+
+    /// Closes the connections that [`Fault::StallAfter`] keeps open, and those that it would.
+    pub fn end_stalls(&self) {
+        self.state.stalls_have_ended.store(true, Ordering::Relaxed);
     }
 
     /// Changes the list of files.
@@ -160,7 +168,9 @@ impl FakeHub {
             ("NO_PROXY", "127.0.0.1"),
             ("no_proxy", "127.0.0.1"),
             ("MILLRACE_HUB_RETRY_PAUSE", "0.02"),
-            ("HF_HUB_DOWNLOAD_TIMEOUT", "2"),
+            // A busy machine may not use up the timeouts, which Python reads as integers.
+            ("HF_HUB_DOWNLOAD_TIMEOUT", "600"),
+            ("HF_HUB_ETAG_TIMEOUT", "600"),
         ];
         fixed.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     }
@@ -209,7 +219,7 @@ fn git_hash(bytes: &[u8]) -> String {
 impl HubState {
     /// Answers one request, and closes the connection.
     fn answer(&self, mut connection: TcpStream, is_cdn: bool) -> std::io::Result<()> {
-        connection.set_read_timeout(Some(CONNECTION_LIMIT))?;
+        connection.set_read_timeout(Some(wait_limit()))?;
         let Some(request) = read_request(&connection, is_cdn)? else { return Ok(()) };
         self.requests.lock().unwrap().push(request.clone());
         let fault = (self.faults.lock().unwrap())(&request);
@@ -223,7 +233,7 @@ impl HubState {
         }
         if request.path.contains("/api/models/org/tiny") {
             let body = self.listing.lock().unwrap().to_string();
-            return send(&mut connection, &request, body.as_bytes(), "", fault);
+            return self.send(&mut connection, &request, body.as_bytes(), "", fault);
         }
         let name = request.path.split_once(&format!("/resolve/{COMMIT}/")).map(|(_, name)| name);
         let file = self.files.iter().find(|(file, _)| Some(file.as_str()) == name);
@@ -241,7 +251,64 @@ impl HubState {
             );
         }
         let headers = format!("x-repo-commit: {COMMIT}\r\netag: \"{}\"\r\n", git_hash(bytes));
-        send(&mut connection, &request, bytes, &headers, fault)
+        self.send(&mut connection, &request, bytes, &headers, fault)
+    }
+
+    /// Sends a body, or the part that is asked for.
+    fn send(
+        &self,
+        connection: &mut TcpStream,
+        request: &HubRequest,
+        body: &[u8],
+        headers: &str,
+        fault: Option<Fault>,
+    ) -> std::io::Result<()> {
+        let total = body.len();
+        let start = request.start.filter(|_| !matches!(fault, Some(Fault::IgnoreRange)));
+        let mut part = body[start.unwrap_or(0).min(total)..].to_vec();
+        let status = match start {
+            Some(start) => {
+                format!("206 Partial Content\r\ncontent-range: bytes {start}-{}/{total}", total - 1)
+            }
+            None => "200 OK".to_owned(),
+        };
+        let mut length = part.len();
+        match fault {
+            Some(Fault::WrongBytes) => part.iter_mut().for_each(|byte| *byte ^= 1),
+            Some(Fault::WrongLength(more)) => length += more,
+            _ => {}
+        }
+        write!(
+            connection,
+            "HTTP/1.1 {status}\r\n{headers}content-length: {length}\r\nconnection: close\r\n\r\n"
+        )?;
+        if request.method == "HEAD" {
+            return Ok(());
+        }
+        match fault {
+            Some(Fault::BreakAfter(bytes)) => connection.write_all(&part[..bytes.min(part.len())]),
+            Some(Fault::StallAfter(bytes)) => {
+                connection.write_all(&part[..bytes.min(part.len())])?;
+                self.stall(connection)
+            }
+            Some(Fault::Slow(bytes)) => part.chunks(bytes).try_for_each(|bytes| {
+                std::thread::sleep(Duration::from_millis(20));
+                connection.write_all(bytes)
+            }),
+            _ => connection.write_all(&part),
+        }
+    }
+
+    /// Keeps a connection open until the client gives up or [`FakeHub::end_stalls`] is called.
+    fn stall(&self, connection: &mut TcpStream) -> std::io::Result<()> {
+        connection.set_read_timeout(Some(Duration::from_millis(20)))?;
+        while !self.stalls_have_ended.load(Ordering::Relaxed) {
+            match connection.read(&mut [0]) {
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                _ => break,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -268,47 +335,4 @@ fn read_request(connection: &TcpStream, is_cdn: bool) -> std::io::Result<Option<
         }
     }
     Ok(Some(request))
-}
-
-/// Sends a body, or the part that is asked for.
-fn send(
-    connection: &mut TcpStream,
-    request: &HubRequest,
-    body: &[u8],
-    headers: &str,
-    fault: Option<Fault>,
-) -> std::io::Result<()> {
-    let total = body.len();
-    let start = request.start.filter(|_| !matches!(fault, Some(Fault::IgnoreRange)));
-    let mut part = body[start.unwrap_or(0).min(total)..].to_vec();
-    let status = match start {
-        Some(start) => format!("206 Partial Content\r\ncontent-range: bytes {start}-{}/{total}", total - 1),
-        None => "200 OK".to_owned(),
-    };
-    let mut length = part.len();
-    match fault {
-        Some(Fault::WrongBytes) => part.iter_mut().for_each(|byte| *byte ^= 1),
-        Some(Fault::WrongLength(more)) => length += more,
-        _ => {}
-    }
-    write!(
-        connection,
-        "HTTP/1.1 {status}\r\n{headers}content-length: {length}\r\nconnection: close\r\n\r\n"
-    )?;
-    if request.method == "HEAD" {
-        return Ok(());
-    }
-    match fault {
-        Some(Fault::BreakAfter(bytes)) => connection.write_all(&part[..bytes.min(part.len())]),
-        Some(Fault::StallAfter(bytes)) => {
-            connection.write_all(&part[..bytes.min(part.len())])?;
-            // Returns when the client gives up.
-            connection.read(&mut [0]).map(drop)
-        }
-        Some(Fault::Slow(bytes)) => part.chunks(bytes).try_for_each(|bytes| {
-            std::thread::sleep(Duration::from_millis(20));
-            connection.write_all(bytes)
-        }),
-        _ => connection.write_all(&part),
-    }
 }

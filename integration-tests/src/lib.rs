@@ -6,6 +6,7 @@
 mod client;
 mod gpus;
 pub mod hub;
+mod limits;
 mod long_generation;
 mod model;
 mod observer;
@@ -18,12 +19,14 @@ use std::path::PathBuf;
 
 pub use client::{EventStream, JsonResponse, post, post_with, stream};
 pub use gpus::{SMALL_SERVER_FLAGS, require_simulated_gpus, start_small_server};
+pub use limits::{is_running, seconds, wait_for_end_of, wait_limit, wait_until};
 pub use long_generation::long_generation;
 pub use model::{ModelCopy, TILDE};
 pub use observer::{Latencies, ObserverClient};
 pub use raw::{Attack, AttackOutcome, attack, raw_post};
 pub use server::{
-    Server, binary, cpu_seconds, free_port, grammar_workers_of, resident_bytes, shards_of, signal,
+    Server, binary, cpu_seconds, cpu_seconds_of_ended_children, free_port, grammar_workers_of, private_bytes,
+    shards_of, signal, try_signal,
 };
 pub use step_log::{LoggedRow, LoggedStep, StepLogFile};
 pub use worker_node::{SecretFile, WorkerNode};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::{Server, client, resident_bytes, shards_of};
+use crate::{Server, client, private_bytes, shards_of};
 
 /// The pause between two rounds of requests.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -108,5 +108,5 @@ fn millis(time: Duration) -> f64 {
 
 /// Returns the memory of a process and its children in bytes.
 fn resident_with_children(pid: u32) -> u64 {
-    resident_bytes(pid) + shards_of(pid).into_iter().map(resident_bytes).sum::<u64>()
+    private_bytes(pid) + shards_of(pid).into_iter().map(private_bytes).sum::<u64>()
 }

@@ -4,8 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-/// The time in which a server must respond or close the connection.
-const TIMEOUT: Duration = Duration::from_secs(60);
+use crate::wait_limit;
 
 /// The result of a raw request.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,7 +35,7 @@ pub fn attack(address: &str, attack: &Attack) -> AttackOutcome {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_nodelay(true).unwrap();
     stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(wait_limit())).unwrap();
     let (Attack::Write(bytes)
     | Attack::HalfClose(bytes)
     | Attack::SendSlowly(bytes)
@@ -49,7 +48,7 @@ pub fn attack(address: &str, attack: &Attack) -> AttackOutcome {
         Attack::Write(_) | Attack::SendSlowly(_) => {}
     }
     let (since, mut answer) = (Instant::now(), Vec::new());
-    while since.elapsed() < TIMEOUT {
+    while since.elapsed() < wait_limit() {
         let mut buffer = [0; 4096];
         match stream.read(&mut buffer) {
             Ok(0) => return status(&answer).map_or(AttackOutcome::Closed, AttackOutcome::Status),

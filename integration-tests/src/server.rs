@@ -2,13 +2,14 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
 
-/// The time after which a test gives up waiting.
-const TIMEOUT: Duration = Duration::from_secs(60);
+use crate::limits::heartbeat_timeout;
+use crate::{seconds, wait_limit, wait_until};
 
 /// Returns the path of the `millrace` binary of this build. The first use builds it unless
 /// `MILLRACE_BINARY_IS_BUILT` is set.
@@ -122,7 +123,7 @@ impl Server {
                 log.push('\n');
             }
         });
-        match address.recv_timeout(TIMEOUT) {
+        match address.recv_timeout(wait_limit()) {
             Ok(address) => Server { process, address, log },
             Err(_) => {
                 let _ = process.kill();
@@ -175,22 +176,29 @@ impl Server {
 
     /// Waits for the end of the process.
     pub fn wait(mut self) -> ExitStatus {
-        let since = Instant::now();
-        loop {
-            if let Some(status) = self.process.try_wait().unwrap() {
-                return status;
-            }
-            assert!(since.elapsed() < TIMEOUT, "the server did not end:\n{}", self.log());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let (process, log) = (&mut self.process, &self.log);
+        let ended = || process.try_wait().unwrap().is_some();
+        wait_until("the server has ended", ended, || log.lock().unwrap().clone());
+        self.process.wait().unwrap()
     }
 
-    /// Polls until `holds` returns true. Panics with the log after a minute.
+    /// Polls until `holds` returns true. Panics with the log after [`wait_limit`].
     pub fn wait_until(&self, what: &str, holds: impl Fn(&Server) -> bool) {
-        let since = Instant::now();
-        while !holds(self) {
-            assert!(since.elapsed() < TIMEOUT, "timed out waiting until {what}:\n{}", self.log());
-            std::thread::sleep(Duration::from_millis(10));
+        wait_until(what, || holds(self), || self.log());
+    }
+
+    /// Waits until the shards have been replaced `count` times, and checks that they were not
+    /// replaced more often. The metric counts new shards only when they are ready.
+    pub fn wait_for_restarts(&self, count: u32) {
+        let restarts = || self.metric("millrace_shard_restarts_total");
+        self.wait_until("the shards are replaced", |_| restarts() >= f64::from(count));
+        assert_eq!(restarts(), f64::from(count), "{}", self.log());
+    }
+
+    /// Sends a signal by name to all shards. A shard may have ended by itself.
+    pub fn signal_shards(&self, name: &str) {
+        for shard in shards_of(self.pid()) {
+            try_signal(shard, name);
         }
     }
 }
@@ -212,6 +220,7 @@ fn arguments(mut program: Command, port: &str, variables: &[(&str, &str)], flags
         .args(["serve", "--port", port])
         .args(flags)
         .env_remove("MODEL_ID")
+        .env("HEARTBEAT_TIMEOUT", seconds(heartbeat_timeout()))
         .envs(variables.iter().copied())
         .stdin(Stdio::null())
         .stdout(Stdio::null());
@@ -220,8 +229,13 @@ fn arguments(mut program: Command, port: &str, variables: &[(&str, &str)], flags
 
 /// Sends a signal to a process.
 pub fn signal(pid: u32, name: &str) {
-    let status = Command::new("kill").arg(format!("-{name}")).arg(pid.to_string()).status().unwrap();
-    assert!(status.success(), "cannot signal process {pid}");
+    assert!(try_signal(pid, name), "cannot signal process {pid}");
+}
+
+/// Sends a signal to a process. Returns false if there is no such process any more.
+pub fn try_signal(pid: u32, name: &str) -> bool {
+    let mut kill = Command::new("kill");
+    kill.arg(format!("-{name}")).arg(pid.to_string()).stderr(Stdio::null()).status().unwrap().success()
 }
 
 /// Returns the process ids of the shards that the server `pid` has started.
@@ -248,23 +262,51 @@ fn children_of(pid: u32, command: &str) -> Vec<u32> {
 
 /// Returns the user and system time of a process in seconds.
 pub fn cpu_seconds(pid: u32) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    // utime and stime, in ticks of 1/100 s, are fields 14 and 15. The split at the name removes the
-    // first two fields.
-    fields
-        .get(11..13)
-        .map_or(0.0, |times| times.iter().filter_map(|t| t.parse::<f64>().ok()).sum::<f64>() / 100.0)
+    // utime and stime.
+    seconds_in_stat(pid, 11..13)
 }
 
-/// Returns the resident memory of a process in bytes.
-pub fn resident_bytes(pid: u32) -> u64 {
+/// Returns the user and system time of the children that a process has waited for, in seconds.
+pub fn cpu_seconds_of_ended_children(pid: u32) -> f64 {
+    // cutime and cstime.
+    seconds_in_stat(pid, 13..15)
+}
+
+/// Returns the sum of fields of `/proc/PID/stat`, which are ticks of 1/100 s. Field 0 is the first
+/// one after the name.
+fn seconds_in_stat(pid: u32, fields: Range<usize>) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let after_name = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let times = after_name.skip(fields.start).take(fields.len());
+    times.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
+}
+
+/// Returns the memory in bytes that a process has written and that no file backs. Unlike the whole
+/// resident memory, it does not depend on how much of the binary and of mapped files the system
+/// keeps in memory.
+pub fn private_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap_or_default();
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
-/// Returns a port that no process listens on.
+/// Ports below those that Linux gives to outgoing connections and to listeners on port 0.
+const FIRST_PORT: u32 = 12_000;
+const LAST_PORT: u32 = 32_000;
+
+/// Returns a port that no process listens on, for programs that must be told a port. Other tests
+/// read the port from the log of a server that was started with port 0.
+///
+/// The system chooses no such port by itself, and a process returns each port once, so that nobody
+/// takes the port before the test uses it.
 pub fn free_port() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        // Test processes that run at the same time begin at different ports.
+        let number = std::process::id().wrapping_mul(37).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = (FIRST_PORT + number % (LAST_PORT - FIRST_PORT)) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port.to_string();
+        }
+    }
 }

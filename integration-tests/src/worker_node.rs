@@ -4,12 +4,9 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
-use crate::{shards_of, signal};
-
-/// The time after which a test gives up waiting.
-const TIMEOUT: Duration = Duration::from_secs(60);
+use crate::limits::heartbeat_timeout;
+use crate::{seconds, shards_of, signal, wait_until};
 
 /// A running `millrace serve` without HTTP. It is killed when this is dropped.
 pub struct WorkerNode {
@@ -21,7 +18,8 @@ impl WorkerNode {
     /// Starts this command, which becomes the worker node.
     pub fn start(command: &mut Command) -> WorkerNode {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut process = command.env_remove("MODEL_ID").spawn().unwrap();
+        command.env_remove("MODEL_ID").env("HEARTBEAT_TIMEOUT", seconds(heartbeat_timeout()));
+        let mut process = command.spawn().unwrap();
         let log = Arc::new(Mutex::new(String::new()));
         let (lines, sink) = (BufReader::new(process.stderr.take().unwrap()), log.clone());
         std::thread::spawn(move || {
@@ -44,26 +42,19 @@ impl WorkerNode {
         self.log.lock().unwrap().clone()
     }
 
-    /// Polls until `holds` returns true. Panics with the log after a minute.
+    /// Polls until `holds` returns true. Panics with the log after
+    /// [`wait_limit`](crate::wait_limit).
     pub fn wait_until(&self, what: &str, holds: impl Fn(&WorkerNode) -> bool) {
-        let since = Instant::now();
-        while !holds(self) {
-            assert!(since.elapsed() < TIMEOUT, "timed out waiting until {what}:\n{}", self.log());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        wait_until(what, || holds(self), || self.log());
     }
 
     /// Asks the process to end and waits for it.
     pub fn stop(mut self) -> ExitStatus {
         signal(self.process.id(), "TERM");
-        let since = Instant::now();
-        loop {
-            if let Some(status) = self.process.try_wait().unwrap() {
-                return status;
-            }
-            assert!(since.elapsed() < TIMEOUT, "the machine did not end:\n{}", self.log());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let (process, log) = (&mut self.process, &self.log);
+        let ended = || process.try_wait().unwrap().is_some();
+        wait_until("the machine has ended", ended, || log.lock().unwrap().clone());
+        self.process.wait().unwrap()
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use millrace_integration_tests::{ObserverClient, Server, raw_post};
+use millrace_test_patience::patience;
 use serde_json::{Value, json};
 
 /// The number of concurrent attackers.
@@ -25,6 +26,7 @@ const IN_ALL: Duration = Duration::from_secs(90);
 const LONG: usize = 1_900_000;
 
 #[test]
+#[ignore = "measures times and memory under load: `cargo xtask attack` and the nightly checks run it with a release build"]
 fn a_client_is_served_beside_every_attack() {
     // With this limit, texts that are too long for a prompt are tokenized too.
     let server = Server::start_with_memory_limit(MEMORY, &["--max-tokenize-bytes", "2000000"]);
@@ -58,8 +60,8 @@ fn a_client_is_served_beside_every_attack() {
     });
     let seen = observer.stop();
     assert!(wrong.is_empty(), "{wrong:#?}\n{}", server.log());
-    seen.check("every attack at once", LONGEST, 2 * MEMORY);
-    assert!(since.elapsed() < IN_ALL, "{:?}", since.elapsed());
+    seen.check("every attack at once", patience(LONGEST), 2 * MEMORY);
+    assert!(since.elapsed() < patience(IN_ALL), "{:?}", since.elapsed());
     assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0);
     assert!(!server.log().contains("panicked"), "{}", server.log());
 }
@@ -68,7 +70,7 @@ fn a_client_is_served_beside_every_attack() {
 /// and its length in bytes.
 fn ask(address: &str, request: &[u8]) -> (u16, usize) {
     let Ok(mut stream) = TcpStream::connect(address) else { return (0, 0) };
-    stream.set_read_timeout(Some(IN_ALL)).unwrap();
+    stream.set_read_timeout(Some(patience(IN_ALL))).unwrap();
     // A server may close the connection before it has read all bytes.
     let _ = stream.write_all(request);
     let mut answer = Vec::new();

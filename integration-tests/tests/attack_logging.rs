@@ -3,7 +3,6 @@
 
 use std::fs::File;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use millrace_integration_tests::{Server, binary, post, shards_of, signal};
 use serde_json::json;
@@ -12,13 +11,11 @@ use serde_json::json;
 /// a pipe holds.
 const REQUESTS: usize = 300;
 
-/// Longer than the server takes to end, and much shorter than its default grace period.
-const TIMEOUT: Duration = Duration::from_secs(40);
-
 /// Checks that a server serves requests and ends normally, whatever happens to its log.
 fn serves_and_ends(stderr: impl Into<Stdio>) {
-    let server =
-        Server::start_with_stderr(stderr.into(), &[("LOG_LEVEL", "debug")], &["--env", "--log-requests"]);
+    // If the log delayed the shutdown, the server would not end within the time of the test.
+    let flags = ["--env", "--log-requests", "--graceful-termination-timeout", "86400"];
+    let server = Server::start_with_stderr(stderr.into(), &[("LOG_LEVEL", "debug")], &flags);
     let ask = |tokens: usize| {
         let body = json!({"inputs": "Once upon a time", "parameters": {"max_new_tokens": tokens}});
         let answer = post(&server.url("/generate"), &body);
@@ -32,10 +29,8 @@ fn serves_and_ends(stderr: impl Into<Stdio>) {
         .wait_until("the shard is replaced", |server| server.metric("millrace_shard_restarts_total") >= 1.0);
     ask(20);
     assert_eq!(server.get("/health").0, 200);
-    let since = Instant::now();
     server.signal("TERM");
     assert_eq!(server.wait().code(), Some(0));
-    assert!(since.elapsed() < TIMEOUT, "the log does not delay the shutdown: {:?}", since.elapsed());
 }
 
 #[test]

@@ -4,17 +4,16 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use millrace_integration_tests::{
-    SecretFile, Server, WorkerNode, binary, free_port, long_generation, post, shards_of, signal, stream,
+    SecretFile, Server, WorkerNode, binary, free_port, long_generation, post, seconds, shards_of, signal,
+    stream, wait_limit,
 };
+use millrace_test_patience::patience;
 use serde_json::{Value, json};
-
-/// The time after which a test gives up waiting.
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo");
 const DEMO_FILES: [&str; 5] =
@@ -65,7 +64,7 @@ fn refusal(model: &Folder) -> (Option<i32>, String) {
         .spawn()
         .unwrap();
     let since = Instant::now();
-    while server.try_wait().unwrap().is_none() && since.elapsed() < TIMEOUT {
+    while server.try_wait().unwrap().is_none() && since.elapsed() < wait_limit() {
         sleep(Duration::from_millis(10));
     }
     let _ = server.kill();
@@ -78,41 +77,66 @@ fn truncate(path: &Path, bytes: u64) {
     File::options().write(true).open(path).unwrap().set_len(bytes).unwrap();
 }
 
-fn kill_shards(server: &Server) {
-    shards_of(server.pid()).into_iter().for_each(|shard| signal(shard, "KILL"));
+/// The timeouts of the tests that pause processes. A busy machine may not use them up.
+fn short_timeout() -> Duration {
+    patience(Duration::from_secs(2))
+}
+
+/// Returns flags that set the timeouts with these names to [`short_timeout`].
+fn short_timeouts(names: &[&str]) -> Vec<String> {
+    names.iter().flat_map(|name| [(*name).to_owned(), seconds(short_timeout())]).collect()
+}
+
+/// Returns the flags as the server takes them.
+fn flags<'a>(of_test: &[&'a str], timeouts: &'a [String]) -> Vec<&'a str> {
+    of_test.iter().copied().chain(timeouts.iter().map(String::as_str)).collect()
+}
+
+/// Stops the processes in this order for longer than the timeouts, and continues them in the
+/// opposite order.
+fn pause(processes: &[u32]) {
+    let send = |name: &str, processes: &mut dyn Iterator<Item = &u32>| {
+        // One program sends all signals. Starting one for each would take long on a busy machine,
+        // and the processes that still run would use up their timeouts.
+        let status = Command::new("kill").arg(name).args(processes.map(u32::to_string)).status();
+        assert!(status.unwrap().success(), "cannot signal the processes");
+    };
+    send("-STOP", &mut processes.iter());
+    sleep(short_timeout() * 5 / 4);
+    send("-CONT", &mut processes.iter().rev());
 }
 
 #[test]
 fn a_pause_of_the_whole_process_tree_is_no_loss() {
-    // Each pause is longer than both timeouts.
-    let timeouts = ["--step-timeout", "1", "--heartbeat-timeout", "1"];
+    let timeouts = short_timeouts(&["--step-timeout", "--heartbeat-timeout"]);
     let pace = ["--device", "null", "--null-step-micros", "20000"];
-    let server = Server::start(&[pace.as_slice(), &timeouts].concat());
+    let server = Server::start(&flags(&pace, &timeouts));
     let (router, shard) = (server.pid(), shards_of(server.pid())[0]);
     let request = json!({"inputs": "Once", "parameters": {"max_new_tokens": 300, "stop": ["\u{1}"]}});
     let mut events = stream(&server.url("/generate_stream"), &request);
     let mut count = 0;
-    for (stopped, continued) in [([router, shard], [shard, router]), ([shard, router], [router, shard])] {
+    for order in [[router, shard], [shard, router]] {
         for _ in 0..20 {
             assert!(events.next().unwrap()["token"].is_object());
             count += 1;
         }
-        stopped.iter().for_each(|&process| signal(process, "STOP"));
-        sleep(Duration::from_millis(2500));
-        continued.iter().for_each(|&process| signal(process, "CONT"));
+        pause(&order);
     }
     count += events.inspect(|event| assert!(event["token"].is_object(), "{event}\n{}", server.log())).count();
     // Made-up tokens may include the one that ends a text.
     assert!(count > 40, "{count} tokens");
     // Long enough to miss the heartbeats after the pause.
-    sleep(Duration::from_millis(1500));
+    sleep(short_timeout() * 3 / 2);
     assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0, "{}", server.log());
 }
 
+/// The timeouts of a server with several ranks.
+const RANK_TIMEOUTS: [&str; 3] = ["--step-timeout", "--heartbeat-timeout", "--collective-timeout"];
+
 #[test]
 fn a_pause_in_the_middle_of_an_exchange_between_ranks_is_no_loss() {
-    let timeouts = ["--step-timeout", "1", "--heartbeat-timeout", "1", "--collective-timeout", "1"];
-    let server = Server::start(&[["--num-shard", "2"].as_slice(), &timeouts].concat());
+    let timeouts = short_timeouts(&RANK_TIMEOUTS);
+    let server = Server::start(&flags(&["--num-shard", "2"], &timeouts));
     let expected = long_generation(&server, || {});
     let ranks = shards_of(server.pid());
     assert_eq!(ranks.len(), 2);
@@ -120,9 +144,7 @@ fn a_pause_in_the_middle_of_an_exchange_between_ranks_is_no_loss() {
         // The rank that is stopped last waits for the other one meanwhile.
         for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
             let all = [ranks[0], ranks[1], server.pid()];
-            order.iter().for_each(|&index| signal(all[index], "STOP"));
-            sleep(Duration::from_millis(1500));
-            order.iter().rev().for_each(|&index| signal(all[index], "CONT"));
+            pause(&order.map(|index| all[index]));
             sleep(Duration::from_millis(50));
         }
     });
@@ -133,10 +155,10 @@ fn a_pause_in_the_middle_of_an_exchange_between_ranks_is_no_loss() {
 #[test]
 fn a_pause_of_two_machines_is_no_loss() {
     let (port, secret) = (free_port(), SecretFile::new("attack-pause", "a secret of this test alone\n"));
-    let timeouts = ["--step-timeout", "1", "--heartbeat-timeout", "1", "--collective-timeout", "1"];
+    let timeouts = short_timeouts(&RANK_TIMEOUTS);
     let nodes = ["--num-shard", "2", "--nnodes", "2", "--leader-address", "127.0.0.1"];
-    let flags =
-        [&timeouts[..], &nodes, &["--leader-port", &port, "--group-secret-file", secret.path()]].concat();
+    let group = ["--leader-port", &port, "--group-secret-file", secret.path()];
+    let flags = flags(&[&nodes[..], &group].concat(), &timeouts);
     let worker_node =
         WorkerNode::start(Command::new(binary()).args(["serve", "--node-rank", "1"]).args(&flags));
     let server = Server::start(&flags);
@@ -145,9 +167,7 @@ fn a_pause_of_two_machines_is_no_loss() {
     let generated = long_generation(&server, || {
         for order in [[0, 1, 2], [2, 1, 0]] {
             let all = [ranks[0], ranks[1], server.pid()];
-            order.iter().for_each(|&index| signal(all[index], "STOP"));
-            sleep(Duration::from_millis(1500));
-            order.iter().rev().for_each(|&index| signal(all[index], "CONT"));
+            pause(&order.map(|index| all[index]));
             sleep(Duration::from_millis(50));
         }
     });
@@ -162,18 +182,19 @@ fn a_pause_of_two_machines_is_no_loss() {
 fn a_model_that_is_gone_for_some_seconds_is_waited_for() {
     let model = Folder::demo("gone");
     let (weights, away) = (model.join("model.safetensors"), model.join("away"));
-    let server = Server::start(&["--model-id", model.as_str()]);
+    // Without the longer window, a test that does not go on for a minute would end the server.
+    let server = Server::start(&["--model-id", model.as_str(), "--shard-failure-window", "86400"]);
     let expected = long_generation(&server, || {});
     let generated = long_generation(&server, || {
         fs::rename(&weights, &away).unwrap();
-        kill_shards(&server);
-        // Three or more consecutive failures happen in this time.
-        sleep(Duration::from_secs(4));
-        assert_eq!(server.get("/health").0, 200, "{}", server.log());
+        server.signal_shards("KILL");
+        server.wait_until("the shards are lost three times in a row", |server| {
+            server.log().matches("started again in").count() >= 3
+        });
+        assert_eq!((server.get("/ready").0, server.get("/health").0), (503, 200), "{}", server.log());
         fs::rename(&away, &weights).unwrap();
     });
     assert_eq!(generated, expected);
-    assert!(server.log().matches("started again in").count() >= 3, "{}", server.log());
 }
 
 #[test]
@@ -188,14 +209,14 @@ fn a_system_without_open_files_for_shards_is_waited_for() {
         // The new limit is less than the number of open files. The hard limit stays, so that the
         // test can raise the soft limit again.
         limit("12:");
-        kill_shards(&server);
+        server.signal_shards("KILL");
         // The server cannot accept new connections either, so the log is checked.
         server.wait_until("the shortage is logged", |server| server.log().contains("Too many open files"));
         sleep(Duration::from_secs(3));
         limit("512:");
     });
     assert!(generated.len() > 900);
-    assert_eq!(server.metric("millrace_shard_restarts_total"), 1.0, "{}", server.log());
+    server.wait_for_restarts(1);
 }
 
 /// Checks that a change of the model's files ends the server at once with one clear error.
@@ -203,7 +224,7 @@ fn ends_because_of_a_change(name: &str, change: impl FnOnce(&Path)) {
     let model = Folder::demo(name);
     let server = Server::start(&["--model-id", model.as_str()]);
     change(&model.join("model.safetensors"));
-    kill_shards(&server);
+    server.signal_shards("KILL");
     let expected = "model.safetensors has been changed since this server read it first";
     server.wait_until("the error is logged", |server| server.log().contains(expected));
     let log = server.log();
@@ -316,31 +337,49 @@ fn large_model(name: &str) -> (Folder, u64) {
     (folder, bytes.len() as u64)
 }
 
+/// Returns whether a process has mapped the weights. A process that has ended has not.
+fn maps_weights(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("model.safetensors"))
+}
+
+/// Starts a server of `model` and truncates the weights while the shard reads them. Returns the
+/// server unless the shard had read all of them before.
+fn truncate_while_loading(model: &Folder, header: u64) -> Option<Server> {
+    let server = Server::start_loading(&["--model-id", model.as_str(), "--max-batch-total-tokens", "1024"]);
+    server.wait_until("the shard is started", |server| !shards_of(server.pid()).is_empty());
+    let shard = shards_of(server.pid())[0];
+    // Stops the shard as soon as the file is mapped, before most of it is read.
+    let since = Instant::now();
+    while !maps_weights(shard) {
+        assert!(since.elapsed() < wait_limit(), "the weights are not mapped:\n{}", server.log());
+        if server.log().contains("ready after") {
+            return None;
+        }
+    }
+    signal(shard, "STOP");
+    let is_mapped = maps_weights(shard);
+    truncate(&model.join("model.safetensors"), header + 1000);
+    signal(shard, "CONT");
+    is_mapped.then_some(server)
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn a_checkpoint_that_is_truncated_while_it_is_loaded_is_one_clear_error() {
-    let (model, header) = large_model("loading");
-    let server = Server::start_loading(&["--model-id", model.as_str(), "--max-batch-total-tokens", "1024"]);
-    // Stops the shard as soon as the file is mapped, before most of it is read.
-    let since = Instant::now();
-    let shard = loop {
-        let maps_it = |shard: &u32| {
-            fs::read_to_string(format!("/proc/{shard}/maps"))
-                .is_ok_and(|maps| maps.contains("model.safetensors"))
-        };
-        if let Some(shard) = shards_of(server.pid()).into_iter().find(maps_it) {
-            break shard;
+    const EXPECTED: &str = "model.safetensors could not be read to its end: it was truncated";
+    // A test that is not run for a moment finds the weights loaded, and tries again.
+    for _ in 0..20 {
+        let (model, header) = large_model("loading");
+        let Some(server) = truncate_while_loading(&model, header) else { continue };
+        server.wait_until("it has noticed, or is ready", |server| {
+            server.log().contains(EXPECTED) || server.log().contains("ready after")
+        });
+        if server.log().contains(EXPECTED) {
+            assert_eq!(server.wait().code(), Some(1));
+            return;
         }
-        assert!(since.elapsed() < TIMEOUT, "the weights are not mapped:\n{}", server.log());
-    };
-    signal(shard, "STOP");
-    let maps = fs::read_to_string(format!("/proc/{shard}/maps")).unwrap();
-    assert!(maps.contains("model.safetensors"), "the weights were loaded before they could be cut");
-    truncate(&model.join("model.safetensors"), header + 1000);
-    signal(shard, "CONT");
-    let expected = "model.safetensors could not be read to its end: it was truncated";
-    server.wait_until("the error is logged", |server| server.log().contains(expected));
-    assert_eq!(server.wait().code(), Some(1));
+    }
+    panic!("twenty times, the weights were loaded before they could be truncated");
 }
 
 #[test]
@@ -379,13 +418,6 @@ fn end_tokens_that_the_model_does_not_have_harm_no_request() {
     assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0);
 }
 
-/// Starts a server whose temporary files are in this folder.
-fn start_with_temporary_files_in(folder: &Folder) -> Child {
-    let mut command = Command::new(binary());
-    command.args(["serve", "--port", "0"]).env("TMPDIR", &folder.0);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
-}
-
 fn names_in(folder: &Folder) -> Vec<String> {
     let entries = fs::read_dir(&folder.0).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
@@ -402,15 +434,15 @@ fn temporary_folders_of_a_killed_server_are_removed_by_the_next_one() {
         let is_named = name.starts_with("millrace-shards-") && !name.ends_with("else");
         is_named && folder.join(name).join("lock").exists()
     };
+    // The port is open before the shards start. The folder may have been created and removed
+    // between two checks, and then the next server is tried.
     let left = (0..20).find_map(|_| {
-        let mut server = start_with_temporary_files_in(&folder);
-        let since = Instant::now();
-        // The folder may have been created and removed between two checks.
-        while !names_in(&folder).iter().any(is_ours) && since.elapsed() < Duration::from_secs(2) {
-            sleep(Duration::from_micros(200));
-        }
-        server.kill().unwrap();
-        server.wait().unwrap();
+        let server = Server::start_loading_with_env(&[("TMPDIR", folder.as_str())], &[]);
+        server.wait_until("its folder is there, or it is ready", |server| {
+            names_in(&folder).iter().any(is_ours) || server.log().contains("ready after")
+        });
+        // This kills the server.
+        drop(server);
         names_in(&folder).into_iter().find(is_ours)
     });
     let left = left.expect("no server was killed while its folder was there");

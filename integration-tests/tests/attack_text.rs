@@ -4,9 +4,9 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use millrace_integration_tests::{Server, post, raw_post, resident_bytes};
+use millrace_integration_tests::{Server, post, private_bytes, raw_post, wait_limit};
 use serde_json::{Value, json};
 
 /// The length of the largest texts in bytes, slightly less than `--payload-limit` allows for a
@@ -27,7 +27,7 @@ fn words() -> String {
 /// client.
 fn read_all(server: &Server, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(server.address()).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream.set_read_timeout(Some(wait_limit())).unwrap();
     stream.write_all(request).unwrap();
     let (mut response, mut buffer) = (Vec::new(), [0; 1 << 16]);
     while !response.ends_with(b"\r\n0\r\n\r\n") && !response.starts_with(b"HTTP/1.1 4") {
@@ -46,7 +46,7 @@ fn ids(tokens: &Value) -> Vec<u64> {
 fn a_text_that_cannot_be_a_prompt_is_not_tokenized() {
     let server = Server::start(&[]);
     let text = words();
-    let before = resident_bytes(server.pid());
+    let before = private_bytes(server.pid());
     let answer = post(&server.url("/tokenize"), &json!({"inputs": text}));
     assert_eq!(answer.status, 422, "{}", answer.body);
     assert!(answer.body["error"].as_str().unwrap().contains("--max-tokenize-bytes"), "{}", answer.body);
@@ -56,7 +56,7 @@ fn a_text_that_cannot_be_a_prompt_is_not_tokenized() {
     let answer = post(&server.url("/v1/messages/count_tokens"), &json!({"messages": [message]}));
     assert_eq!(answer.status, 400, "{}", answer.body);
     assert!(answer.body["error"]["message"].as_str().unwrap().contains("--max-tokenize-bytes"));
-    let grown = resident_bytes(server.pid()).saturating_sub(before);
+    let grown = private_bytes(server.pid()).saturating_sub(before);
     assert!(grown < 100 * MIB, "{} MiB", grown / MIB);
     // The same text as a prompt of which only the end is kept.
     let parameters = json!({"truncate": 10, "max_new_tokens": 1, "decoder_input_details": true});
@@ -81,7 +81,7 @@ fn many_slow_readers_of_long_answers_take_a_bounded_amount_of_memory() {
     assert!(answer.starts_with("HTTP/1.1 200 "), "{}", &answer[..answer.len().min(500)]);
     assert!(answer.contains(&format!("\"stop\":{}}}]", words().len())), "{}", &answer[answer.len() - 200..]);
     drop(answer);
-    let before = resident_bytes(server.pid());
+    let before = private_bytes(server.pid());
     let readers: Vec<TcpStream> = (0..32)
         .map(|_| {
             let mut stream = TcpStream::connect(server.address()).unwrap();
@@ -89,25 +89,20 @@ fn many_slow_readers_of_long_answers_take_a_bounded_amount_of_memory() {
             stream
         })
         .collect();
-    // Meanwhile another client counts the tokens of a few words. If it had to wait for the long
-    // texts, it would take many seconds.
-    let mut slowest = Duration::ZERO;
+    // Meanwhile another client counts the tokens of a few words.
     for _ in 0..20 {
-        let since = Instant::now();
         let answer = post(&server.url("/tokenize"), &json!({"inputs": "the fox"}));
         assert_eq!(answer.status, 200, "{}", answer.body);
-        slowest = slowest.max(since.elapsed());
     }
-    assert!(slowest < Duration::from_secs(10), "{slowest:?}");
     let mut statuses = Vec::new();
     for mut stream in readers {
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.set_read_timeout(Some(wait_limit())).unwrap();
         let mut head = [0; 12];
         stream.read_exact(&mut head).unwrap();
         statuses.push((String::from_utf8_lossy(&head[9..]).into_owned(), stream));
     }
-    let grown = resident_bytes(server.pid()).saturating_sub(before);
-    eprintln!("slowest short text {slowest:?}, memory grown by {} MiB", grown / MIB);
+    let grown = private_bytes(server.pid()).saturating_sub(before);
+    eprintln!("memory grown by {} MiB", grown / MIB);
     // 32 responses of 28 MB of JSON have 900 MB, and as parsed values several GB.
     assert!(grown < 512 * MIB, "{} MiB", grown / MIB);
     let count = |status: &str| statuses.iter().filter(|(given, _)| given == status).count();

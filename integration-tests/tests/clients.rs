@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use millrace_integration_tests::hub::{FakeHub, snapshot};
-use millrace_integration_tests::{Server, free_port};
+use millrace_integration_tests::{Server, free_port, wait_limit};
 use serde_json::{Value, json};
 
 /// The demo model's own template with support for tools.
@@ -65,11 +65,12 @@ fn the_api_matches_its_description() {
     let seed = std::env::var("MILLRACE_CONTRACT_SEED").unwrap_or("1".into());
     let (docs, key) = (server.url("/api-doc/openapi.json"), format!("Authorization: Bearer {KEY}"));
     eprintln!("MILLRACE_CONTRACT_SEED={seed}");
+    let limit = wait_limit().as_secs().to_string();
     let run_with = ["run", &docs, "--header", &key, "--seed", &seed, "--max-examples", "15"];
     let arguments = [
         &run_with[..],
         &["--checks", "all", "--exclude-checks", "positive_data_acceptance", "--phases", "coverage,fuzzing"],
-        &["--continue-on-failure", "--no-shrink", "--request-timeout", "30", "--warnings", "off"],
+        &["--continue-on-failure", "--no-shrink", "--request-timeout", &limit, "--warnings", "off"],
         &["--suppress-health-check", "all"],
     ];
     run(&installed.join("python/bin/schemathesis"), &arguments.concat(), &server, &[]);

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-use millrace_integration_tests::{SecretFile, Server, binary, post};
+use millrace_integration_tests::{SecretFile, Server, binary, post, wait_until};
 use serde_json::{Value, json};
 
 fn millrace(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
@@ -297,10 +297,7 @@ fn vertex_ai_chooses_port_and_paths() {
     let url = format!("http://127.0.0.1:{port}");
     let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
     let alive = || agent.get(format!("{url}/alive")).call().is_ok_and(|response| response.status() == 200);
-    let begin = std::time::Instant::now();
-    while !alive() && begin.elapsed().as_secs() < 60 {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    wait_until("it is alive", alive, String::new);
     let body = json!({"instances": [{"inputs": "Once", "parameters": {"max_new_tokens": 3}}]});
     let answer = post(&format!("{url}/v1/endpoints/7:predict"), &body);
     process.kill().unwrap();

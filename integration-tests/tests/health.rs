@@ -9,7 +9,13 @@ use millrace_integration_tests::{Server, binary, free_port};
 /// Runs `millrace health` with these flags, and with no variables but these.
 fn health(flags: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(binary());
-    command.arg("health").args(flags).env_clear().envs(variables.iter().copied()).output().unwrap()
+    if !flags.contains(&"--timeout") {
+        // A busy machine may not use up the timeout.
+        command.args(["health", "--timeout", "86400"])
+    } else {
+        command.arg("health")
+    };
+    command.args(flags).env_clear().envs(variables.iter().copied()).output().unwrap()
 }
 
 fn assert_healthy(flags: &[&str], variables: &[(&str, &str)], url: &str) {
@@ -30,8 +36,11 @@ fn unhealthy(flags: &[&str], variables: &[(&str, &str)]) -> String {
 
 #[test]
 fn a_ready_server_is_found_and_needs_no_key() {
-    let health_port = free_port();
-    let server = Server::start(&["--api-key", "key", "--health-port", &health_port]);
+    let server = Server::start(&["--api-key", "key", "--health-port", "0"]);
+    server.wait_for_log("probes are answered on http://");
+    let log = server.log();
+    let (_, probes) = log.split_once("probes are answered on http://").unwrap();
+    let health_port = probes.split_whitespace().next().unwrap().rsplit(':').next().unwrap();
     let address = server.address();
     let port = address.rsplit(':').next().unwrap();
     let main = format!("http://127.0.0.1:{port}/ready");
@@ -44,7 +53,7 @@ fn a_ready_server_is_found_and_needs_no_key() {
     assert_healthy(&[], &[("PORT", port), ("HOSTNAME", "0.0.0.0")], &main);
     assert_healthy(&[], &[("PORT", port), ("HOSTNAME", "the-name-of-a-container")], &main);
     assert_healthy(&[], &[("PORT", port), ("MILLRACE_HOSTNAME", "0.0.0.0")], &main);
-    assert_healthy(&[], &[("PORT", "1"), ("HEALTH_PORT", &health_port)], &separate);
+    assert_healthy(&[], &[("PORT", "1"), ("HEALTH_PORT", health_port)], &separate);
     // A proxy is for other machines.
     let proxy = ("http_proxy", "http://127.0.0.1:1");
     assert_healthy(&[], &[("PORT", port), proxy], &main);
@@ -112,10 +121,18 @@ fn the_reason_is_one_line() {
 
 #[test]
 fn a_server_that_loads_or_drains_is_not_ready() {
-    // The null device makes tokens without a model; a slow one drains for a while.
-    let server = Server::start(&["--device", "null", "--null-step-micros", "50000"]);
+    let server = Server::start(&[
+        "--device",
+        "null",
+        "--heartbeat-timeout",
+        "86400",
+        "--graceful-termination-timeout",
+        "86400",
+    ]);
     assert_healthy(&["--url", &server.url("")], &[], &server.url("/ready"));
-    let body = serde_json::json!({"inputs": "a", "parameters": {"max_new_tokens": 100}});
+    // The stopped shard keeps the server draining until the test has seen it.
+    server.signal_shards("STOP");
+    let body = serde_json::json!({"inputs": "a", "parameters": {"max_new_tokens": 4}});
     let url = server.url("/generate");
     let request = std::thread::spawn(move || millrace_integration_tests::post(&url, &body).status);
     server.wait_until("the request runs", |server| server.metric("tgi_batch_current_size") > 0.0);
@@ -123,6 +140,7 @@ fn a_server_that_loads_or_drains_is_not_ready() {
     server.wait_until("it drains", |server| server.get("/ready").0 == 503);
     let said = unhealthy(&["--url", &server.url("")], &[]);
     assert!(said.contains("/ready: 503"), "{said}");
+    server.signal_shards("CONT");
     assert_eq!(request.join().unwrap(), 200);
 }
 

@@ -5,10 +5,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Child, Command, Output, Stdio};
 
-use millrace_integration_tests::binary;
+use millrace_integration_tests::{binary, signal, wait_until};
 use serde_json::{Map, Value, json};
 
 const HIDDEN: usize = 512;
@@ -74,16 +73,41 @@ fn finished(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs a command until `is_due`, and kills it there.
-fn killed(arguments: &[&str], is_due: impl Fn() -> bool) {
-    let mut process = command(arguments).spawn().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !is_due() {
-        assert!(Instant::now() < deadline, "{arguments:?} has not come so far");
-        let ended = process.try_wait().unwrap();
-        assert!(ended.is_none(), "{arguments:?} has ended before it was killed: {ended:?}");
-        std::thread::sleep(Duration::from_millis(1));
+/// The number of attempts to stop a command in the middle. A test that is not run for a moment
+/// finds the command at its end, and tries again.
+const ATTEMPTS: usize = 20;
+
+/// Runs a command until `is_due`, and stops it there with SIGSTOP. A run that ends before is
+/// repeated without its `result`.
+fn stopped(arguments: &[&str], result: &str, is_due: impl Fn() -> bool) -> Child {
+    for _ in 0..ATTEMPTS {
+        let mut process = command(arguments).spawn().unwrap();
+        let mut has_ended = false;
+        wait_until(
+            &format!("{arguments:?} has come so far"),
+            || {
+                has_ended = process.try_wait().unwrap().is_some();
+                has_ended || is_due()
+            },
+            String::new,
+        );
+        if !has_ended {
+            signal(process.id(), "STOP");
+            // The end may have come in between. A stopped process has not finished its result.
+            if !Path::new(result).exists() {
+                return process;
+            }
+            let _ = process.kill();
+        }
+        let _ = process.wait();
+        remove(result);
     }
+    panic!("{arguments:?} ended before it was stopped, {ATTEMPTS} times");
+}
+
+/// Runs a command until `is_due`, and kills it there.
+fn killed(arguments: &[&str], result: &str, is_due: impl Fn() -> bool) {
+    let mut process = stopped(arguments, result, is_due);
     process.kill().unwrap();
     assert!(!process.wait().unwrap().success());
 }
@@ -122,7 +146,7 @@ fn a_killed_conversion_is_continued() {
         let has_recorded = || fs::metadata(&journal).is_ok_and(|journal| journal.len() > 0);
         let arguments = [&["convert", &source, &result], flags].concat();
 
-        killed(&arguments, has_recorded);
+        killed(&arguments, &result, has_recorded);
         assert!(!Path::new(&result).exists(), "{name} looks finished");
         let before = entries(folder.path());
         assert!(before.contains(&format!(".{name}.partial")), "{before:?}");
@@ -133,7 +157,7 @@ fn a_killed_conversion_is_continued() {
         remove(&result);
 
         // With other options, or another source, nothing is continued.
-        killed(&arguments, has_recorded);
+        killed(&arguments, &result, has_recorded);
         let changed = fs::read(Path::new(&source).join("config.json")).unwrap();
         let changed = String::from_utf8(changed).unwrap().replace("\"vocab_size\"", " \"vocab_size\"");
         fs::write(Path::new(&source).join("config.json"), changed).unwrap();
@@ -165,7 +189,7 @@ fn a_killed_quantization_leaves_nothing_that_looks_finished() {
     let arguments = |to| ["quantize", source.as_str(), to, "--format", "int8"];
     let partial = folder.path().join(".result.partial");
     let has_begun = || fs::read_dir(partial.join("result")).is_ok_and(|entries| entries.count() > 0);
-    killed(&arguments(&result), has_begun);
+    killed(&arguments(&result), &result, has_begun);
     assert_eq!(entries(folder.path()), [".result.partial", "source"]);
     // The folder of the partial result is none that can be served.
     let served = command(&["inspect", "--model-id", partial.to_str().unwrap()]).output().unwrap();
@@ -183,15 +207,13 @@ fn two_processes_do_not_write_the_same_file() {
     let [source, result] = [path("source"), path("result.gguf")];
     model(Path::new(&source));
     let arguments = ["convert", &source, &result];
-    let mut first = command(&arguments).spawn().unwrap();
     let job = folder.path().join(".result.gguf.partial/job");
-    while fs::metadata(&job).map_or(0, |job| job.len()) == 0 {
-        assert!(first.try_wait().unwrap().is_none(), "the first process has ended");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let has_begun = || fs::metadata(&job).is_ok_and(|job| job.len() > 0);
+    let mut first = stopped(&arguments, &result, has_begun);
     let second = command(&arguments).output().unwrap();
     let said = String::from_utf8_lossy(&second.stderr).into_owned();
     assert!(!second.status.success() && said.contains("another process is writing"), "{said}");
+    signal(first.id(), "CONT");
     assert!(first.wait().unwrap().success());
     assert_eq!(entries(folder.path()), ["result.gguf", "source"]);
 }

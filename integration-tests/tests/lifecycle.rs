@@ -2,17 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
-use millrace_integration_tests::{Server, binary, post, shards_of, stream};
+use millrace_integration_tests::{Server, binary, post, shards_of, stream, wait_for_end_of};
 use serde_json::json;
-
-fn is_alive(pid: u32) -> bool {
-    // A zombie has ended. Its parent has not reaped it yet.
-    let state = Command::new("ps").args(["-o", "stat=", "-p", &pid.to_string()]).output().unwrap();
-    let state = String::from_utf8_lossy(&state.stdout).trim().to_owned();
-    !state.is_empty() && !state.starts_with('Z')
-}
 
 #[test]
 fn sigterm_lets_running_requests_end_and_exits_zero() {
@@ -34,11 +26,7 @@ fn killing_the_server_leaves_no_shard_behind() {
     assert_eq!(shards.len(), 1, "one shard is expected");
     server.signal("KILL");
     drop(server);
-    let since = Instant::now();
-    while shards.iter().any(|&shard| is_alive(shard)) {
-        assert!(since.elapsed() < Duration::from_secs(60), "a shard outlives its server");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for_end_of(&shards);
 }
 
 #[test]
@@ -51,15 +39,18 @@ fn liveness_and_readiness_differ() {
 
 #[test]
 fn beyond_the_limit_requests_are_refused_at_once() {
-    let server = Server::start(&["--max-concurrent-requests", "2"]);
+    let server = Server::start(&["--max-concurrent-requests", "2", "--heartbeat-timeout", "86400"]);
     let body = json!({"inputs": "Once upon a time", "parameters": {"max_new_tokens": 900}});
     let mut held: Vec<_> = (0..2).map(|_| stream(&server.url("/generate_stream"), &body)).collect();
     assert!(held.iter_mut().all(|events| events.next().is_some()));
+    // The stopped shard keeps both from ending.
+    server.signal_shards("STOP");
     let refused = post(&server.url("/generate"), &body);
     assert_eq!(refused.status, 429, "{}", refused.body);
     assert_eq!(refused.body["error_type"], "overloaded");
     assert!(refused.header("retry-after").is_some());
     drop(held);
+    server.signal_shards("CONT");
     server.wait_until("a leaving client makes room", |server| {
         let short = json!({"inputs": "Hello", "parameters": {"max_new_tokens": 1}});
         post(&server.url("/generate"), &short).status == 200

@@ -83,6 +83,7 @@ fn the_dashboard_shows_existing_metrics() {
         .collect();
     let missing: Vec<_> = asked.difference(&measured).collect();
     assert!(missing.is_empty(), "{missing:?}\n{text}");
+    assert!(text.contains("\nmillrace_quarantined_sequences 0"), "{text}");
     let missing: Vec<_> = TGI.iter().filter(|name| !text.contains(&format!("\n{name}"))).collect();
     assert!(missing.is_empty(), "{missing:?}\n{text}");
 }
@@ -131,7 +132,7 @@ fn each_request_is_counted_once() {
 
 #[test]
 fn endpoint_pickers_see_the_load() {
-    let server = Server::start(&["--max-batch-size", "1"]);
+    let server = Server::start(&["--max-batch-size", "1", "--heartbeat-timeout", "86400"]);
     let text = server.get("/metrics").1;
     let config = text
         .lines()
@@ -150,6 +151,8 @@ fn endpoint_pickers_see_the_load() {
                       "logit_bias": {"0": -100, "1": -100, "2": -100}});
     let mut running = stream(&server.url("/v1/completions"), &body);
     assert!(running.next().is_some());
+    // The stopped shard keeps one running and the other waiting.
+    server.signal_shards("STOP");
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| {
             let mut waiting = stream(&server.url("/v1/completions"), &body);
@@ -161,6 +164,7 @@ fn endpoint_pickers_see_the_load() {
                 && server.metric("vllm:kv_cache_usage_perc") > 0.0
         });
         drop(running);
+        server.signal_shards("CONT");
         assert!(waits.join().unwrap().is_some());
     });
     // Both clients have left. The gauges show this without another request.

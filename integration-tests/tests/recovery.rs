@@ -3,10 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use millrace_integration_tests::{ModelCopy, Server, post, resident_bytes, shards_of, signal, stream};
+use millrace_integration_tests::{ModelCopy, Server, post, private_bytes, seconds, stream};
+use millrace_test_patience::patience;
 use serde_json::{Value, json};
 
 /// Returns alternating greedy and seeded requests, long enough for a shard to die in the middle.
@@ -27,6 +29,9 @@ fn requests(count: usize) -> Vec<Value> {
 fn long_request() -> Value {
     json!({"prompt": "Once upon a time", "max_tokens": 1000, "ignore_eos": true, "temperature": 0, "stream": true})
 }
+
+/// Flags of a server that waits for stopped shards, and for requests that run while it drains.
+const PATIENT: [&str; 4] = ["--heartbeat-timeout", "86400", "--graceful-termination-timeout", "86400"];
 
 /// Runs all requests as concurrent streams. `seen` counts their tokens.
 fn texts(server: &Server, requests: &[Value], seen: &AtomicUsize) -> Vec<String> {
@@ -56,6 +61,9 @@ fn texts(server: &Server, requests: &[Value], seen: &AtomicUsize) -> Vec<String>
 }
 
 /// Sends the shard this signal three times in the middle of 16 streams.
+///
+/// A stream that runs alone in quarantine when the shard is lost is blamed and fails. The signals
+/// are no fault of a stream, so each waits until the quarantine of the loss before is over.
 fn streams_survive(name: &str, flags: &[&str]) {
     let server = Server::start(flags);
     let requests = requests(16);
@@ -68,9 +76,12 @@ fn streams_survive(name: &str, flags: &[&str]) {
         let (server, seen) = (&server, &seen);
         scope.spawn(move || {
             for part in [10, 30, 50] {
-                server.wait_until("tokens flow", |_| seen.load(Ordering::Relaxed) > total * part / 100);
+                server.wait_until("tokens flow and no stream is in quarantine", |server| {
+                    seen.load(Ordering::Relaxed) > total * part / 100
+                        && server.metric("millrace_quarantined_sequences") == 0.0
+                });
                 let before = server.metric("millrace_shard_restarts_total");
-                shards_of(server.pid()).into_iter().for_each(|shard| signal(shard, name));
+                server.signal_shards(name);
                 let since = Instant::now();
                 server.wait_until("the shard is back", |server| {
                     assert_eq!(server.get("/health").0, 200);
@@ -109,7 +120,9 @@ fn killing_the_shard_three_times_changes_no_text() {
 
 #[test]
 fn stopping_the_shard_three_times_changes_no_text() {
-    streams_survive("STOP", &["--step-timeout", "1.5"]);
+    // The test waits for this time at each stop. A busy machine may not use it up.
+    let timeout = seconds(patience(Duration::from_millis(1500)));
+    streams_survive("STOP", &["--step-timeout", &timeout, "--heartbeat-timeout", "600"]);
 }
 
 #[test]
@@ -120,11 +133,9 @@ fn shards_that_never_come_back_end_the_server_with_a_clear_error() {
     let mut events = stream(&server.url("/v1/completions"), &long_request());
     assert!(events.next().is_some());
     // The stopped shards generate nothing while the file is removed.
-    shards_of(server.pid()).into_iter().for_each(|shard| signal(shard, "STOP"));
+    server.signal_shards("STOP");
     std::fs::remove_file(Path::new(model.path()).join("model.safetensors")).unwrap();
-    shards_of(server.pid()).into_iter().for_each(|shard| signal(shard, "KILL"));
-    server.wait_until("it is not ready", |server| server.get("/ready").0 == 503);
-    assert_eq!(server.get("/health").0, 200);
+    server.signal_shards("KILL");
     let last = events.last().unwrap();
     assert!(last["error"]["message"].as_str().unwrap().contains("safetensors"), "{last}");
     server.wait_for_log("started again in");
@@ -135,14 +146,16 @@ fn shards_that_never_come_back_end_the_server_with_a_clear_error() {
 fn an_overfull_server_refuses_and_loses_nothing() {
     const CLIENTS: usize = 400;
     const EACH: usize = 5;
-    let flags = ["--max-concurrent-requests", "200", "--max-queue-requests", "100", "--queue-timeout", "20"];
-    let server = Server::start(&flags);
-    let resident = || resident_bytes(server.pid()) >> 10;
-    let (done, half) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let limits = ["--max-concurrent-requests", "200", "--max-queue-requests", "100"];
+    let server = Server::start(&[limits, PATIENT].concat());
+    let memory = || private_bytes(server.pid()) >> 10;
+    // The stopped shards answer no request until the server has refused one.
+    server.signal_shards("STOP");
+    let (done, half, refused) = (AtomicUsize::new(0), AtomicUsize::new(0), Once::new());
     let statuses: Vec<u16> = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..CLIENTS)
             .map(|client| {
-                let (server, done, half, resident) = (&server, &done, &half, &resident);
+                let (server, done, half, memory, refused) = (&server, &done, &half, &memory, &refused);
                 scope.spawn(move || {
                     let ask = |round: usize| {
                         let tokens = 1 + (client * 7 + round * 3) % 20;
@@ -154,11 +167,12 @@ fn an_overfull_server_refuses_and_loses_nothing() {
                             let ended = details["finish_reason"] != "length" || details["generated_tokens"] == tokens;
                             assert!(ended, "{}", answer.body);
                         } else {
+                            refused.call_once(|| server.signal_shards("CONT"));
                             let seconds: u64 = answer.header("retry-after").unwrap().parse().unwrap();
                             assert!((1..=600).contains(&seconds), "{seconds}");
                         }
                         if done.fetch_add(1, Ordering::Relaxed) == CLIENTS * EACH / 2 {
-                            half.store(resident() as usize, Ordering::Relaxed);
+                            half.store(memory() as usize, Ordering::Relaxed);
                         }
                         answer.status
                     };
@@ -170,8 +184,8 @@ fn an_overfull_server_refuses_and_loses_nothing() {
     });
     let mut counts = BTreeMap::new();
     statuses.iter().for_each(|&status| *counts.entry(status).or_insert(0) += 1);
-    let (half, end) = (half.into_inner() as u64, resident());
-    println!("answers by status: {counts:?}; resident after half {half} KiB, in the end {end} KiB");
+    let (half, end) = (half.into_inner() as u64, memory());
+    println!("answers by status: {counts:?}; memory after half {half} KiB, in the end {end} KiB");
     assert_eq!(statuses.len(), CLIENTS * EACH);
     assert!(counts.keys().all(|status| [200, 429, 503].contains(status)), "{counts:?}");
     assert!(counts[&200] >= 200 && counts.contains_key(&429), "{counts:?}");
@@ -182,10 +196,12 @@ fn an_overfull_server_refuses_and_loses_nothing() {
 
 #[test]
 fn a_draining_server_reports_that_it_is_draining() {
-    let server = Server::start(&[]);
+    let server = Server::start(&PATIENT);
     let mut running: Vec<_> =
         (0..12).map(|_| stream(&server.url("/v1/completions"), &long_request())).collect();
     assert!(running.iter_mut().all(|events| events.next().is_some()));
+    // The stopped shards keep the server draining until the test has seen it.
+    server.signal_shards("STOP");
     server.signal("TERM");
     server.wait_until("it is not ready", |server| server.get("/ready").0 == 503);
     assert_eq!(server.get("/health").0, 200);
@@ -198,6 +214,7 @@ fn a_draining_server_reports_that_it_is_draining() {
             refused.body
         );
     }
+    server.signal_shards("CONT");
     for events in running {
         let last = events.last().unwrap();
         assert_eq!(last["choices"][0]["finish_reason"], "length", "the stream ended early: {last}");
@@ -207,18 +224,19 @@ fn a_draining_server_reports_that_it_is_draining() {
 
 #[test]
 fn draining_ends_with_error_events_when_time_is_up() {
-    let flags = ["--graceful-termination-timeout", "1", "--max-batch-size", "2"];
+    // Nothing but the grace period ends the requests: they would wait for the stopped shards longer
+    // than the test waits.
+    let flags =
+        ["--graceful-termination-timeout", "1", "--max-batch-size", "2", "--heartbeat-timeout", "86400"];
     let server = Server::start(&flags);
     let mut held: Vec<_> = (0..2).map(|_| stream(&server.url("/v1/completions"), &long_request())).collect();
     assert!(held.iter_mut().all(|events| events.next().is_some()));
     // The stopped shards keep all requests unfinished.
-    shards_of(server.pid()).into_iter().for_each(|shard| signal(shard, "STOP"));
-    let since = Instant::now();
+    server.signal_shards("STOP");
     server.signal("TERM");
     for events in held {
         let last = events.last().unwrap();
         assert!(last["error"]["message"].as_str().unwrap().contains("shutting down"), "{last}");
     }
-    assert!(since.elapsed() < Duration::from_secs(60));
     assert_eq!(server.wait().code(), Some(0));
 }

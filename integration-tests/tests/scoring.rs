@@ -2,9 +2,7 @@
 //! same text.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
-use std::time::Duration;
-
-use millrace_integration_tests::{Server, post, shards_of, signal};
+use millrace_integration_tests::{Server, post};
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/completions";
@@ -91,16 +89,18 @@ fn scores_survive_the_loss_of_a_shard() {
     let before = choice(&server, &request);
     let scored = |choice: &Value| choice["prompt_logprobs"].clone();
     assert_eq!(scored(&before), scored(&expected));
+    let prefills = |server: &Server| server.metric("tgi_batch_inference_success{method=\"prefill\"}");
+    let begun = prefills(&server);
     std::thread::scope(|scope| {
         let clients: Vec<_> = (0..6).map(|_| scope.spawn(|| choice(&server, &request))).collect();
-        server.wait_until("it computes", |server| server.metric("tgi_batch_current_size") > 0.0);
-        std::thread::sleep(Duration::from_millis(60));
-        signal(shards_of(server.pid())[0], "KILL");
+        // Each prompt takes more than twenty steps.
+        server.wait_until("it computes", |server| prefills(server) >= begun + 10.0);
+        server.signal_shards("KILL");
         for client in clients {
             assert_eq!(client.join().unwrap(), before);
         }
     });
-    assert_eq!(server.metric("millrace_shard_restarts_total"), 1.0);
+    server.wait_for_restarts(1);
 }
 
 #[test]

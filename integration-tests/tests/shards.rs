@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use millrace_integration_tests::{
-    Server, binary, cpu_seconds, long_generation, post, shards_of, signal, test_data,
+    Server, binary, cpu_seconds, long_generation, post, shards_of, signal, test_data, wait_for_end_of,
 };
 use serde_json::{Value, json};
 
@@ -61,12 +61,11 @@ fn published_weights_give_the_same_text_on_several_shards() {
 fn streams_survive_the_loss_of_any_rank() {
     let server = Server::start(&["--num-shard", "2", "--dtype", "float32"]);
     let expected = long_generation(&server, || {});
-    for (rank, name) in [(1, "KILL"), (0, "KILL"), (1, "STOP")] {
-        let restarts = server.metric("millrace_shard_restarts_total");
+    for (restarts, (rank, name)) in (0..).zip([(1, "KILL"), (0, "KILL"), (1, "STOP")]) {
         let shards = shards_of(server.pid());
         let got = long_generation(&server, || signal(shards[rank], name));
         assert_eq!(got, expected, "{name} of rank {rank}");
-        assert_eq!(server.metric("millrace_shard_restarts_total"), restarts + 1.0);
+        server.wait_for_restarts(restarts + 1);
         server.wait_until("the old shards are gone", |server| {
             let now = shards_of(server.pid());
             now.len() == 2 && now.iter().all(|shard| !shards.contains(shard))
@@ -83,13 +82,8 @@ fn nothing_is_left_in_shared_memory() {
     assert_eq!(segments(), before, "the shared memory has no name");
     server.signal("KILL");
     let _ = server.wait();
-    for _ in 0..1200 {
-        if shards.iter().all(|pid| !std::path::Path::new(&format!("/proc/{pid}")).exists()) {
-            return assert_eq!(segments(), before);
-        }
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
-    panic!("shards outlive their router");
+    wait_for_end_of(&shards);
+    assert_eq!(segments(), before);
 }
 
 #[test]
@@ -115,12 +109,15 @@ fn an_idle_server_uses_no_cpu() {
     text(&server, &request(0, 4));
     let pids: Vec<u32> = shards_of(server.pid()).into_iter().chain([server.pid()]).collect();
     let spent = || pids.iter().map(|pid| cpu_seconds(*pid)).sum::<f64>();
-    std::thread::sleep(Duration::from_millis(500));
-    let before = spent();
-    assert!(before > 0.0);
-    std::thread::sleep(Duration::from_secs(2));
-    let idle = spent() - before;
-    assert!(idle <= 0.2, "{idle:.2} s of CPU time in 2 s");
+    assert!(spent() > 0.0);
+    // On a busy machine, what follows the answer may take a while.
+    server.wait_until("two seconds take at most 0.2 s of CPU time", |_| {
+        let before = spent();
+        std::thread::sleep(Duration::from_secs(2));
+        let idle = spent() - before;
+        println!("{idle:.2} s of CPU time in 2 s");
+        idle <= 0.2
+    });
 }
 
 #[test]

@@ -5,7 +5,10 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use millrace_integration_tests::{Server, post, resident_bytes, shards_of, signal, stream};
+use millrace_integration_tests::{
+    Server, post, private_bytes, seconds as seconds_of, shards_of, stream, try_signal,
+};
+use millrace_test_patience::patience;
 use serde_json::{Value, json};
 
 const CLIENTS: u64 = 24;
@@ -47,6 +50,8 @@ struct Counts {
     left: AtomicUsize,
     refused: AtomicUsize,
     kills: AtomicUsize,
+    /// The number of kills while a request was in quarantine. It is blamed if it ran.
+    kills_in_quarantine: AtomicUsize,
     /// The number of requests that were hit by a third kill while they ran alone.
     blamed: AtomicUsize,
 }
@@ -114,15 +119,16 @@ fn random_traffic_with_random_kills() {
     println!("{seconds} s with MILLRACE_SOAK_SEED={seed}");
     let flags =
         ["--max-concurrent-requests", "22", "--max-batch-size", "12", "--max-batch-total-tokens", "2048"];
-    let losses = ["--step-timeout", "1.5", "--max-shard-failures", "10"];
+    let timeout = seconds_of(patience(Duration::from_millis(1500)));
+    let losses = ["--step-timeout", &timeout, "--heartbeat-timeout", "600", "--max-shard-failures", "10"];
     let server = Server::start(&[losses.as_slice(), flags.as_slice()].concat());
     let mut random = Random(seed);
     let known: Vec<Known> = (0..24).map(|_| known(&server, &mut random)).collect();
 
     let (counts, over) = (Counts::default(), AtomicBool::new(false));
     let until = Instant::now() + Duration::from_secs(seconds);
-    let resident = || resident_bytes(server.pid()) >> 10;
-    let before = resident();
+    let memory = || private_bytes(server.pid()) >> 10;
+    let before = memory();
     std::thread::scope(|scope| {
         let (server, known, counts, over) = (&server, &known, &counts, &over);
         for client in 0..CLIENTS {
@@ -136,7 +142,15 @@ fn random_traffic_with_random_kills() {
         while Instant::now() < until {
             std::thread::sleep(Duration::from_millis(500 + random.below(2500) as u64));
             let name = ["KILL", "KILL", "STOP"][random.below(3)];
-            shards_of(server.pid()).into_iter().for_each(|shard| signal(shard, name));
+            let shards = shards_of(server.pid());
+            // The quarantine is filled before the next shards start, so a request that these shards
+            // run alone is counted.
+            if server.metric("millrace_quarantined_sequences") > 0.0 {
+                Counts::add(&counts.kills_in_quarantine);
+            }
+            for shard in shards {
+                try_signal(shard, name);
+            }
             Counts::add(&counts.kills);
         }
         over.store(true, Ordering::Relaxed);
@@ -144,17 +158,19 @@ fn random_traffic_with_random_kills() {
     server.wait_until("nothing is left", |server| {
         server.metric("tgi_batch_current_size") == 0.0 && server.metric("tgi_queue_size") == 0.0
     });
-    let Counts { whole, left, refused, kills, blamed } = counts;
+    let Counts { whole, left, refused, kills, kills_in_quarantine, blamed } = counts;
     println!(
         "{whole:?} answers as expected, {left:?} clients left, {refused:?} refused, {kills:?} kills, {blamed:?} blamed; \
-         {:.0} restarts, {:.0} ms from a loss to a token; resident {before} KiB, then {} KiB",
+         {:.0} restarts, {:.0} ms from a loss to a token; memory {before} KiB, then {} KiB",
         server.metric("millrace_shard_restarts_total"),
         1e3 * server.metric("millrace_recovery_duration_sum")
             / server.metric("millrace_recovery_duration_count"),
-        resident(),
+        memory(),
     );
     let kills = kills.into_inner();
     assert!(whole.into_inner() > 0 && kills > 0);
-    assert!(blamed.into_inner() <= 1 + kills / 10, "a request runs alone only for a moment");
+    // A step that a busy machine does not compute in time is a loss as well.
+    let explained = kills_in_quarantine.into_inner() + 1;
+    assert!(blamed.into_inner() <= explained, "only {explained} losses hit a request that ran alone");
     assert_eq!(server.get("/ready").0, 200);
 }

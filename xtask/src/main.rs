@@ -71,10 +71,10 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "attack",
-        arguments: "[release]",
-        help: "the tests that attack the real binary, or its release build; prints what a client\n\
-               experiences meanwhile",
-        run: |arguments| attack::run(arguments.first().is_some_and(|argument| argument == "release")),
+        arguments: "",
+        help: "the tests that attack the real binary, and all attacks at once on a release build;\n\
+               prints what a client experiences meanwhile",
+        run: |_| attack::run(),
     },
     Task {
         name: "structure",

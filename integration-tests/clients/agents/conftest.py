@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import scripted  # noqa: E402  (it lies in the folder above)
+from time_limits import PATIENCE  # noqa: E402  (it lies in the folder above that one)
 
 KEY = "a-key-for-tests"
-# The time in seconds in which a server must load a model of two megabytes.
-READY = 60
 
 
 class Server:
@@ -36,7 +36,7 @@ class Server:
 
     def says(self, pattern):
         """Waits until the log has a line that matches."""
-        end = time.monotonic() + READY
+        end = time.monotonic() + PATIENCE
         while time.monotonic() < end and self.process.poll() is None:
             found = re.search(pattern, self.log.read_text())
             if found:

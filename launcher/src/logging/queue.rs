@@ -186,7 +186,10 @@ mod tests {
 
     use super::*;
 
-    const DEADLINE: Duration = Duration::from_secs(30);
+    /// Time after which a test gives up waiting.
+    fn deadline() -> Duration {
+        millrace_test_patience::patience(Duration::from_secs(60))
+    }
 
     /// A target whose writes block until the test permits them.
     struct GatedTarget {
@@ -233,16 +236,20 @@ mod tests {
         assert_eq!(queue.dropped(), 7);
         let since = Instant::now();
         queue.flush(Duration::from_millis(50));
-        assert!(since.elapsed() < DEADLINE, "a flush waits a bounded time");
+        assert!(since.elapsed() < deadline(), "a flush waits a bounded time");
         assert!(written.try_recv().is_err());
         for _ in 0..fit {
             permits.send(Ok(())).unwrap();
         }
-        assert_eq!((0..fit).filter(|_| written.recv_timeout(DEADLINE).is_ok()).count(), fit);
-        assert_eq!(reports.recv_timeout(DEADLINE), Ok(7), "what was lost is said once lines are taken again");
+        assert_eq!((0..fit).filter(|_| written.recv_timeout(deadline()).is_ok()).count(), fit);
+        assert_eq!(
+            reports.recv_timeout(deadline()),
+            Ok(7),
+            "what was lost is said once lines are taken again"
+        );
         queue.push(b"after".to_vec());
         permits.send(Ok(())).unwrap();
-        assert_eq!(written.recv_timeout(DEADLINE).unwrap(), b"after");
+        assert_eq!(written.recv_timeout(deadline()).unwrap(), b"after");
     }
 
     #[test]
@@ -263,7 +270,7 @@ mod tests {
             permits.send(Err(ErrorKind::BrokenPipe.into())).unwrap();
             queue.push(b"lost".to_vec());
         }
-        queue.flush(DEADLINE);
+        queue.flush(deadline());
         assert_eq!(queue.dropped(), 3);
         assert!(reports.try_recv().is_err(), "a report would be lost as well");
         for error in [ErrorKind::Interrupted, ErrorKind::WouldBlock] {
@@ -271,8 +278,8 @@ mod tests {
         }
         permits.send(Ok(())).unwrap();
         queue.push(b"kept".to_vec());
-        assert_eq!(written.recv_timeout(DEADLINE).unwrap(), b"kept");
-        assert_eq!(reports.recv_timeout(DEADLINE), Ok(3));
+        assert_eq!(written.recv_timeout(deadline()).unwrap(), b"kept");
+        assert_eq!(reports.recv_timeout(deadline()), Ok(3));
         assert_eq!(queue.dropped(), 3);
     }
 }

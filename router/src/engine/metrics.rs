@@ -55,6 +55,8 @@ const QUEUE_TIMEOUTS: &str = "millrace_queue_timeouts_total";
 const ROW_ERRORS: &str = "millrace_row_errors_total";
 /// Counter: requests that failed because the shards were lost while they ran alone.
 const BLAMED: &str = "millrace_blamed_requests_total";
+/// Gauge: sequences that run alone because they were part of two losses of the shards.
+const QUARANTINED: &str = "millrace_quarantined_sequences";
 /// Counter: tokens of admitted sequences that were found in the prefix cache.
 const PREFIX_HITS: &str = "millrace_prefix_cache_hit_tokens_total";
 /// Counter: tokens of admitted sequences that had to be computed.
@@ -176,6 +178,7 @@ pub(super) fn describe() {
     describe_counter!(QUEUE_TIMEOUTS, Unit::Count, "Requests that were queued for too long");
     describe_counter!(ROW_ERRORS, Unit::Count, "Requests that failed alone, by kind of failure");
     describe_counter!(BLAMED, Unit::Count, "Requests that failed because they caused the loss of the shards");
+    describe_gauge!(QUARANTINED, Unit::Count, "Sequences that run alone because the shards were lost twice");
     describe_gauge!(KV_BLOCKS_USED, Unit::Count, "KV cache blocks in use");
     describe_gauge!(KV_BLOCKS_TOTAL, Unit::Count, "KV cache blocks of the pool");
     describe_counter!(PREFIX_HITS, Unit::Count, "Tokens of admitted sequences that were in the prefix cache");
@@ -296,6 +299,7 @@ pub(super) fn show(stats: &SchedulerStats, limits: &SchedulerLimits) {
     gauge!(BATCH_MAX_TOTAL_TOKENS).set((num_blocks * block_size) as f64);
     gauge!(QUEUE_SIZE).set(stats.waiting as f64);
     gauge!(BATCH_CURRENT_SIZE).set(stats.running as f64);
+    gauge!(QUARANTINED).set(stats.quarantined as f64);
     gauge!(KV_BLOCKS_USED).set(stats.used_blocks as f64);
     gauge!(KV_BLOCKS_TOTAL).set(num_blocks as f64);
     counter!(PREEMPTIONS).absolute(stats.preemptions);

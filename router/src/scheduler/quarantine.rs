@@ -52,11 +52,6 @@ impl Scheduler {
         None
     }
 
-    /// Number of sequences in quarantine.
-    pub fn quarantined(&self) -> usize {
-        self.quarantine.len()
-    }
-
     /// Admits the first sequence in quarantine that can continue, if nothing is running or in
     /// flight.
     pub(super) fn admit_from_quarantine(&mut self) -> Vec<Admitted> {

@@ -177,6 +177,7 @@ impl Scheduler {
             waiting: self.waiting.len(),
             waiting_tokens: self.waiting.tokens(),
             running: self.running.len(),
+            quarantined: self.quarantine.len(),
             used_blocks: self.cache.used(),
             cached_blocks: self.cache.cached(),
             preemptions: self.preemptions,

@@ -9,6 +9,9 @@ pub struct SchedulerStats {
     pub waiting_tokens: usize,
     /// Sequences that hold a slot.
     pub running: usize,
+    /// Sequences in quarantine, each of which runs alone. They are also in the queue, or hold a
+    /// slot.
+    pub quarantined: usize,
     /// Blocks that running sequences hold, shared or not.
     pub used_blocks: usize,
     /// Blocks that only the prefix cache holds. They are evicted when a sequence needs blocks.

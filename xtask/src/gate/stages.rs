@@ -45,7 +45,7 @@ pub(super) const STAGES: &[Stage] = &[
     stage("sim", IfTouched(CUDA), 6),
     stage("arm64", IfTouched(ARM64), 9),
     stage("book", Nightly, 5),
-    stage("attack release", Nightly, 15),
+    stage("attack", Nightly, 20),
     stage("properties", Nightly, 10),
     stage("simulation", Nightly, 20),
     stage("sim all-gpus", Nightly, 25),

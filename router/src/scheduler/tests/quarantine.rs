@@ -63,7 +63,8 @@ fn a_deadly_sequence_costs_three_losses_and_fails_alone() {
         for (request, id) in sound.iter().zip(ids) {
             assert_eq!(run.of(id), alone(request, LIMITS.vocab_size).0);
         }
-        assert_eq!((pair.scheduler.quarantined(), pair.scheduler.stats().used_blocks), (0, 0));
+        let stats = pair.scheduler.stats();
+        assert_eq!((stats.quarantined, stats.used_blocks), (0, 0));
     }
 }
 
@@ -95,12 +96,12 @@ fn other_suspects_run_alone_for_a_few_steps() {
         (0..6).for_each(|_| drop(step(&mut pair, &mut got)));
         assert!(pair.scheduler.plan().is_some());
         assert_eq!(pair.scheduler.lose(), None, "no sequence ran alone");
-        assert_eq!(pair.scheduler.quarantined(), if loss == 2 { 4 } else { 0 });
+        assert_eq!(pair.scheduler.stats().quarantined, if loss == 2 { 4 } else { 0 });
         assert_eq!(pair.scheduler.recover(LIMITS), []);
         pair.shard = PretendShard::new(LIMITS);
     }
     let mut alone_steps = 0;
-    while pair.scheduler.quarantined() > 0 {
+    while pair.scheduler.stats().quarantined > 0 {
         let plan = step(&mut pair, &mut got);
         assert_eq!(plan.step.rows.len(), 1, "one at a time");
         alone_steps += 1;
@@ -128,5 +129,5 @@ fn only_sequences_with_rows_in_flight_are_suspects() {
     assert_eq!(pair.scheduler.quarantine.iter().copied().collect::<Vec<_>>(), ids[..4]);
     // A cancelled sequence is not a suspect, and without steps in flight there are no suspects.
     pair.scheduler.cancel(ids[1]);
-    assert_eq!((pair.scheduler.lose(), pair.scheduler.quarantined()), (None, 3));
+    assert_eq!((pair.scheduler.lose(), pair.scheduler.stats().quarantined), (None, 3));
 }
