@@ -73,7 +73,10 @@ const FLOOR_BYTES: u64 = 4 << 20;
 const MAX_BYTES_PER_BYTE: u64 = 20_000;
 const MAX_BYTES: u64 = 256 << 20;
 /// The number of additional measurements of a suspicious cost. The least one counts.
-const CONFIRMATIONS: usize = 5;
+const CONFIRMATIONS: u32 = 12;
+/// The pause before the second of them. It grows by itself with each further one, so that a time in
+/// which other processes slow down this one is waited out.
+const PAUSE: Duration = Duration::from_millis(20);
 /// The factor on the budgets, which are meant for release builds.
 const SLOWER: u64 = if cfg!(debug_assertions) { 12 } else { 1 };
 
@@ -188,9 +191,13 @@ impl Costs {
     }
 
     /// Measures the last costs again several times and keeps the least.
+    ///
+    /// Even CPU time grows under load: other processes take the caches, the other half of a core,
+    /// or, on a virtual machine, the core itself.
     fn confirm(&mut self, limits: CostLimits, prepare: &dyn Fn(usize) -> Work) {
         let suspects = self.0.len().saturating_sub(3);
-        for _ in 0..CONFIRMATIONS {
+        for round in 0..CONFIRMATIONS {
+            std::thread::sleep(PAUSE * round);
             for index in (0..self.0.len()).filter(|&index| index == 0 || index >= suspects) {
                 let bytes = self.0[index].bytes;
                 self.0[index] = self.0[index].least(measure(bytes, prepare(bytes)));

@@ -512,7 +512,8 @@ mod tests {
         let (told, text) = std::sync::mpsc::channel();
         let reader = std::thread::scope(|scope| {
             scope.spawn(|| told.send(refusal()));
-            let text = text.recv_timeout(std::time::Duration::from_secs(20));
+            let text =
+                text.recv_timeout(millrace_test_patience::patience(std::time::Duration::from_secs(20)));
             if text.is_err() {
                 // This ends the reader, so that the test fails instead of hanging.
                 let _ = std::fs::OpenOptions::new().write(true).open(path("config.json"));

@@ -29,6 +29,7 @@ use ::metrics::counter;
 
 pub use self::config::{Endpoint, KvEventsConfig};
 use self::history::History;
+use self::publisher::BoundAddresses;
 use crate::scheduler::CacheEvent;
 
 /// Publishes the events of the prefix cache. Clones publish to the same subscribers.
@@ -44,12 +45,24 @@ impl KvEvents {
     /// # Errors
     /// A message that names the endpoint which cannot be opened.
     pub fn start(config: KvEventsConfig) -> Result<Self, String> {
-        metrics::describe();
-        let history = Arc::new(History::new(config.history()));
-        publisher::start(config, &history)?;
-        let events = KvEvents { history };
-        events.publish(&[CacheEvent::Cleared]);
+        let (events, bound) = Self::start_bound(config)?;
+        tracing::info!(events = ?bound.events, replay = ?bound.replay, "events of the prefix cache are published");
         Ok(events)
+    }
+
+    /// Does what [`start`](Self::start) does, and also returns the addresses of the sockets. The
+    /// system chooses a port that is given as 0.
+    fn start_bound(config: KvEventsConfig) -> Result<(Self, BoundAddresses), String> {
+        metrics::describe();
+        let events = Self::without_sockets(&config);
+        let bound = publisher::start(config, &events.history)?;
+        Ok((events, bound))
+    }
+
+    fn without_sockets(config: &KvEventsConfig) -> Self {
+        let events = KvEvents { history: Arc::new(History::new(config.history())) };
+        events.publish(&[CacheEvent::Cleared]);
+        events
     }
 
     /// Publishes events as one batch. Nothing is published without events.

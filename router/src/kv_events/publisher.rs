@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -28,26 +29,43 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The number in the message that ends the answer to a request for earlier batches.
 const END: u64 = u64::MAX;
 
+/// The addresses at which the sockets accept connections.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct BoundAddresses {
+    /// For subscribers; `None` if the server connects to one.
+    pub(super) events: Option<SocketAddr>,
+    /// For requests for earlier batches.
+    pub(super) replay: Option<SocketAddr>,
+}
+
 /// The state that all connections share.
-struct Publisher {
+pub(super) struct Publisher {
     history: Arc<History>,
     topic: Bytes,
     /// Number of batches that a subscriber may be behind.
     hwm: u64,
 }
 
+impl Publisher {
+    pub(super) fn new(config: &KvEventsConfig, history: &Arc<History>) -> Arc<Self> {
+        let topic = config.topic.clone().into();
+        Arc::new(Publisher { history: Arc::clone(history), topic, hwm: config.hwm as u64 })
+    }
+}
+
 /// Opens the sockets and serves them on the current tokio runtime.
 ///
 /// # Errors
 /// A message that names the endpoint which cannot be opened.
-pub(super) fn start(config: KvEventsConfig, history: &Arc<History>) -> Result<(), String> {
-    let KvEventsConfig { endpoint, replay_endpoint, topic, hwm, .. } = config;
-    let publisher = Publisher { history: Arc::clone(history), topic: topic.into(), hwm: hwm as u64 };
-    let publisher = Arc::new(publisher);
+pub(super) fn start(config: KvEventsConfig, history: &Arc<History>) -> Result<BoundAddresses, String> {
+    let publisher = Publisher::new(&config, history);
+    let KvEventsConfig { endpoint, replay_endpoint, .. } = config;
+    let mut bound = BoundAddresses::default();
     match endpoint {
         Endpoint::Bind(address) => {
             let publisher = Arc::clone(&publisher);
             let listener = bind(&address)?;
+            bound.events = listener.local_addr().ok();
             tokio::spawn(accept(listener, move |stream| publish(stream, Arc::clone(&publisher))));
         }
         Endpoint::Connect(address) => {
@@ -56,9 +74,10 @@ pub(super) fn start(config: KvEventsConfig, history: &Arc<History>) -> Result<()
     }
     if let Some(Endpoint::Bind(address) | Endpoint::Connect(address)) = replay_endpoint {
         let listener = bind(&address)?;
+        bound.replay = listener.local_addr().ok();
         tokio::spawn(accept(listener, move |stream| replay(stream, Arc::clone(&publisher))));
     }
-    Ok(())
+    Ok(bound)
 }
 
 /// Binds an address. Without IPv6, the unspecified IPv6 address stands for the IPv4 one.
@@ -86,6 +105,7 @@ where
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, peer)) => {
+                send_at_once(&stream);
                 let serving = serve(stream);
                 tokio::spawn(async move {
                     if let Err(error) = serving.await {
@@ -110,6 +130,7 @@ async fn stay_connected(address: String, publisher: Arc<Publisher>) {
             Ok(stream) => {
                 tracing::info!(address, "events of the prefix cache are published");
                 was_connected = true;
+                send_at_once(&stream);
                 publish(stream, Arc::clone(&publisher)).await
             }
             Err(error) => Err(error),
@@ -124,8 +145,18 @@ async fn stay_connected(address: String, publisher: Arc<Publisher>) {
     }
 }
 
+/// Turns off the delay of small packets.
+fn send_at_once(stream: &TcpStream) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "TCP_NODELAY is not available");
+    }
+}
+
 /// Sends new batches to one subscriber until it leaves.
-async fn publish(stream: TcpStream, publisher: Arc<Publisher>) -> io::Result<()> {
+pub(super) async fn publish(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    publisher: Arc<Publisher>,
+) -> io::Result<()> {
     let (mut read, mut write) = open(stream, "PUB", &["SUB", "XSUB"]).await?;
     let subscriptions = Mutex::new(Vec::new());
     // Both run until the connection ends; neither can be cancelled and continued.
@@ -136,12 +167,11 @@ async fn publish(stream: TcpStream, publisher: Arc<Publisher>) -> io::Result<()>
 }
 
 /// Greets a peer whose socket must have one of these types.
-async fn open(
-    stream: TcpStream,
+async fn open<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
     own: &str,
     types: &[&str],
-) -> io::Result<(ReadHalf<BufStream<TcpStream>>, WriteHalf<BufStream<TcpStream>>)> {
-    stream.set_nodelay(true)?;
+) -> io::Result<(ReadHalf<BufStream<S>>, WriteHalf<BufStream<S>>)> {
     let mut stream = BufStream::new(stream);
     let theirs = zmtp::greet(&mut stream, own).await?;
     if !types.contains(&theirs.as_str()) {

@@ -25,6 +25,8 @@ pub(super) struct RowInFlight {
     /// The sequence of the row. It may have left its slot by the time of the answer.
     pub(super) sequence: SeqId,
     pub(super) slot: SlotId,
+    /// Number of positions that are computed before the row.
+    pub(super) start: usize,
     /// Maximum number of positions that are computed when the step has been answered: with a
     /// lookahead the shards may compute fewer.
     pub(super) computed: usize,

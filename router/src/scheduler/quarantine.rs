@@ -3,12 +3,19 @@
 //! When the shards are lost, every sequence with a row in flight is a suspect. A sequence that was
 //! a suspect in two losses is in quarantine: with the next shards it runs alone, before all other
 //! sequences, until it has passed the position that it had reached when the shards were lost. Then
-//! it goes back to the queue. If the shards are lost while it runs alone, the sequence caused the
-//! loss and is the only one to fail.
+//! it goes back to the queue.
 //!
-//! A request that crashes the shards whenever it runs therefore costs three losses, whatever runs
-//! beside it. The other suspects only lose time: their prompts are computed one after the other,
-//! which takes about as long as together.
+//! If the shards are lost while it runs alone, and one of its positions was in flight in all of its
+//! losses, then the sequence caused them and is the only one to fail. Without such a position the
+//! losses may have had other causes, such as an operator who stops a shard. Then the sequence stays
+//! in quarantine, and fails if the shards are lost once more while it runs alone.
+//!
+//! A request that crashes the shards whenever it computes a certain position therefore costs three
+//! losses, whatever runs beside it, and one that crashes them anywhere costs four. The other
+//! suspects only lose time: their prompts are computed one after the other, which takes about as
+//! long as together.
+
+use std::ops::Range;
 
 use super::cache::Prefix;
 use super::id::SeqId;
@@ -20,16 +27,28 @@ use super::state::Scheduler;
 /// Number of losses after which a sequence runs alone.
 const QUARANTINE_LOSSES: u32 = 2;
 
+/// Returns the positions from the first to the last one that the rows of a sequence compute.
+fn positions_in_flight(rows: &[RowInFlight], id: SeqId) -> Range<usize> {
+    let own = || rows.iter().filter(|row| row.sequence == id);
+    let start = own().map(|row| row.start).min().unwrap_or(0);
+    start..own().map(|row| row.computed).max().unwrap_or(start)
+}
+
 impl Scheduler {
     /// Notes that the shards are lost, and with them all steps in flight.
     ///
-    /// Returns the sequence that caused the loss, if a sequence in quarantine was running alone.
-    /// The scheduler has removed it.
+    /// Returns the sequence that caused the loss, if a sequence in quarantine was running alone and
+    /// its losses agree. The scheduler has removed it.
     #[must_use = "the request of the returned sequence must be failed"]
     pub fn lose(&mut self) -> Option<SeqId> {
         let rows: Vec<RowInFlight> = self.in_flight.drain(..).flat_map(|step| step.rows).collect();
         let first = rows.first()?.sequence;
         if self.quarantine.contains(&first) && rows.iter().all(|row| row.sequence == first) {
+            let in_flight = positions_in_flight(&rows, first);
+            let is_cause = self.update(first, |sequence| sequence.loss_history.add_alone(in_flight));
+            if is_cause == Some(false) {
+                return None;
+            }
             self.cancel(first);
             return Some(first);
         }
@@ -37,13 +56,10 @@ impl Scheduler {
         suspects.sort_unstable();
         suspects.dedup();
         for id in suspects {
-            let own = rows.iter().filter(|row| row.sequence == id);
-            let reached = own.map(|row| row.computed).max().unwrap_or(0);
+            let in_flight = positions_in_flight(&rows, id);
             let losses = self.update(id, |sequence| {
-                let history = &mut sequence.loss_history;
-                history.reached = history.reached.max(reached);
-                history.losses += 1;
-                history.losses
+                sequence.loss_history.add(in_flight);
+                sequence.loss_history.losses
             });
             if losses.is_some_and(|losses| losses >= QUARANTINE_LOSSES) {
                 self.quarantine.insert(id);
@@ -93,7 +109,7 @@ impl Scheduler {
             return;
         }
         // One more loss brings the sequence back into quarantine.
-        history.losses = QUARANTINE_LOSSES - 1;
+        history.pass(QUARANTINE_LOSSES - 1);
         self.quarantine.remove(&id);
         let sequence = self.vacate(index);
         self.waiting.insert(sequence);

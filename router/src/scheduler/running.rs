@@ -234,6 +234,7 @@ impl RunningSequence {
         let in_flight = RowInFlight {
             sequence,
             slot,
+            start,
             computed,
             max_tokens,
             mask_follows,

@@ -172,6 +172,8 @@ impl<J> MaskQueue<J> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_test_patience::patience;
+
     use super::*;
 
     #[test]
@@ -238,7 +240,7 @@ mod tests {
                 for &millis in &jobs {
                     queue.push(millis, &CpuAccount::new(Duration::from_millis(millis)));
                 }
-                jobs.iter().all(|_| results.recv_timeout(Duration::from_secs(30)).is_ok())
+                jobs.iter().all(|_| results.recv_timeout(patience(Duration::from_secs(30))).is_ok())
             });
             queue.close();
             assert!(done, "a job was left behind");

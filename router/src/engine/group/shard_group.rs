@@ -53,10 +53,11 @@ impl ShardGroup {
 
     /// A group whose ranks, in their order, are at the other ends of these streams.
     #[cfg(test)]
-    pub(in crate::engine) fn connected(streams: Vec<tokio::net::UnixStream>) -> Self {
+    pub(in crate::engine) fn connected(streams: Vec<tokio::io::DuplexStream>) -> Self {
         let (events, mut group) = ShardGroup::empty();
         for (rank, stream) in streams.into_iter().enumerate() {
-            let sender = connection::open(rank, stream.into_split(), events.clone(), &mut group.connections);
+            let halves = tokio::io::split(stream);
+            let sender = connection::open(rank, halves, events.clone(), &mut group.connections);
             group.senders.insert(rank, sender);
         }
         group

@@ -1,13 +1,16 @@
 //! Constrained requests, and their effect on other requests.
 
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
+
+use millrace_test_patience::patience;
 
 use super::fake::{FakeShard, engine_over, engine_over_all, serving};
 use super::recovery::{forgiving, mortal, sound};
 use super::{config, limits, listen, received_alone, request, soon, until_ready};
 use crate::engine::{Constraint, Engine, Generation, Mask, Request};
 use crate::scheduler::tests::pretend::pretend_mask;
+use crate::test_support::still_clock;
 
 /// A constraint with the pretend grammar of the scheduler's tests.
 #[derive(Default)]
@@ -68,8 +71,9 @@ async fn constrained_and_free_requests_run_together() {
 
 /// While the token before it is in flight, the next row of a constrained request is in the next
 /// step, and its mask follows. This shard waits for masks as long as they take.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_constrained_request_runs_ahead_of_its_masks() {
+    let _still = still_clock();
     let (mut shard, mut control, stream) = FakeShard::new(1 << 20);
     shard.asks_for_masks = false;
     let shard = tokio::spawn(shard.serve());
@@ -178,29 +182,53 @@ fn endless(seed: u64) -> Request {
     Request { mask, stop_tokens: Arc::default(), ..request(seed, 10, 60) }
 }
 
-/// Without fair sharing each token of a light request would wait for a token of each heavy one.
+/// A constraint that is known to be heavy, and whose first mask blocks until the test ends.
+struct BlockedHeavy {
+    begun: mpsc::Sender<()>,
+    held: Arc<Mutex<mpsc::Receiver<()>>>,
+}
+
+impl Constraint for BlockedHeavy {
+    fn advance(&mut self, _: u32) -> Result<Mask, String> {
+        let _ = self.begun.send(());
+        let _ = self.held.lock().unwrap().recv();
+        Err("the test is over".into())
+    }
+
+    fn expected_cost(&self) -> Duration {
+        Duration::from_secs(1)
+    }
+}
+
+/// Heavy requests that occupy all threads they may occupy leave one for the light ones.
 #[tokio::test]
 async fn light_requests_do_not_wait_for_heavy_ones() {
     let (engine, _task, _control, _shard) = serving(1 << 20).await;
-    let cost = Duration::from_millis(30);
-    let heavy = |seed| engine.submit_constrained(endless(seed), Box::new(Spin(cost))).unwrap();
+    let (begun, has_begun) = mpsc::channel();
+    let (hold, held) = mpsc::channel();
+    let held = Arc::new(Mutex::new(held));
+    let heavy = |seed| {
+        let blocked = BlockedHeavy { begun: begun.clone(), held: held.clone() };
+        engine.submit_constrained(endless(seed), Box::new(blocked)).unwrap()
+    };
     let heavies: Vec<_> = (100..105).map(heavy).collect();
-    let mut busy: Vec<_> = heavies.into_iter().map(|generation| tokio::spawn(listen(generation))).collect();
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    let mut heavies: Vec<_> =
+        heavies.into_iter().map(|generation| tokio::spawn(listen(generation))).collect();
+    let limit = patience(Duration::from_secs(30));
+    let first = tokio::task::spawn_blocking(move || has_begun.recv_timeout(limit).map(|()| has_begun));
+    let _has_begun = first.await.unwrap().expect("a heavy mask is computed");
     let light = constrained(5);
-    let before = busy.iter().filter(|heavy| !heavy.is_finished()).count();
     let received =
         soon("a light answer", listen(submit(&engine, &light, PretendConstraint::default()))).await;
     assert_eq!(received, received_alone(&light));
-    // The light request had 60 tokens meanwhile. In turn with the heavy ones, all of those would
-    // have ended by now.
-    let after = busy.iter().filter(|heavy| !heavy.is_finished()).count();
-    assert!(before == 5 && after >= 3, "{before} heavy requests before, {after} after");
-    busy.iter_mut().for_each(|heavy| heavy.abort());
+    assert!(heavies.iter().all(|heavy| !heavy.is_finished()), "heavy requests wait for their masks");
+    heavies.iter_mut().for_each(|heavy| heavy.abort());
+    drop(hold);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_request_whose_masks_take_too_much_time_ends_with_an_error() {
+    let _still = still_clock();
     let (engine, _task, _control, _shard) = serving(1 << 20).await;
     let spin = Box::new(Spin(Duration::from_millis(300)));
     let received = listen(engine.submit_constrained(endless(7), spin).unwrap()).await;

@@ -1,4 +1,4 @@
-//! Shards that die or send malformed messages.
+//! Shards that die or send malformed messages. The clock is paused.
 
 use millrace_proto::from_shard::Message;
 use millrace_proto::{Fault, FromShard, Loading, Sampled, StepOutput};
@@ -52,7 +52,7 @@ async fn answering(output: impl FnOnce(StepOutput) -> StepOutput + Send + 'stati
     .await
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_death_of_the_shard_fails_every_request() {
     let why = after_three_steps(|shard| async move {
         drop(shard);
@@ -62,7 +62,7 @@ async fn the_death_of_the_shard_fails_every_request() {
     assert!(why.starts_with("shard 0 closed its connection") || why.contains("broke"), "{why}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_text_of_a_fault_is_passed_on() {
     let why = after_three_steps(|mut shard| async move {
         shard.send(Message::Fault(fault("out of memory; lower --max-batch-total-tokens"))).await;
@@ -72,7 +72,7 @@ async fn the_text_of_a_fault_is_passed_on() {
     assert_eq!(why, "shard 0: out of memory; lower --max-batch-total-tokens");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn malformed_answers_fail_the_engine_without_a_panic() {
     let stray = Sampled { slot: 0, token: 1, ..Default::default() };
     let why = answering(|good| StepOutput { step: good.step + 1, ..good }).await;
@@ -99,7 +99,7 @@ async fn malformed_answers_fail_the_engine_without_a_panic() {
     assert!(why.contains("outside the vocabulary of 1000"), "{why}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn unexpected_messages_fail_the_engine() {
     for message in [Some(Message::Ready(ready())), Some(Message::Loading(Loading::default())), None] {
         let why = after_three_steps(|mut shard| async move {
@@ -111,7 +111,7 @@ async fn unexpected_messages_fail_the_engine() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn garbled_bytes_fail_the_engine() {
     for (bytes, text) in
         [([5u8, 0, 0, 0, 255, 255, 255, 255, 255], "malformed message"), ([255; 9], "over the limit")]
@@ -125,7 +125,7 @@ async fn garbled_bytes_fail_the_engine() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn progress_is_shown_and_a_fault_while_loading_fails() {
     let (mut shard, _control, stream) = FakeShard::new(0);
     let (engine, task) = engine_over(config(), stream);
@@ -140,7 +140,7 @@ async fn progress_is_shown_and_a_fault_while_loading_fails() {
     soon("the engine's end", task).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_announced_limit_of_zero_fails() {
     let (mut shard, _control, stream) = FakeShard::new(0);
     let (engine, _task) = engine_over(config(), stream);

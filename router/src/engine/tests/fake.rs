@@ -1,5 +1,5 @@
-//! A fake shard in this process, at the other end of a socket pair. It runs the pretend shard of
-//! the scheduler's tests, which checks every step against the contract.
+//! A fake shard in this process, at the other end of a connection in memory. It runs the pretend
+//! shard of the scheduler's tests, which checks every step against the contract.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 use millrace_proto::frame::{read_async, write_async};
 use millrace_proto::{FromShard, Masks, MasksDue, Pong, Step, StepOutput, ToShard, from_shard, to_shard};
-use tokio::net::UnixStream;
+use tokio::io::{DuplexStream, duplex};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
@@ -17,9 +17,12 @@ use crate::engine::loss::GroupLoss;
 use crate::engine::{Engine, EngineConfig, start_with};
 use crate::scheduler::tests::pretend::{DEATH, PretendShard};
 
+/// The number of bytes that a connection holds in each direction.
+const BUFFER_BYTES: usize = 1 << 20;
+
 /// A fake shard under a test's control.
 pub(super) struct FakeShard {
-    stream: UnixStream,
+    stream: DuplexStream,
     pretend: PretendShard,
     /// Steps that came before the masks of the step before them.
     early: VecDeque<Step>,
@@ -42,8 +45,8 @@ pub(super) fn message(message: from_shard::Message) -> FromShard {
 }
 
 impl FakeShard {
-    pub(super) fn new(gate: usize) -> (Self, Control, UnixStream) {
-        let (stream, router) = UnixStream::pair().unwrap();
+    pub(super) fn new(gate: usize) -> (Self, Control, DuplexStream) {
+        let (stream, router) = duplex(BUFFER_BYTES);
         let gate = Arc::new(Semaphore::new(gate));
         let (seen, steps) = mpsc::unbounded_channel();
         let control = Control { gate: gate.clone(), steps };
@@ -129,12 +132,12 @@ impl FakeShard {
 }
 
 /// An engine over one rank.
-pub(super) fn engine_over(config: EngineConfig, stream: UnixStream) -> (Engine, JoinHandle<()>) {
+pub(super) fn engine_over(config: EngineConfig, stream: DuplexStream) -> (Engine, JoinHandle<()>) {
     engine_over_all(config, vec![stream])
 }
 
 /// An engine over one rank. When the rank is lost, the next of these streams replaces it.
-pub(super) fn engine_over_all(config: EngineConfig, streams: Vec<UnixStream>) -> (Engine, JoinHandle<()>) {
+pub(super) fn engine_over_all(config: EngineConfig, streams: Vec<DuplexStream>) -> (Engine, JoinHandle<()>) {
     let mut streams = streams.into_iter();
     let connect = move |_| {
         let group = streams.next().map(|stream| ShardGroup::connected(vec![stream]));

@@ -1,4 +1,5 @@
-//! Tests of the engine with fake shards: in this process over a socket pair, and as real processes.
+//! Tests of the engine with fake shards: in this process over a connection in memory, and as real
+//! processes.
 
 mod constrained;
 mod failure;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_proto::Ready;
+use millrace_test_patience::patience;
 
 use super::{
     AdmissionBounds, Engine, EngineConfig, EngineState, Finish, Generation, GenerationEvent, Priority,
@@ -48,9 +50,9 @@ fn config() -> EngineConfig {
         // Only the number of losses counts, so tests of giving up are short.
         failure_window: Duration::ZERO,
         // Fake shards answer a ping only while they wait for a step.
-        heartbeat_timeout: Duration::from_secs(60),
-        shutdown_grace: Duration::from_secs(20),
-        startup_silence: Duration::from_secs(20),
+        heartbeat_timeout: patience(Duration::from_secs(60)),
+        shutdown_grace: patience(Duration::from_secs(20)),
+        startup_silence: patience(Duration::from_secs(20)),
         ..Default::default()
     }
 }
@@ -73,7 +75,7 @@ fn request(seed: u64, prompt: usize, max_new_tokens: u32) -> Request {
 
 /// Waits for `future` with a timeout, so that no test hangs.
 async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    let limit = Duration::from_secs(30);
+    let limit = patience(Duration::from_secs(30));
     tokio::time::timeout(limit, future).await.unwrap_or_else(|_| panic!("timeout: {what}"))
 }
 

@@ -2,13 +2,15 @@
 //! threads.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use millrace_proto::from_shard::Message;
 use millrace_proto::handshake::{HandshakeError, Refusal, Secret, introduce};
 use millrace_proto::{FromShard, frame};
+use millrace_test_patience::patience;
 
 use super::processes::{answer, pretend};
 use super::{config, limits, listen, ready, request, soon, until_ready};
@@ -24,9 +26,18 @@ fn right() -> Secret {
     secret("the secret of these tests")
 }
 
+/// Returns an address of loopback that no other test and no other process uses. The engine opens
+/// its port for each group again, so a port cannot be handed over.
+fn own_address() -> Ipv4Addr {
+    static COUNT: AtomicU32 = AtomicU32::new(1);
+    let number = (std::process::id() << 4) | (COUNT.fetch_add(1, Ordering::Relaxed) & 15);
+    let [_, a, b, c] = number.to_be_bytes();
+    Ipv4Addr::new(127, a, b, c)
+}
+
 /// Rank 0 on this machine, and the others at a free port.
 fn others() -> OtherNodes {
-    let listen = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let listen = TcpListener::bind((own_address(), 0)).unwrap().local_addr().unwrap();
     OtherNodes { listen, secret: right(), local_ranks: 1 }
 }
 
@@ -41,7 +52,7 @@ fn connect(to: SocketAddr) -> TcpStream {
     loop {
         match TcpStream::connect(to) {
             Ok(stream) => return stream,
-            Err(error) => assert!(since.elapsed() < Duration::from_secs(20), "{error}"),
+            Err(error) => assert!(since.elapsed() < patience(Duration::from_secs(20)), "{error}"),
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -49,7 +60,7 @@ fn connect(to: SocketAddr) -> TcpStream {
 
 fn attempt(to: SocketAddr, secret: &Secret, rank: usize, world: usize) -> Result<TcpStream, HandshakeError> {
     let mut stream = connect(to);
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.set_read_timeout(Some(patience(Duration::from_secs(20)))).unwrap();
     introduce(&mut stream, secret, rank, world).map(|()| stream)
 }
 

@@ -1,4 +1,4 @@
-//! Tests of the work that comes before the first shards.
+//! Tests of the work that comes before the first shards. The clock is paused.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,7 +39,7 @@ fn is_preparing(state: &EngineState) -> bool {
     *state == EngineState::Loading { phase: "Preparing".into(), done: 3, total: 7 }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn shards_start_after_the_preparation() {
     let (engine, task, sender, starts) = prepared();
     until(&engine, "the preparation is shown", is_preparing).await;
@@ -51,7 +51,7 @@ async fn shards_start_after_the_preparation() {
     soon("the engine's end", task).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_failed_preparation_is_the_reason_of_the_engine() {
     let (engine, task, sender, starts) = prepared();
     sender.send(Err("no such file".into())).unwrap();
@@ -61,7 +61,7 @@ async fn a_failed_preparation_is_the_reason_of_the_engine() {
     assert_eq!(starts.load(Ordering::SeqCst), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_drain_cancels_the_preparation() {
     let (engine, task, mut sender, starts) = prepared();
     until(&engine, "the preparation is shown", is_preparing).await;

@@ -11,7 +11,7 @@ use millrace_proto::from_shard::Message;
 use millrace_proto::{Fault, FromShard, Pong, ToShard, frame, to_shard};
 
 use super::{EngineConfig, config, limits, listen, ready, request, soon, until, until_ready};
-use crate::engine::{Engine, EngineState, Request, ShardCommand, start};
+use crate::engine::{Engine, EngineState, GenerationEvent, Request, ShardCommand, start};
 use crate::scheduler::tests::pretend::{PretendShard, alone};
 
 /// A command that runs `script`. The arguments that the engine appends are `$1` to `$6`.
@@ -120,8 +120,9 @@ async fn killing_a_rank_ends_all_of_them() {
     until_ready(&engine).await;
     let (pid, _) = identity(&engine);
     let endless = |i| Request { stop_tokens: Arc::default(), ..request(i, 40, 300) };
+    let mut first = engine.submit(endless(8)).unwrap();
     let held: Vec<_> = (0..8).map(|i| engine.submit(endless(i)).unwrap()).collect();
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    while !matches!(soon("a token", first.next()).await, Some(GenerationEvent::Token(..))) {}
     assert!(std::process::Command::new("kill").args(["-9", &pid]).status().unwrap().success());
     for generation in held {
         let failed = listen(generation).await.failed.expect("every request gets an event");

@@ -1,4 +1,4 @@
-//! Requests that complete, are cancelled, or are drained.
+//! Requests that complete, are cancelled, or are drained. The clock is paused where one thread runs.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ async fn many_requests_at_once_get_the_results_of_runs_alone() {
     assert_results_equal_runs_alone(&engine, &requests).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn prompts_are_scored_once_with_and_without_new_tokens() {
     let (engine, ..) = serving(OPEN).await;
     let scored = |i: u64| Request {
@@ -32,7 +32,7 @@ async fn prompts_are_scored_once_with_and_without_new_tokens() {
     assert_results_equal_runs_alone(&engine, &requests).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_request_over_the_limit_is_refused_at_once() {
     let (engine, _task, control, _shard) = serving(0).await;
     let held: Vec<_> = (0..64).map(|i| engine.submit(request(i, 10, 10)).unwrap()).collect();
@@ -47,7 +47,7 @@ async fn a_request_over_the_limit_is_refused_at_once() {
     assert!(engine.submit(request(99, 10, 10)).is_ok());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn on_a_slow_device_a_new_request_is_part_of_the_next_step() {
     let (mut shard, mut control, stream) = FakeShard::new(0);
     let shard = tokio::spawn(async move {
@@ -73,7 +73,7 @@ async fn on_a_slow_device_a_new_request_is_part_of_the_next_step() {
     shard.abort();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn dropped_requests_hold_nothing_in_the_next_step() {
     let (engine, _task, mut control, _shard) = serving(0).await;
     // Eight requests run, in all slots. The others wait.
@@ -110,7 +110,7 @@ async fn until_in_flight(engine: &Engine, requests: usize) {
     soon(&format!("{requests} requests in flight"), wait).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn dropped_requests_return_their_places_while_no_step_is_answered() {
     // The shard answers no step, so two steps stay in flight.
     let (engine, _task, mut control, _shard) = serving(0).await;
@@ -137,7 +137,7 @@ async fn dropped_requests_return_their_places_while_no_step_is_answered() {
     until_in_flight(&engine, 0).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn draining_completes_all_requests_and_then_ends_the_shards() {
     let (engine, task, control, shard) = serving(2).await;
     let requests: Vec<_> = (0..20).map(|i| request(i, 50, 40)).collect();
@@ -157,7 +157,7 @@ async fn draining_completes_all_requests_and_then_ends_the_shards() {
     soon("the engine's end", task).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn draining_has_a_deadline() {
     let (shard, _control, stream) = FakeShard::new(3);
     let shard = tokio::spawn(shard.serve());
@@ -178,7 +178,7 @@ async fn draining_has_a_deadline() {
     shard.abort();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn dropping_every_handle_is_a_drain() {
     let (engine, task, _control, shard) = serving(OPEN).await;
     let wanted = request(3, 20, 30);

@@ -5,14 +5,17 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{HeaderValue, Request, StatusCode};
 use futures::StreamExt;
+use millrace_test_patience::patience;
 use serde_json::json;
 use tower::ServiceExt;
 
 use super::{HttpConfig, Script, Server, post};
 use crate::engine::{EngineState, Priority};
 
-/// The longest time that a test waits.
-const SOON: Duration = Duration::from_secs(30);
+/// Returns the longest time that a test waits.
+fn soon() -> Duration {
+    patience(Duration::from_secs(30))
+}
 
 #[tokio::test]
 async fn health_is_liveness_and_ready_is_readiness() {
@@ -129,7 +132,7 @@ async fn a_client_that_leaves_cancels_its_request() {
         assert!(body.next().await.unwrap().unwrap().starts_with(b"data: {"));
         drop(body);
         for _ in 0..sequences {
-            let gone = tokio::time::timeout(SOON, server.engine.cancelled.recv()).await;
+            let gone = tokio::time::timeout(soon(), server.engine.cancelled.recv()).await;
             assert_eq!(gone, Ok(Some(())), "{path}");
         }
     }
@@ -143,7 +146,7 @@ async fn a_client_that_leaves_cancels_its_request() {
         reply = waiting => panic!("{reply:?}"),
         asked = server.engine.requests.recv() => assert!(asked.is_some()),
     }
-    let gone = tokio::time::timeout(SOON, server.engine.cancelled.recv()).await;
+    let gone = tokio::time::timeout(soon(), server.engine.cancelled.recv()).await;
     assert_eq!(gone, Ok(Some(())));
 }
 
@@ -152,7 +155,7 @@ async fn a_stop_string_releases_the_sequence() {
     let mut server = Server::new(Script::Forever("abcd".into()));
     let body = json!({"inputs": "a", "parameters": {"stop": ["dab"]}});
     assert_eq!(server.post("/generate", body).await.json(), json!({"generated_text": "abcdab"}));
-    let gone = tokio::time::timeout(SOON, server.engine.cancelled.recv()).await;
+    let gone = tokio::time::timeout(soon(), server.engine.cancelled.recv()).await;
     assert_eq!(gone, Ok(Some(())));
 }
 
@@ -313,7 +316,7 @@ async fn a_real_socket_drains_on_shutdown() {
         listener,
         service,
         HttpConfig::default(),
-        crate::serve::ServeOptions { grace: SOON, ..Default::default() },
+        crate::serve::ServeOptions { grace: soon(), ..Default::default() },
         futures::stream::once(async { drop(stopped.await) }),
     ));
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -330,7 +333,7 @@ async fn a_real_socket_drains_on_shutdown() {
     let mut rest = String::new();
     client.read_to_string(&mut rest).await.unwrap();
     assert!(rest.contains(&"slow".repeat(50)), "{rest}");
-    let ended = tokio::time::timeout(SOON, running).await;
+    let ended = tokio::time::timeout(soon(), running).await;
     ended.unwrap().unwrap().unwrap();
     drop(server);
 }

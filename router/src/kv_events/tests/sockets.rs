@@ -1,25 +1,38 @@
 //! Tests of the sockets.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use millrace_test_patience::patience;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
+use crate::kv_events::publisher::{Publisher, publish};
 use crate::kv_events::{Endpoint, KvEvents, KvEventsConfig};
 use crate::scheduler::CacheEvent;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Returns the longest time that a test waits.
+fn test_timeout() -> Duration {
+    patience(Duration::from_secs(30))
+}
 
 /// A peer that speaks ZMTP 3.0.
-struct Peer(TcpStream);
+struct Peer<S>(S);
 
-impl Peer {
-    async fn connect(address: &str, socket: &str) -> Self {
+impl Peer<TcpStream> {
+    async fn connect(address: SocketAddr, socket: &str) -> Self {
         Peer::greet(TcpStream::connect(address).await.unwrap(), socket).await
     }
 
-    async fn greet(mut stream: TcpStream, socket: &str) -> Self {
+    /// Whether anything comes within so many milliseconds.
+    async fn has_more(&mut self, millis: u64) -> bool {
+        timeout(Duration::from_millis(millis), self.0.peek(&mut [0])).await.is_ok()
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
+    async fn greet(mut stream: S, socket: &str) -> Self {
         let mut greeting = [0; 64];
         greeting[0] = 0xff;
         // libzmq writes the length of an identity of ZMTP 1 into the padding.
@@ -55,7 +68,7 @@ impl Peer {
             self.0.read_exact(&mut body).await?;
             std::io::Result::Ok((flags & 5, body))
         };
-        timeout(PATIENCE, read).await.expect("a frame in time").unwrap()
+        timeout(test_timeout(), read).await.expect("a frame in time").unwrap()
     }
 
     /// The next message: topic, number and payload, after the frames of an envelope.
@@ -75,15 +88,10 @@ impl Peer {
         u64::from_be_bytes(message[message.len() - 2].as_slice().try_into().unwrap())
     }
 
-    /// Whether anything comes within so many milliseconds.
-    async fn has_more(&mut self, millis: u64) -> bool {
-        timeout(Duration::from_millis(millis), self.0.peek(&mut [0])).await.is_ok()
-    }
-
     /// Whether the other side closes the connection.
     async fn is_closed(&mut self) -> bool {
         let mut rest = Vec::new();
-        timeout(PATIENCE, self.0.read_to_end(&mut rest)).await.is_ok()
+        timeout(test_timeout(), self.0.read_to_end(&mut rest)).await.is_ok()
     }
 }
 
@@ -92,9 +100,15 @@ fn config(endpoint: Endpoint, replay: Option<String>) -> KvEventsConfig {
     KvEventsConfig { endpoint, replay_endpoint, topic: "kv@pod@model".into(), buffer_steps: 4, hwm: 100 }
 }
 
-/// An address of loopback that was free a moment ago.
-fn free() -> String {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+/// An address of loopback whose port the system chooses.
+fn any_port() -> String {
+    "127.0.0.1:0".into()
+}
+
+/// Starts with a socket for subscribers. Returns its address.
+fn start_bound() -> (KvEvents, SocketAddr) {
+    let (events, bound) = KvEvents::start_bound(config(Endpoint::Bind(any_port()), None)).unwrap();
+    (events, bound.events.unwrap())
 }
 
 fn removed(byte: u8) -> CacheEvent {
@@ -102,7 +116,7 @@ fn removed(byte: u8) -> CacheEvent {
 }
 
 /// Publishes until a subscriber has a message: a subscription takes effect a little later.
-async fn first_message(events: &KvEvents, peer: &mut Peer) -> Vec<Vec<u8>> {
+async fn first_message(events: &KvEvents, peer: &mut Peer<TcpStream>) -> Vec<Vec<u8>> {
     loop {
         events.publish(&[removed(9)]);
         if peer.has_more(50).await {
@@ -111,42 +125,49 @@ async fn first_message(events: &KvEvents, peer: &mut Peer) -> Vec<Vec<u8>> {
     }
 }
 
-#[tokio::test]
+/// Lets all tasks run until each of them waits. The clock must be paused, and no socket be used.
+async fn until_all_wait() {
+    sleep(Duration::from_millis(1)).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn subscribers_get_each_batch_of_their_topic() {
-    let address = free();
-    let events = KvEvents::start(config(Endpoint::Bind(address.clone()), None)).unwrap();
-    let mut peer = Peer::connect(&address, "SUB").await;
+    let config = config(Endpoint::Connect(any_port()), None);
+    let events = KvEvents::without_sockets(&config);
+    let (client, stream) = tokio::io::duplex(64 << 10);
+    let serving = tokio::spawn(publish(stream, Publisher::new(&config, &events.history)));
+    let mut peer = Peer::greet(client, "SUB").await;
     // Other topics, a command and a message of several frames change nothing.
     peer.write(0, b"\x01other").await;
     peer.write(4, b"\x09SUBSCRIBE").await;
     peer.write(1, b"\x01").await;
     peer.write(0, b"\x01").await;
+    until_all_wait().await;
     events.publish(&[removed(1)]);
-    sleep(Duration::from_millis(50)).await;
+    until_all_wait().await;
     peer.write(0, b"\x01kv@").await;
-    let first = first_message(&events, &mut peer).await;
+    until_all_wait().await;
+    events.publish(&[removed(9)]);
+    let first = peer.message().await;
     assert_eq!((first.len(), first[0].as_slice(), first[1].len()), (3, &b"kv@pod@model"[..], 8));
     let payload = crate::kv_events::message::encode(0.0, &[removed(9)]);
     assert_eq!(first[2][10..], payload[10..], "all but the time");
-    let first = u64::from_be_bytes(first[1].as_slice().try_into().unwrap());
-    assert!(first >= 2, "the clearing at the start and the first event came before the subscription");
+    // The clearing at the start and the first event came before the subscription.
+    assert_eq!(first[1], u64::to_be_bytes(2));
     events.publish(&[]);
     events.publish(&[removed(2), removed(3)]);
-    let mut last = first;
-    loop {
-        let message = peer.message().await;
-        let number = u64::from_be_bytes(message[1].as_slice().try_into().unwrap());
-        assert_eq!(number, last + 1, "no batch is missing");
-        last = number;
-        if message[2].windows(16).any(|window| window == [3; 16]) {
-            break;
-        }
-    }
+    let second = peer.message().await;
+    assert_eq!(second[1], u64::to_be_bytes(3), "no batch is missing");
+    assert!(second[2].windows(16).any(|window| window == [3; 16]));
     // Without a subscription, nothing comes any more.
     peer.write(0, b"\0kv@").await;
-    sleep(Duration::from_millis(50)).await;
+    until_all_wait().await;
     events.publish(&[removed(4)]);
-    assert!(!peer.has_more(100).await);
+    until_all_wait().await;
+    serving.abort();
+    let mut rest = Vec::new();
+    peer.0.read_to_end(&mut rest).await.unwrap();
+    assert_eq!(rest, b"");
 }
 
 #[tokio::test]
@@ -155,7 +176,7 @@ async fn a_subscriber_that_accepts_connections_is_connected_to_again() {
     let address = listener.local_addr().unwrap().to_string();
     let events = KvEvents::start(config(Endpoint::Connect(address), None)).unwrap();
     for _ in 0..2 {
-        let (stream, _) = timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
+        let (stream, _) = timeout(test_timeout(), listener.accept()).await.unwrap().unwrap();
         let mut peer = Peer::greet(stream, "SUB").await;
         peer.write(0, b"\x01").await;
         assert_eq!(first_message(&events, &mut peer).await[0], b"kv@pod@model");
@@ -164,10 +185,12 @@ async fn a_subscriber_that_accepts_connections_is_connected_to_again() {
 
 #[tokio::test]
 async fn earlier_batches_are_sent_again() {
-    let address = free();
-    let events = KvEvents::start(config(Endpoint::Connect(free()), Some(address.clone()))).unwrap();
+    // This listener accepts nobody.
+    let deaf = TcpListener::bind(any_port()).await.unwrap();
+    let subscriber = Endpoint::Connect(deaf.local_addr().unwrap().to_string());
+    let (events, bound) = KvEvents::start_bound(config(subscriber, Some(any_port()))).unwrap();
     (1..=6).for_each(|byte| events.publish(&[removed(byte)]));
-    let mut peer = Peer::connect(&address, "DEALER").await;
+    let mut peer = Peer::connect(bound.replay.unwrap(), "DEALER").await;
     // Of the numbers 0 to 6 the last four are kept.
     for (wanted, expected) in [(0u64, vec![3, 4, 5, 6]), (5, vec![5, 6]), (7, vec![])] {
         peer.write(1, b"").await;
@@ -190,8 +213,9 @@ async fn earlier_batches_are_sent_again() {
 
 #[tokio::test]
 async fn peers_that_break_the_protocol_are_disconnected() {
-    let (address, replays) = (free(), free());
-    let _events = KvEvents::start(config(Endpoint::Bind(address.clone()), Some(replays.clone()))).unwrap();
+    let both = config(Endpoint::Bind(any_port()), Some(any_port()));
+    let (_events, bound) = KvEvents::start_bound(both).unwrap();
+    let (address, replays) = (bound.events.unwrap(), bound.replay.unwrap());
     for greeting in [
         &b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..],
         // A frame of 2^60 bytes after a correct greeting.
@@ -207,23 +231,23 @@ async fn peers_that_break_the_protocol_are_disconnected() {
         // Another mechanism.
         &GREETING.map(|byte| if byte == b'N' { b'P' } else { byte }),
     ] {
-        for address in [&address, &replays] {
+        for address in [address, replays] {
             let mut stream = TcpStream::connect(address).await.unwrap();
             stream.write_all(greeting).await.unwrap();
             assert!(Peer(stream).is_closed().await, "{greeting:?}");
         }
     }
     // Too many subscriptions, and a request that is no number.
-    let mut peer = Peer::connect(&address, "SUB").await;
+    let mut peer = Peer::connect(address, "SUB").await;
     for _ in 0..65 {
         peer.write(0, b"\x01").await;
     }
     assert!(peer.is_closed().await);
-    let mut peer = Peer::connect(&replays, "REQ").await;
+    let mut peer = Peer::connect(replays, "REQ").await;
     peer.write(0, b"seven").await;
     assert!(peer.is_closed().await);
     // A message of too many frames.
-    let mut peer = Peer::connect(&replays, "REQ").await;
+    let mut peer = Peer::connect(replays, "REQ").await;
     for _ in 0..9 {
         peer.write(1, b"").await;
     }
@@ -239,9 +263,8 @@ const GREETING: [u8; 64] = {
 
 #[tokio::test]
 async fn a_slow_subscriber_sees_a_gap_in_the_numbers() {
-    let address = free();
-    let events = KvEvents::start(config(Endpoint::Bind(address.clone()), None)).unwrap();
-    let mut peer = Peer::connect(&address, "SUB").await;
+    let (events, address) = start_bound();
+    let mut peer = Peer::connect(address, "SUB").await;
     peer.write(0, b"\x01").await;
     first_message(&events, &mut peer).await;
     // More than the buffers of the connection hold, while the subscriber reads nothing.
@@ -262,8 +285,7 @@ async fn a_slow_subscriber_sees_a_gap_in_the_numbers() {
 
 #[tokio::test]
 async fn an_endpoint_in_use_is_named() {
-    let address = free();
-    let _first = KvEvents::start(config(Endpoint::Bind(address.clone()), None)).unwrap();
-    let error = KvEvents::start(config(Endpoint::Bind(address.clone()), None)).unwrap_err();
+    let (_first, address) = start_bound();
+    let error = KvEvents::start(config(Endpoint::Bind(address.to_string()), None)).unwrap_err();
     assert!(error.contains(&format!("tcp://{address}")) && error.contains("in use"), "{error}");
 }

@@ -116,6 +116,62 @@ fn other_suspects_run_alone_for_a_few_steps() {
     }
 }
 
+/// Loses the shards without a reason, and starts others.
+fn lose(pair: &mut Pair) -> Option<SeqId> {
+    assert!(pair.scheduler.plan().is_some());
+    let blamed = pair.scheduler.lose();
+    assert_eq!(pair.scheduler.recover(LIMITS), []);
+    pair.scheduler.check_integrity().unwrap();
+    pair.shard = PretendShard::new(LIMITS);
+    blamed
+}
+
+/// Runs steps until a sequence has this many tokens more.
+fn generate(pair: &mut Pair, tokens: usize) {
+    let mut left = tokens;
+    while left > 0 {
+        left = left.saturating_sub(pair.step().unwrap().1.len());
+    }
+}
+
+#[test]
+fn losses_at_other_positions_do_not_convict_a_sequence() {
+    let mut pair = Pair::new(LIMITS);
+    let wanted = request(10, 25);
+    let id = pair.add(&wanted);
+    // Both losses have other causes: the second one happens where the first one did not.
+    generate(&mut pair, 2);
+    assert_eq!(lose(&mut pair), None);
+    generate(&mut pair, 4);
+    assert_eq!(lose(&mut pair), None);
+    assert_eq!(pair.scheduler.quarantined(), 1);
+    // The sequence is computed again alone when the shards are lost for another reason.
+    assert_eq!(lose(&mut pair), None, "no position was in flight in all losses");
+    assert_eq!(pair.scheduler.quarantined(), 1, "it is still a suspect");
+    // A sequence that is lost alone a second time is the cause, wherever it is.
+    assert_eq!(lose(&mut pair), Some(id));
+    assert_eq!((pair.scheduler.quarantined(), pair.scheduler.stats().used_blocks), (0, 0));
+}
+
+#[test]
+fn a_sequence_that_passes_its_positions_alone_is_not_lost() {
+    let mut pair = Pair::new(LIMITS);
+    let wanted = request(10, 25);
+    let id = pair.add(&wanted);
+    let mut run_all = Run::default();
+    for tokens in [2, 4] {
+        for _ in 0..tokens {
+            let (_, outputs) = pair.step().unwrap();
+            run_all.tokens.extend(outputs.iter().map(|output| (output.sequence, token(output))));
+        }
+        assert_eq!(lose(&mut pair), None);
+    }
+    assert_eq!(lose(&mut pair), None);
+    let rest = run(&mut pair);
+    run_all.tokens.extend(rest.tokens);
+    assert_eq!((rest.deaths, run_all.of(id)), (0, alone(&wanted, LIMITS.vocab_size).0));
+}
+
 #[test]
 fn only_sequences_with_rows_in_flight_are_suspects() {
     let mut pair = Pair::new(LIMITS);

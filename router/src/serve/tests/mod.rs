@@ -1,8 +1,10 @@
-//! Tests with real sockets: slow clients, clients that break off, and many clients.
+//! Tests of the server: slow clients, clients that break off, and many clients.
 
 mod bodies;
 mod ending;
+mod in_memory;
 mod probes;
+mod slow_clients;
 mod streams;
 
 use std::io;
@@ -11,8 +13,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_test_patience::patience;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -25,23 +28,28 @@ use crate::http::HttpConfig;
 use crate::service::{ModelInfo, RequestLimits, Service};
 use crate::test_support::{self, FakeEngine, Script};
 
+/// A limit that a test exceeds on purpose. Work that must be done within it runs on a paused clock.
 const SHORT_TIMEOUT: Duration = Duration::from_millis(200);
-const TEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Returns the longest time that a test waits.
+fn test_timeout() -> Duration {
+    patience(Duration::from_secs(30))
+}
 
 /// RequestLimits that a test exceeds only if it sets its own.
 fn generous_limits() -> ConnectionLimits {
     ConnectionLimits {
-        header_timeout: TEST_TIMEOUT * 2,
-        body_timeout: TEST_TIMEOUT * 2,
-        idle_timeout: TEST_TIMEOUT * 2,
-        write_timeout: TEST_TIMEOUT * 2,
+        header_timeout: test_timeout() * 2,
+        body_timeout: test_timeout() * 2,
+        idle_timeout: test_timeout() * 2,
+        write_timeout: test_timeout() * 2,
         ..ConnectionLimits::default()
     }
 }
 
 struct TestServer {
     address: SocketAddr,
-    engine: FakeEngine,
+    _engine: FakeEngine,
     stop: oneshot::Sender<()>,
     /// Completes when the server has ended.
     ended: JoinHandle<io::Result<()>>,
@@ -67,7 +75,7 @@ async fn start_with(script: Script, limits: RequestLimits, options: ServeOptions
     let (stop, stopped) = oneshot::channel::<()>();
     let asked = futures::stream::once(async { drop(stopped.await) });
     let ended = tokio::spawn(serve(listener, service, HttpConfig::default(), options, asked));
-    TestServer { address, engine, stop, ended }
+    TestServer { address, _engine: engine, stop, ended }
 }
 
 impl TestServer {
@@ -88,19 +96,28 @@ impl TestServer {
                 sleep(Duration::from_millis(10)).await;
             }
         };
-        timeout(TEST_TIMEOUT, serves).await.expect("a place becomes free");
+        timeout(test_timeout(), serves).await.expect("a place becomes free");
     }
 }
 
 /// Reads everything until the server closes. A reset counts as closing.
 async fn read_to_close(stream: &mut (impl AsyncRead + Unpin)) -> String {
     let mut bytes = Vec::new();
-    let _ = timeout(TEST_TIMEOUT, stream.read_to_end(&mut bytes)).await.expect("the server closes");
+    let _ = timeout(test_timeout(), stream.read_to_end(&mut bytes)).await.expect("the server closes");
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
 async fn write(stream: &mut (impl AsyncWrite + Unpin), text: &str) {
     stream.write_all(text.as_bytes()).await.unwrap();
+}
+
+/// Returns a request for a stream, with these additional headers.
+fn stream_request(headers: &str) -> String {
+    let body = r#"{"inputs":"a"}"#;
+    format!(
+        "POST /generate_stream HTTP/1.1\r\nhost: x\r\n{headers}content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
 }
 
 const HEALTH: &str = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n";
@@ -109,7 +126,7 @@ async fn read_headers(stream: &mut (impl AsyncRead + Unpin)) -> String {
     let mut text = String::new();
     while !text.ends_with("\r\n\r\n") {
         let mut byte = [0];
-        let read = timeout(TEST_TIMEOUT, stream.read_exact(&mut byte)).await.expect("in time");
+        let read = timeout(test_timeout(), stream.read_exact(&mut byte)).await.expect("in time");
         read.unwrap();
         text.push(byte[0].into());
     }
@@ -117,74 +134,13 @@ async fn read_headers(stream: &mut (impl AsyncRead + Unpin)) -> String {
 }
 
 #[tokio::test]
-async fn incomplete_headers_close_the_connection() {
-    let server = start(
-        Script::Say("x".into()),
-        ConnectionLimits { header_timeout: SHORT_TIMEOUT, ..generous_limits() },
-        None,
-    )
-    .await;
-    let mut silent = server.connect().await;
-    assert_eq!(read_to_close(&mut silent).await, "", "a silent connection is closed too");
-    let mut slow = server.connect().await;
-    // A connection with an earlier request is treated in the same way.
-    write(&mut slow, HEALTH).await;
-    assert!(read_headers(&mut slow).await.starts_with("HTTP/1.1 200"));
-    sleep(SHORT_TIMEOUT * 2).await;
-    let since = Instant::now();
-    let (mut reader, mut writer) = slow.into_split();
-    let dribble = tokio::spawn(async move {
-        for byte in "GET /health HTTP/1.1\r\nx: ".bytes().chain(std::iter::repeat(b'a')) {
-            if writer.write_all(&[byte]).await.is_err() {
-                break;
-            }
-            sleep(SHORT_TIMEOUT / 10).await;
-        }
-    });
-    assert_eq!(read_to_close(&mut reader).await, "");
-    assert!(since.elapsed() >= SHORT_TIMEOUT, "not before the timeout");
-    dribble.await.unwrap();
-}
-
-#[tokio::test]
-async fn idle_connections_are_closed_and_busy_ones_are_not() {
+async fn an_idle_connection_of_probes_is_closed() {
     let limits = ConnectionLimits { idle_timeout: SHORT_TIMEOUT, ..generous_limits() };
-    let server = start(Script::Forever("abcdefgh".into()), limits, None).await;
+    let server = start(Script::Say("x".into()), limits, None).await;
     let mut idle = server.connect().await;
     write(&mut idle, HEALTH).await;
     assert!(read_headers(&mut idle).await.starts_with("HTTP/1.1 200"));
     assert_eq!(read_to_close(&mut idle).await, "");
-    let mut busy = server.connect().await;
-    let body = r#"{"inputs":"a"}"#;
-    write(
-        &mut busy,
-        &format!(
-            "POST /generate_stream HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        ),
-    )
-    .await;
-    read_headers(&mut busy).await;
-    let text = read_to_close(&mut busy).await;
-    assert!(text.contains("\"index\":1022"), "all of it");
-}
-
-#[tokio::test]
-async fn an_incomplete_body_is_an_error() {
-    let server = start(
-        Script::Say("x".into()),
-        ConnectionLimits { body_timeout: SHORT_TIMEOUT, ..generous_limits() },
-        None,
-    )
-    .await;
-    let mut slow = server.connect().await;
-    write(
-        &mut slow,
-        "POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{",
-    )
-    .await;
-    let text = read_to_close(&mut slow).await;
-    assert!(text.starts_with("HTTP/1.1 400") && text.contains("took too long"), "{text}");
 }
 
 #[tokio::test]
@@ -216,36 +172,6 @@ async fn a_connection_beyond_the_limit_gets_status_503() {
     server.serves_one_more().await;
 }
 
-#[tokio::test]
-async fn a_client_that_stops_reading_is_dropped_without_slowing_others() {
-    let limits = ConnectionLimits { write_timeout: SHORT_TIMEOUT, max_connections: 2, ..generous_limits() };
-    let server = start(Script::Forever("abcdefgh".into()), limits, None).await;
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.set_recv_buffer_size(4096).unwrap();
-    let mut stopped = socket.connect(server.address).await.unwrap();
-    // The responses exceed the buffers on the way: each has about 100 kB.
-    let body = r#"{"inputs":"a"}"#;
-    let request = format!(
-        "POST /generate_stream HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    write(&mut stopped, &request.repeat(64)).await;
-    let other = async {
-        let mut client = server.connect().await;
-        write(&mut client, &request.replace("host: x", "host: x\r\nconnection: close")).await;
-        let text = read_to_close(&mut client).await;
-        assert!(text.contains("\"index\":1022"), "the other stream is whole");
-    };
-    other.await;
-    // Another client takes one of the two permits. The other permit is free only after the stopped
-    // connection has ended.
-    let mut held = server.connect().await;
-    write(&mut held, HEALTH).await;
-    read_headers(&mut held).await;
-    server.serves_one_more().await;
-    drop(stopped);
-}
-
 /// Writes a self-signed certificate for `localhost` and its key to files.
 fn certificate() -> (tempfile::TempDir, PathBuf, PathBuf) {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
@@ -259,9 +185,8 @@ fn certificate() -> (tempfile::TempDir, PathBuf, PathBuf) {
 #[tokio::test]
 async fn tls_serves_both_http_versions_and_drops_incomplete_handshakes() {
     let (_folder, cert, key) = certificate();
-    let tls = Tls::from_files(&cert, &key).unwrap();
-    let limits = ConnectionLimits { header_timeout: SHORT_TIMEOUT, ..generous_limits() };
-    let server = start(Script::Say("x".into()), limits, Some(tls)).await;
+    let tls = || Some(Tls::from_files(&cert, &key).unwrap());
+    let server = start(Script::Say("x".into()), generous_limits(), tls()).await;
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(&cert).unwrap()).unwrap();
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -295,7 +220,9 @@ async fn tls_serves_both_http_versions_and_drops_incomplete_handshakes() {
     let body = axum::body::to_bytes(axum::body::Body::new(response.into_body()), 1000).await.unwrap();
     assert_eq!(body, r#"{"generated_text":"x"}"#);
 
-    let mut silent = server.connect().await;
+    let limits = ConnectionLimits { header_timeout: SHORT_TIMEOUT, ..generous_limits() };
+    let impatient = start(Script::Say("x".into()), limits, tls()).await;
+    let mut silent = impatient.connect().await;
     assert_eq!(read_to_close(&mut silent).await, "");
     let mut plain = server.connect().await;
     write(&mut plain, HEALTH).await;

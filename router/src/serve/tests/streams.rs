@@ -1,4 +1,4 @@
-//! Tests HTTP/2 streams whose windows stay closed.
+//! Tests HTTP/2 streams whose windows stay closed. The clock is paused.
 
 use axum::body::Body;
 use axum::http::{Request, Response};
@@ -7,12 +7,13 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 
+use super::in_memory::InMemoryServer;
 use super::*;
 
 /// Opens a connection with this initial window for each stream. The task completes when the server
 /// has closed the connection.
-async fn connect(server: &TestServer, window: u32) -> (SendRequest<Body>, JoinHandle<()>) {
-    let io = TokioIo::new(server.connect().await);
+async fn connect(server: &InMemoryServer, window: u32) -> (SendRequest<Body>, JoinHandle<()>) {
+    let io = TokioIo::new(server.connect());
     let mut builder = Builder::new(TokioExecutor::new());
     let (sender, connection) = builder.initial_stream_window_size(window).handshake(io).await.unwrap();
     (sender, tokio::spawn(async { drop(connection.await) }))
@@ -28,11 +29,11 @@ async fn ask(sender: &mut SendRequest<Body>) -> Response<Incoming> {
     response
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_stream_that_is_not_read_is_cancelled_beside_one_that_is() {
     let limits = ConnectionLimits { write_timeout: SHORT_TIMEOUT, ..generous_limits() };
     // The answer is longer than the window, and then the model generates nothing more.
-    let mut server = start(Script::Silence("abcdefgh".into()), limits, None).await;
+    let mut server = InMemoryServer::start(Script::Silence("abcdefgh".into()), limits);
     let (mut sender, closed) = connect(&server, 16).await;
     let mut read = ask(&mut sender).await.into_body();
     let mut stalled = Vec::new();
@@ -47,7 +48,7 @@ async fn a_stream_that_is_not_read_is_cancelled_beside_one_that_is() {
         (bytes, read)
     });
     for _ in 0..3 {
-        timeout(TEST_TIMEOUT, server.engine.cancelled.recv())
+        timeout(test_timeout(), server.engine.cancelled.recv())
             .await
             .expect("a stalled request is cancelled")
             .unwrap();
@@ -59,28 +60,27 @@ async fn a_stream_that_is_not_read_is_cancelled_beside_one_that_is() {
     assert!(!closed.is_finished());
     // Without this stream, only stalled streams are left.
     drop(read);
-    timeout(TEST_TIMEOUT, closed).await.expect("the connection is closed").unwrap();
+    timeout(test_timeout(), closed).await.expect("the connection is closed").unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_connection_with_closed_windows_is_dropped() {
-    let limits = ConnectionLimits { write_timeout: SHORT_TIMEOUT, max_connections: 1, ..generous_limits() };
-    let mut server = start(Script::Silence("abcdefgh".into()), limits, None).await;
+    let limits = ConnectionLimits { write_timeout: SHORT_TIMEOUT, ..generous_limits() };
+    let mut server = InMemoryServer::start(Script::Silence("abcdefgh".into()), limits);
     let (mut sender, closed) = connect(&server, 0).await;
     let _unread = [ask(&mut sender).await, ask(&mut sender).await];
     for _ in 0..2 {
-        timeout(TEST_TIMEOUT, server.engine.cancelled.recv())
+        timeout(test_timeout(), server.engine.cancelled.recv())
             .await
             .expect("a stalled request is cancelled")
             .unwrap();
     }
-    timeout(TEST_TIMEOUT, closed).await.expect("the connection is closed").unwrap();
-    server.serves_one_more().await;
+    timeout(test_timeout(), closed).await.expect("the connection is closed").unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_body_that_is_too_long_is_refused_at_once() {
-    let server = start(Script::Say("x".into()), generous_limits(), None).await;
+    let server = InMemoryServer::start(Script::Say("x".into()), generous_limits());
     let (mut sender, _closed) = connect(&server, 65535).await;
     // The body is announced and never sent.
     let body = Body::from_stream(futures::stream::pending::<Result<&[u8], io::Error>>());
@@ -89,7 +89,7 @@ async fn a_body_that_is_too_long_is_refused_at_once() {
         .header("content-length", "2000001")
         .body(body)
         .unwrap();
-    let response = timeout(TEST_TIMEOUT, sender.send_request(request)).await.expect("at once").unwrap();
+    let response = timeout(test_timeout(), sender.send_request(request)).await.expect("at once").unwrap();
     assert_eq!(response.status(), 413);
     let text = response.into_body().collect().await.unwrap().to_bytes();
     assert!(String::from_utf8_lossy(&text).contains("length limit exceeded"), "{text:?}");

@@ -41,6 +41,7 @@ fn tokenizers() -> [Tokenizer; 2] {
 /// grammar does not allow `leads`.
 async fn random(tokenizer: &Tokenizer, grammar: &Grammar, seed: u64, leads: &str) -> Option<(String, bool)> {
     let vocab_size = tokenizer.size();
+    let _still = test_support::still_clock();
     let compiled =
         GrammarCompiler::new(tokenizer.clone(), Arc::new([EOS])).compile(grammar, vocab_size).await.unwrap();
     let mut random = StdRng::seed_from_u64(seed);
@@ -100,7 +101,7 @@ fn check(text: &str, format: ToolFormat, tools: &AllowedTools, ended: bool) -> u
     delta.calls.len()
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn required_calls_start_with_the_first_token() {
     for tokenizer in tokenizers() {
         for format in formats() {
@@ -120,7 +121,7 @@ async fn required_calls_start_with_the_first_token() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn usual_schemas_are_accepted() {
     let parameters = json!({
         "$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "title": "R&D & more & more & so on & on & on & on & on & on",
@@ -143,7 +144,7 @@ async fn usual_schemas_are_accepted() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn optional_calls_are_restricted_after_their_marker() {
     for tokenizer in tokenizers() {
         for (format, mark) in [
@@ -189,7 +190,7 @@ async fn optional_calls_are_restricted_after_their_marker() {
 }
 
 /// Llama 3 calls tools with plain JSON, so that other JSON must be distinguished from calls.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn json_that_is_not_a_call_is_text() {
     let tools = tools(ToolChoice::Auto, true);
     for tokenizer in tokenizers() {
@@ -221,7 +222,7 @@ async fn json_that_is_not_a_call_is_text() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn answers_without_calls_have_the_requested_form() {
     let answer = json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"],
                         "additionalProperties": false});
@@ -249,7 +250,7 @@ async fn answers_without_calls_have_the_requested_form() {
 }
 
 /// A call with one argument of each kind: a free string, an enumeration, JSON, and a reference.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn tagged_arguments_follow_their_schemas() {
     let parameters = json!({
         "type": "object", "required": ["s", "e", "n"], "$defs": {"place": {"enum": ["here", 7]}},
@@ -309,7 +310,7 @@ fn copies_of_definitions_are_bounded() {
 }
 
 /// Calls of gpt-oss follow any messages in the channels for reasoning and remarks.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn calls_of_harmony_follow_the_reasoning() {
     let format = ToolFormat::Harmony;
     for tokenizer in tokenizers() {
