@@ -87,7 +87,7 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }
 
-/// What all ranks of a group have in common.
+/// The settings that all ranks of a group share.
 #[derive(Clone, Copy)]
 struct Settings {
     wire: &'static str,
@@ -190,7 +190,8 @@ fn a_killed_rank_leaves_no_rank_waiting_and_nothing_behind() {
     let before = left_behind();
     for &wire in wires() {
         for (world_size, victim) in [(2, 0), (2, 1), (4, 0), (4, 2)] {
-            // A rank that is slow may be missed before the other one is killed, with the same result.
+            // A rank that is slow may be missed before the other one is killed, with the same
+            // result.
             let mut ranks = start(Settings { wire, world_size, rounds: usize::MAX, call: SHORT });
             thread::sleep(Duration::from_millis(100));
             ranks[victim].child.kill().unwrap();

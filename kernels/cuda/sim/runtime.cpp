@@ -102,8 +102,8 @@ thread_local Machine machine;
 namespace {
 
 constexpr size_t kStack = 256 << 10;
-// The time that a block may wait for memory that another thread should write. Only a deadlock reaches
-// it: on a busy machine the other thread may not run for many seconds.
+// The time that a block may wait for memory that another thread should write. Only a deadlock
+// reaches it: on a busy machine the other thread may not run for many seconds.
 constexpr auto kSpinLimit = std::chrono::minutes(10);
 
 Kernel *kernels = nullptr;

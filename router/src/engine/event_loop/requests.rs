@@ -122,8 +122,8 @@ impl EngineLoop<'_> {
         self.fail(id, failure);
     }
 
-    /// Fails a request that caused the loss of the shards: they were lost at least three times while
-    /// it was in flight, the last time while it ran alone. The server continues.
+    /// Fails a request that caused the loss of the shards: they were lost at least three times
+    /// while it was in flight, the last time while it ran alone. The server continues.
     pub(super) fn fail_blamed(&mut self, id: SeqId) {
         metrics::blamed();
         tracing::error!(

@@ -1,4 +1,5 @@
-//! Requests that complete, are cancelled, or are drained. The clock is paused where one thread runs.
+//! Requests that complete, are cancelled, or are drained. The clock is paused where one thread
+//! runs.
 
 use std::time::Duration;
 

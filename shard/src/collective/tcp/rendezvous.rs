@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use crate::collective::address::GroupToken;
 use crate::collective::{CollectiveError, Operation};
 
-/// Time that a connection has to send its hello message. A rank whose machine stops for some seconds
-/// must not be turned away, and silent connections need no shorter limit, because new ones replace
-/// them ([`MAX_PENDING`]).
+/// Time that a connection has to send its hello message. A rank whose machine stops for some
+/// seconds must not be turned away, and silent connections need no shorter limit, because new ones
+/// replace them ([`MAX_PENDING`]).
 const HELLO_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The most connections that have not sent their hello message. A further connection replaces the
