@@ -26,7 +26,7 @@ pub use observer::{Latencies, ObserverClient};
 pub use raw::{Attack, AttackOutcome, attack, raw_post};
 pub use server::{
     Server, binary, cpu_seconds, cpu_seconds_of_ended_children, free_port, grammar_workers_of, private_bytes,
-    shards_of, signal, try_signal,
+    resident_bytes, shards_of, signal, try_signal,
 };
 pub use step_log::{LoggedRow, LoggedStep, StepLogFile};
 pub use worker_node::{SecretFile, WorkerNode};

@@ -285,8 +285,17 @@ fn seconds_in_stat(pid: u32, fields: Range<usize>) -> f64 {
 /// resident memory, it does not depend on how much of the binary and of mapped files the system
 /// keeps in memory.
 pub fn private_bytes(pid: u32) -> u64 {
+    bytes_in_status(pid, "RssAnon:")
+}
+
+/// Returns the resident memory of a process in bytes, for benchmarks.
+pub fn resident_bytes(pid: u32) -> u64 {
+    bytes_in_status(pid, "VmRSS:")
+}
+
+fn bytes_in_status(pid: u32, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap_or_default();
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 

@@ -144,13 +144,13 @@ fn losses_at_other_positions_do_not_convict_a_sequence() {
     assert_eq!(lose(&mut pair), None);
     generate(&mut pair, 4);
     assert_eq!(lose(&mut pair), None);
-    assert_eq!(pair.scheduler.quarantined(), 1);
+    assert_eq!(pair.scheduler.stats().quarantined, 1);
     // The sequence is computed again alone when the shards are lost for another reason.
     assert_eq!(lose(&mut pair), None, "no position was in flight in all losses");
-    assert_eq!(pair.scheduler.quarantined(), 1, "it is still a suspect");
+    assert_eq!(pair.scheduler.stats().quarantined, 1, "it is still a suspect");
     // A sequence that is lost alone a second time is the cause, wherever it is.
     assert_eq!(lose(&mut pair), Some(id));
-    assert_eq!((pair.scheduler.quarantined(), pair.scheduler.stats().used_blocks), (0, 0));
+    assert_eq!((pair.scheduler.stats().quarantined, pair.scheduler.stats().used_blocks), (0, 0));
 }
 
 #[test]
