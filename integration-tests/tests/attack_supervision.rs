@@ -77,9 +77,11 @@ fn truncate(path: &Path, bytes: u64) {
     File::options().write(true).open(path).unwrap().set_len(bytes).unwrap();
 }
 
-/// The timeouts of the tests that pause processes. A busy machine may not use them up.
+/// The timeouts of the tests that pause processes. A busy machine may not use them up, and a pause
+/// of 5/4 of them must be shorter than the 10 s after which a node that is not paused replaces its
+/// rank.
 fn short_timeout() -> Duration {
-    patience(Duration::from_secs(2))
+    patience(Duration::from_secs(2)).min(Duration::from_secs(6))
 }
 
 /// Returns flags that set the timeouts with these names to [`short_timeout`].

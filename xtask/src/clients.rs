@@ -4,9 +4,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::cargo::{cargo, cargo_test};
+use crate::cargo::cargo_test;
 use crate::features::FEATURES;
-use crate::{install, pytest};
+use crate::{install, pytest, suites};
 
 /// The pinned packages that `clients` installs.
 const CLIENTS: &str = "integration-tests/clients";
@@ -51,7 +51,7 @@ pub(crate) fn agents(arguments: &[String]) -> bool {
     let ready = install::python(pinned, &python)
         && install::python(&pinned.join("aider"), &aider)
         && install::node(pinned, &node)
-        && cargo(&["build", "--workspace", FEATURES, "--bin", "millrace"]);
+        && suites::build_binary();
     if !ready {
         return false;
     }

@@ -3,8 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::cargo::cargo;
-use crate::{install, pytest};
+use crate::{install, pytest, suites};
 
 /// The tests, and the pinned packages that they need.
 const TESTS: &str = "integration-tests/deploy";
@@ -14,9 +13,7 @@ const TESTS: &str = "integration-tests/deploy";
 pub(crate) fn run(arguments: &[String]) -> bool {
     let Ok(root) = std::env::current_dir() else { return false };
     let installed = root.join("target/deploy");
-    // These are the packages and features of `cargo xtask test`, so nothing is built twice.
-    let build = ["build", "--workspace", crate::features::FEATURES, "--bin", "millrace"];
-    if !(install::python(Path::new(TESTS), &installed) && cargo(&build)) {
+    if !(install::python(Path::new(TESTS), &installed) && suites::build_binary()) {
         return false;
     }
     let python = || {

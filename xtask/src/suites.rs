@@ -27,6 +27,13 @@ pub(crate) fn test() -> bool {
     true
 }
 
+/// Builds the binary as the tests do. The test `version` belongs to the launcher and makes Cargo
+/// build it. `cargo build` would build every crate again, without the features of the tests'
+/// dependencies.
+pub(crate) fn build_binary() -> bool {
+    cargo(&["test", "--workspace", FEATURES, "--test", "version", "--no-run"])
+}
+
 /// Writes `docs/compatibility.md` from the server's answers.
 pub(crate) fn compatibility() -> bool {
     let test = ["test", "--workspace", FEATURES, "--lib", "http::tests::compatibility"];
