@@ -5,6 +5,8 @@ mod changes;
 mod runner;
 mod stages;
 
+use std::time::Duration;
+
 use changes::Change;
 use stages::{Runs, SHARED, STAGES, Stage};
 
@@ -32,17 +34,15 @@ pub(crate) fn run(arguments: &[String]) -> bool {
         .collect();
     leave_covered_out(&mut all);
     print!("{}", list(&all));
-    has("--list") || runner::run(all.iter().filter(|(_, choice)| choice.runs).map(|(stage, _)| stage.command))
+    let chosen: Vec<&Stage> = all.iter().filter(|(_, choice)| choice.runs).map(|(stage, _)| *stage).collect();
+    has("--list") || runner::run(&chosen, budget())
 }
 
 /// Runs all stages of the gate and of the night, or those whose commands begin with `filter`.
 /// Returns whether all passed.
 pub(crate) fn nightly(filter: Option<&str>) -> bool {
-    let chosen: Vec<&str> = STAGES
-        .iter()
-        .map(|stage| stage.command)
-        .filter(|command| filter.is_none_or(|filter| command.starts_with(filter)))
-        .collect();
+    let is_wanted = |stage: &&Stage| filter.is_none_or(|filter| stage.command.starts_with(filter));
+    let chosen: Vec<&Stage> = STAGES.iter().filter(is_wanted).collect();
     if chosen.is_empty() {
         let names: Vec<_> = STAGES.iter().map(|stage| stage.command).collect();
         eprintln!(
@@ -51,7 +51,13 @@ pub(crate) fn nightly(filter: Option<&str>) -> bool {
         );
         return false;
     }
-    runner::run(chosen.into_iter())
+    runner::run(&chosen, None)
+}
+
+/// Returns the time that the gate may take: so many minutes as the variable says, or any.
+fn budget() -> Option<Duration> {
+    let minutes: u64 = std::env::var("MILLRACE_GATE_MINUTES").ok()?.parse().ok()?;
+    Some(Duration::from_secs(60 * minutes))
 }
 
 /// Decides whether a stage runs. Where the changes are not known, all stages run.

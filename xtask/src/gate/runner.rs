@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use super::stages::{Runs, Stage};
 use crate::cargo::cargo_path;
 use crate::steady::{self, MARK};
 
@@ -23,20 +24,31 @@ struct Outcome {
 }
 
 /// Runs `cargo xtask COMMAND` for each stage. A stage that fails does not keep the next one from
-/// running. Returns whether all passed.
-pub(super) fn run<'a>(stages: impl Iterator<Item = &'a str>) -> bool {
-    let outcomes: Vec<Outcome> = stages
-        .map(|command| {
-            println!("=== {command}");
-            let mut cargo = Command::new(cargo_path());
-            cargo.args(["xtask"]).args(command.split(' '));
-            let outcome = run_one(command, &mut cargo);
-            println!("=== {}", line(&outcome));
-            outcome
-        })
-        .collect();
-    print!("{}", summary(&outcomes));
+/// running. Optional stages that would end after `budget` are left out, and named at the end: on a
+/// slow machine, a run that is cut off would say nothing. Returns whether all that ran passed.
+pub(super) fn run(stages: &[&Stage], budget: Option<Duration>) -> bool {
+    let begin = Instant::now();
+    let (mut outcomes, mut late) = (Vec::new(), Vec::new());
+    for stage in stages {
+        if !fits(stage, begin.elapsed(), budget) {
+            late.push(stage.command);
+            continue;
+        }
+        println!("=== {}", stage.command);
+        let mut cargo = Command::new(cargo_path());
+        cargo.args(["xtask"]).args(stage.command.split(' '));
+        let outcome = run_one(stage.command, &mut cargo);
+        println!("=== {}", line(&outcome));
+        outcomes.push(outcome);
+    }
+    print!("{}", summary(&outcomes, &late));
     outcomes.iter().all(|outcome| outcome.passed)
+}
+
+/// Whether a stage must run, or ends within the budget.
+fn fits(stage: &Stage, elapsed: Duration, budget: Option<Duration>) -> bool {
+    let expected = Duration::from_secs(60 * u64::from(stage.minutes));
+    matches!(stage.runs, Runs::Always) || budget.is_none_or(|budget| elapsed + expected <= budget)
 }
 
 fn run_one(name: &str, command: &mut Command) -> Outcome {
@@ -61,8 +73,8 @@ fn line(outcome: &Outcome) -> String {
 }
 
 /// Returns the last lines of the run: the end of each failed stage's output, the seconds of all
-/// stages, unsteady tests, and how to repeat what failed.
-fn summary(outcomes: &[Outcome]) -> String {
+/// stages, unsteady tests, stages that were left out, and how to repeat what failed.
+fn summary(outcomes: &[Outcome], late: &[&str]) -> String {
     let mut text = String::new();
     for failed in outcomes.iter().filter(|outcome| !outcome.passed) {
         text += &format!("\n=== the last lines of {}\n", failed.command);
@@ -74,6 +86,9 @@ fn summary(outcomes: &[Outcome]) -> String {
     text += &format!("{} stages in {} s\n", outcomes.len(), total.as_secs());
     for unsteady in outcomes.iter().flat_map(|outcome| &outcome.unsteady) {
         text += &format!("{unsteady}\n");
+    }
+    for command in late {
+        text += &format!("LEFT OUT for lack of time: cargo xtask {command}\n");
     }
     for failed in outcomes.iter().filter(|outcome| !outcome.passed) {
         text += &format!("{} failed; repeat it with: cargo xtask {0}\n", failed.command);
@@ -95,7 +110,7 @@ mod tests {
     fn the_last_lines_say_what_failed_and_how_to_repeat_it() {
         let good = run_one("lint", &mut shell("echo fine; echo 'UNSTEADY: --lib a::b'"));
         let bad = run_one("sim one", &mut shell("seq 1 40; echo broken >&2; exit 3"));
-        let text = summary(&[good, bad]);
+        let text = summary(&[good, bad], &["arm64"]);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[1], "=== the last lines of sim one");
         assert_eq!((lines[2], lines[1 + TAIL]), ("12", "broken"));
@@ -103,7 +118,20 @@ mod tests {
             text.contains("passed      0 s  lint\nFAILED      0 s  sim one\n2 stages in 0 s\n"),
             "{text}"
         );
-        assert!(text.contains("\nUNSTEADY: --lib a::b\n"), "{text}");
+        assert!(
+            text.contains("\nUNSTEADY: --lib a::b\nLEFT OUT for lack of time: cargo xtask arm64\n"),
+            "{text}"
+        );
         assert_eq!(lines.last(), Some(&"sim one failed; repeat it with: cargo xtask sim one"));
+    }
+
+    #[test]
+    fn optional_stages_that_would_end_too_late_are_left_out() {
+        let stage = |runs| Stage { command: "x", runs, minutes: 9, covered_by: None };
+        let (always, optional) = (stage(Runs::Always), stage(Runs::IfTouched(&[])));
+        let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+        assert!(fits(&optional, minutes(66), Some(minutes(75))));
+        assert!(!fits(&optional, minutes(67), Some(minutes(75))));
+        assert!(fits(&optional, minutes(67), None) && fits(&always, minutes(90), Some(minutes(75))));
     }
 }
