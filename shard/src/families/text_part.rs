@@ -65,7 +65,11 @@ const SAME_AS: &[(&str, &str)] =
     &[("qwen2_vl_text", "qwen2"), ("qwen2_5_vl_text", "qwen2"), ("qwen3_vl_text", "qwen3")];
 
 /// Keys of the whole model that hold for the text part too, unless that has them itself.
-const SHARED_KEYS: [&str; 4] = ["dtype", "torch_dtype", "quantization_config", "tie_word_embeddings"];
+const SHARED_KEYS: [&str; 3] = ["dtype", "torch_dtype", "quantization_config"];
+
+/// The key that holds for the whole model, whatever the text part has: transformers ties the
+/// weights of the whole model.
+const TIED: &str = "tie_word_embeddings";
 
 /// Returns the configuration of the decoder: `config` itself, or that of its text part if the model
 /// also reads images.
@@ -91,6 +95,9 @@ pub(super) fn of(config: Config) -> Result<Config, ConfigError> {
         if let Some(value) = config.optional(key)? {
             text.insert_absent(key, value);
         }
+    }
+    if let Some(tied) = config.optional(TIED)? {
+        text.replace(TIED, tied);
     }
     for &(key, value) in model.absent {
         text.insert_absent(key, value.into());
