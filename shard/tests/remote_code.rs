@@ -182,7 +182,7 @@ fn published_outputs_of_baichuan_7b() {
             "model_type": "baichuan", "architectures": ["BaiChuanForCausalLM"], "torch_dtype": "float32",
             "vocab_size": {VOCAB}, "hidden_size": {HIDDEN}, "intermediate_size": 96, "num_hidden_layers": 1,
             "num_attention_heads": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "hidden_act": "silu",
-            "tie_word_embeddings": false
+            "tie_word_embeddings": true
         }}"#
     );
     let in_file = [
