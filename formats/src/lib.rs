@@ -25,6 +25,7 @@ mod llama2c;
 mod mapped_file;
 mod model_file;
 mod pytorch;
+pub mod regular_file;
 mod source;
 mod special_numbers;
 #[cfg(test)]

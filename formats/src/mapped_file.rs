@@ -11,22 +11,14 @@ use memmap2::{Advice, Mmap};
 
 use crate::error::Error;
 use crate::guard::Guard;
+use crate::regular_file;
 
-/// Opens a regular file for reading. Returns `None` if the file does not exist. Anything but a
-/// regular file is refused at once, because opening a FIFO without a writer would block forever.
+/// Opens a regular file for reading. Returns `None` if the file does not exist.
 pub(crate) fn open(path: &Path) -> io::Result<Option<File>> {
-    let mut options = File::options();
-    options.read(true);
-    #[cfg(target_os = "linux")]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
-    let file = match options.open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    match file.metadata()?.is_file() {
-        true => Ok(Some(file)),
-        false => Err(io::Error::new(ErrorKind::InvalidInput, "it is not a regular file")),
+    match regular_file::open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

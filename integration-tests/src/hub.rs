@@ -46,6 +46,8 @@ pub enum Fault {
     /// The connection stays open after so many bytes of the body, but nothing more comes until the
     /// client gives up, or [`FakeHub::end_stalls`] is called.
     StallAfter(usize),
+    /// After so many bytes of the body, one more comes every 20 ms.
+    TrickleAfter(usize),
     /// So many bytes of the body come at once, with a short pause after each.
     Slow(usize),
     /// The bytes of the body are wrong.
@@ -290,6 +292,14 @@ impl HubState {
             Some(Fault::StallAfter(bytes)) => {
                 connection.write_all(&part[..bytes.min(part.len())])?;
                 self.stall(connection)
+            }
+            Some(Fault::TrickleAfter(bytes)) => {
+                let (first, rest) = part.split_at(bytes.min(part.len()));
+                connection.write_all(first)?;
+                rest.chunks(1).try_for_each(|byte| {
+                    std::thread::sleep(Duration::from_millis(20));
+                    connection.write_all(byte)
+                })
             }
             Some(Fault::Slow(bytes)) => part.chunks(bytes).try_for_each(|bytes| {
                 std::thread::sleep(Duration::from_millis(20));

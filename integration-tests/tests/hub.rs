@@ -142,6 +142,12 @@ fn a_link_that_stalls_is_given_up_and_continued() {
     assert_complete(&output, folder.path());
     let starts: Vec<_> = hub.requests().into_iter().filter(is_weights).map(|request| request.start).collect();
     assert_eq!(starts, [None, Some(700_000)]);
+    // A link that trickles would take weeks.
+    let trickle = self::folder();
+    hub.set_faults(for_weights(1, Fault::TrickleAfter(700_000)));
+    let output = hub.download(trickle.path(), &[("HF_HUB_DOWNLOAD_TIMEOUT", &timeout)], &[]);
+    assert_complete(&output, trickle.path());
+    assert!(log(&output).contains("model.safetensors: only "), "{}", log(&output));
     // A slow link is no stalled one.
     let slow = self::folder();
     hub.set_faults(for_weights(1, Fault::Slow(100_000)));

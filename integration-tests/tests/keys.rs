@@ -97,3 +97,40 @@ fn max_best_of_bounds_n() {
     body["n"] = json!(17);
     assert_eq!(post(&server.url("/v1/chat/completions"), &body).status, 400);
 }
+
+/// Two requests of one key with thousands of texts leave room for another key.
+#[test]
+fn a_key_below_its_share_is_accepted_at_the_limit() {
+    let server = Server::start(&["--api-key", "greedy,modest", "--max-concurrent-requests", "8"]);
+    let endless = json!({"inputs": "Once upon a time", "parameters": {"max_new_tokens": 900}});
+    let open = |key: &str| {
+        let config = ureq::Agent::config_builder().http_status_as_error(false).build();
+        let request = ureq::Agent::new_with_config(config).post(server.url("/generate_stream"));
+        request.header("x-api-key", key).send_json(&endless).unwrap()
+    };
+    // The streams stay open as long as these responses.
+    let mut streams: Vec<_> = (0..8).map(|_| open("greedy")).collect();
+    assert!(streams.iter().all(|stream| stream.status() == 200));
+    assert_eq!(open("greedy").status(), 429, "one key alone has the limit exactly");
+    // The other key has half of the places, and the limit holds for it, too.
+    for _ in 0..4 {
+        streams.push(open("modest"));
+        assert_eq!(streams.last().unwrap().status(), 200);
+    }
+    assert_eq!(open("modest").status(), 429);
+    assert_eq!(open("greedy").status(), 429);
+    drop(streams);
+
+    let texts: Vec<String> = (0..2048).map(|n| format!("Rosa bought {n} lemons on Monday.")).collect();
+    let embed = || {
+        let body = json!({"model": "m", "input": texts});
+        post_with(&server.url("/v1/embeddings"), &[("authorization", "Bearer greedy")], &body).status
+    };
+    std::thread::scope(|scope| {
+        let floods = [scope.spawn(embed), scope.spawn(embed)];
+        while floods.iter().any(|flood| !flood.is_finished()) {
+            let answer = ask(&server, "modest", &chat());
+            assert_eq!(answer.status, 200, "{}", answer.body);
+        }
+    });
+}

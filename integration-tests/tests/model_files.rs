@@ -97,6 +97,26 @@ fn a_silent_request_is_sampled_as_generation_config_says() {
     assert!(texts(&server).iter().any(|text| *text != greedy));
 }
 
+/// llguidance has no place for a token of more than 1,024 bytes.
+#[test]
+fn a_grammar_never_needs_a_token_that_is_too_long() {
+    let model = ModelCopy::new("long-token");
+    model.edit("tokenizer.json", |tokenizer| {
+        let vocabulary = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+        // A token that no merge makes, so that texts are divided as before.
+        let unused = vocabulary.iter().find(|(_, id)| **id == json!(TILDE)).unwrap().0.clone();
+        vocabulary.remove(&unused);
+        vocabulary.insert("x".repeat(1500), json!(TILDE));
+    });
+    let server = Server::start(&["--model-id", model.path()]);
+    let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": {
+        "type": "object", "properties": {"name": {"type": "string", "maxLength": 5}}, "required": ["name"],
+        "additionalProperties": false}}});
+    let body = chat(&server, &json!({"response_format": format, "temperature": 0})).body;
+    let text = body["choices"][0]["message"]["content"].as_str().unwrap();
+    assert!(serde_json::from_str::<Value>(text).unwrap()["name"].is_string(), "{text}");
+}
+
 /// The demo model's pattern in one expression. A digit ends a run of white space, as a word does
 /// not.
 const PATTERN: &str = r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+";

@@ -9,12 +9,16 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, ArgMatches, Command};
+use millrace_formats::regular_file;
 use toml::{Table, Value};
 
 use crate::cli::known_elsewhere;
 
 /// Lowest Jaro-Winkler similarity at which an existing name is suggested for an unknown one.
 const NEAR: f64 = 0.7;
+
+/// The maximum number of bytes of the file.
+const MAX_CONFIG: u64 = 1 << 20;
 
 /// Parses the command line of this process, whose subcommand may name a file with more flags. Ends
 /// the process if the command line is wrong or asks for help.
@@ -78,7 +82,7 @@ fn with_hint(mut error: clap::Error) -> clap::Error {
 
 fn read(path: &Path) -> Result<Table> {
     let about = || format!("--config {}", path.display());
-    let text = std::fs::read_to_string(path).with_context(about)?;
+    let text = regular_file::read_text(path, MAX_CONFIG).with_context(about)?;
     text.parse().with_context(about)
 }
 

@@ -14,14 +14,19 @@ mod logging;
 mod model;
 mod nodes;
 mod progress;
+mod reload;
 mod report;
 mod shard_message;
+mod sizes;
 mod stack;
 mod telemetry;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
+
+/// The exit code of a command line that is not understood, as the library for command lines has it.
+const USAGE_ERROR: u8 = 2;
 
 fn main() -> ExitCode {
     #[cfg(target_os = "linux")]
@@ -35,14 +40,20 @@ fn main() -> ExitCode {
         );
     }
     let _flush = logging::FlushAtEnd;
-    let arguments = cli::with_subcommand(std::env::args_os().collect());
+    let (arguments, replaced) = match cli::translated(cli::with_subcommand(std::env::args_os().collect())) {
+        Ok(translated) => translated,
+        Err(sentence) => {
+            logging::say(&format!("error: {sentence}"));
+            return ExitCode::from(USAGE_ERROR);
+        }
+    };
     let subcommand = arguments.get(1).map(|name| name.to_string_lossy()).unwrap_or_default();
     let (command, warnings) =
         environment::without_foreign(cli::Cli::command(), &subcommand, |name| std::env::var_os(name));
-    warnings.iter().for_each(|warning| logging::say(&format!("warning: {warning}")));
+    replaced.iter().chain(&warnings).for_each(|warning| logging::say(&format!("warning: {warning}")));
     let outcome = config::parse(command, &arguments).and_then(|matches| {
         let cli = cli::Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-        run(cli.command)
+        run(cli.command.with_named_model())
     });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use millrace_formats::regular_file;
 use millrace_shard::Source;
 
 use crate::cli::{LoadFormat, ModelArgs};
@@ -217,13 +218,16 @@ fn locate_cached(cache: &Path, name: &str, revision: &str) -> Result<PathBuf> {
             }
         );
     }
-    let commit = std::fs::read_to_string(repository.join("refs").join(revision));
+    let commit = regular_file::read_text(&repository.join("refs").join(revision), MAX_COMMIT);
     let snapshot = repository.join("snapshots").join(commit.as_deref().unwrap_or(revision).trim());
     if !snapshot.is_dir() {
         bail!("the Hugging Face cache {} has no revision `{revision}` of it", cache.display());
     }
     Ok(snapshot)
 }
+
+/// The maximum number of bytes of the file in a cache that has the commit of a branch.
+const MAX_COMMIT: u64 = 1 << 10;
 
 /// Limit of the files of a folder that are examined.
 const MAX_FILES: usize = 10_000;
@@ -258,11 +262,8 @@ fn checked(folder: PathBuf, needs_weights: bool) -> Result<Location> {
 fn adapted_model(config: &Path) -> Option<String> {
     /// Limit in bytes. Configurations of adapters have less than 2 kB.
     const LARGEST: u64 = 1 << 20;
-    let kind = std::fs::metadata(config).ok()?;
-    if !kind.is_file() || kind.len() > LARGEST {
-        return None;
-    }
-    let config: serde_json::Value = serde_json::from_slice(&std::fs::read(config).ok()?).ok()?;
+    let config = regular_file::read(config, LARGEST).ok()?;
+    let config: serde_json::Value = serde_json::from_slice(&config).ok()?;
     let base = config.get("base_model_name_or_path")?.as_str()?;
     Some(base.chars().filter(|c| !c.is_control()).take(200).collect())
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use millrace_formats::regular_file;
 use millrace_router::engine::OtherNodes;
 use millrace_router::engine::node::Node;
 use millrace_shard::Secret;
@@ -161,9 +162,12 @@ impl NodesArgs {
     }
 }
 
+/// The maximum number of bytes of the file with the secret.
+const MAX_SECRET: u64 = 64 << 10;
+
 fn read(path: &Path) -> Result<String> {
     let about = || format!("--group-secret-file {}", path.display());
-    let text = std::fs::read_to_string(path).with_context(about)?;
+    let text = regular_file::read_text(path, MAX_SECRET).with_context(about)?;
     // The secret is also passed on in an environment variable, which cannot hold NUL.
     ensure!(!text.contains('\0'), "{}: not text", about());
     Ok(text)

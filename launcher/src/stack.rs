@@ -23,7 +23,8 @@ use crate::hub::BackgroundDownload;
 use crate::model::{Location, locate};
 use crate::nodes::{Leader, LocalRanks};
 use crate::shard_message::ShardMessage;
-use crate::{demo, progress};
+use crate::sizes::AskedSizes;
+use crate::{demo, logging, progress};
 
 /// Everything about serving that is neither the model nor the engine. The default suits a single
 /// request.
@@ -53,6 +54,8 @@ pub(crate) struct Stack {
     pub(crate) service: Service,
     /// The task of the engine, which ends after the shards.
     pub(crate) engine_task: JoinHandle<()>,
+    /// The sizes that flags ask for.
+    pub(crate) asked: AskedSizes,
 }
 
 impl Stack {
@@ -63,6 +66,7 @@ impl Stack {
     pub(crate) fn start(model: &ModelArgs, engine: &EngineArgs, serving: ServingOptions) -> Result<Stack> {
         let ServingOptions { limits, max_queue_requests, max_queue_tokens, queue_timeout, .. } = serving;
         let ServingOptions { kv_events, drain_timeout, leader, download, .. } = serving;
+        let asked = AskedSizes::new(engine, limits.max_input_tokens);
         let location = locate(model)?;
         let mut assets = assets(&location, model.load_format)?;
         if let Some(path) = &model.tokenizer_config_path {
@@ -110,7 +114,7 @@ impl Stack {
         let id = limits.model_names.first().cloned().unwrap_or_else(|| location.name(&model.model_id));
         let info = ModelInfo { id, sha: location.revision(), pipeline_tag: None };
         let service = Service::new(&assets, engine, limits, info)?;
-        Ok(Stack { service, engine_task })
+        Ok(Stack { service, engine_task, asked })
     }
 
     /// The engine.
@@ -126,6 +130,11 @@ impl Stack {
         progress::show(self.engine().state()).await;
         match &*self.engine().state().borrow() {
             EngineState::Failed(why) => bail!("{why}"),
+            EngineState::Ready(ready) => {
+                let differences = self.asked.differences(ready);
+                differences.iter().for_each(|text| logging::say(&format!("warning: {text}")));
+                Ok(())
+            }
             _ => Ok(()),
         }
     }

@@ -289,7 +289,9 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     config |= {"torch_dtype": "bfloat16", "rope_theta": 10000.0}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     (HERE / "generation_config.json").write_text(
-        json.dumps({"do_sample": False, "eos_token_id": [2, 0], "pad_token_id": 0}, indent=2) + "\n")
+        # At temperature 1 a model of this size puts together words that do not exist.
+        json.dumps({"do_sample": True, "eos_token_id": [2, 0], "pad_token_id": 0, "temperature": 0.2},
+                   indent=2) + "\n")
     (HERE / "tokenizer_config.json").write_text(json.dumps({
         "add_bos_token": False, "add_prefix_space": False, "bos_token": None, "chat_template": CHAT_TEMPLATE,
         "clean_up_tokenization_spaces": False, "eos_token": IM_END, "model_max_length": 1024,

@@ -342,6 +342,10 @@ pub struct Ready {
     /// are printed; empty if the device computes all layers.
     #[prost(message, repeated, tag = "30")]
     pub host_memory: ::prost::alloc::vec::Vec<MemoryItem>,
+    /// Number of positions of the model, which memory or the configured limit may make smaller for a
+    /// sequence.
+    #[prost(uint32, tag = "31")]
+    pub max_positions: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MemoryItem {

@@ -43,31 +43,39 @@ fn headrooms(groups: &str, root: &Path) -> Vec<usize> {
 
 /// The names of the files of a version of control groups.
 struct CgroupFiles {
-    limit: &'static str,
+    /// The limit beyond which processes are killed, and the one beyond which they are slowed down
+    /// so much that they might as well be.
+    limits: &'static [&'static str],
     usage: &'static str,
-    /// The line of `memory.stat` with the number of bytes in file pages that the kernel can drop at
-    /// once.
-    reclaimable: &'static str,
+    /// The lines of `memory.stat` with the numbers of bytes that the kernel drops when memory is
+    /// needed: the pages of files, which count as used because they were read or written, and
+    /// caches of the kernel. `MemAvailable` counts them as available, too.
+    reclaimable: &'static [&'static str],
 }
 
-const V2: CgroupFiles =
-    CgroupFiles { limit: "memory.max", usage: "memory.current", reclaimable: "inactive_file " };
+const V2: CgroupFiles = CgroupFiles {
+    limits: &["memory.max", "memory.high"],
+    usage: "memory.current",
+    reclaimable: &["inactive_file", "active_file", "slab_reclaimable"],
+};
 const V1: CgroupFiles = CgroupFiles {
-    limit: "memory.limit_in_bytes",
+    limits: &["memory.limit_in_bytes"],
     usage: "memory.usage_in_bytes",
-    reclaimable: "total_inactive_file ",
+    reclaimable: &["total_inactive_file", "total_active_file"],
 };
 
 impl CgroupFiles {
     /// Returns the limit minus the memory that is in use and cannot be dropped. Returns `None` if
     /// there is no limit.
     fn headroom(&self, group: &Path) -> Option<usize> {
-        let number = |file| fs::read_to_string(group.join(file)).ok()?.trim().parse::<usize>().ok();
-        let limit = number(self.limit)?;
+        let number = |file: &str| fs::read_to_string(group.join(file)).ok()?.trim().parse::<usize>().ok();
+        let limit = self.limits.iter().filter_map(|file| number(file)).min()?;
         let usage = number(self.usage).unwrap_or(0);
         let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
-        let reclaimable = stat.lines().find_map(|line| line.strip_prefix(self.reclaimable)?.parse().ok());
-        Some(limit.saturating_sub(usage.saturating_sub(reclaimable.unwrap_or(0))))
+        let lines = stat.lines().filter_map(|line| line.split_once(' '));
+        let reclaimable = lines.filter(|(name, _)| self.reclaimable.contains(name));
+        let reclaimable = reclaimable.filter_map(|(_, bytes)| bytes.parse::<usize>().ok()).sum();
+        Some(limit.saturating_sub(usage.saturating_sub(reclaimable)))
     }
 }
 
@@ -92,6 +100,11 @@ mod tests {
             fs::write(path, text).unwrap();
         };
         write("a/b/memory.max", "max\n");
+        write("a/b/memory.high", "max\n");
+        write("d/memory.max", "1000\n");
+        write("d/memory.high", "800\n");
+        write("d/memory.current", "900\n");
+        write("d/memory.stat", "file 650\nactive_file 300\ninactive_file 200\nslab_reclaimable 50\n");
         write("a/memory.max", "1000\n");
         write("a/memory.current", "700\n");
         write("a/memory.stat", "anon 500\ninactive_file 200\n");
@@ -100,6 +113,8 @@ mod tests {
         let found = |groups: &str| headrooms(groups, &root);
         assert_eq!(found("0::/a/b\n"), [500]);
         assert_eq!(found("5:cpuset,memory:/c\n4:cpu:/a\n0::/a/b\n"), [800, 500]);
+        // The softer limit, and 350 bytes that cannot be dropped.
+        assert_eq!(found("0::/d\n"), [450]);
         assert!(found("0::/nowhere\nnonsense\n").is_empty());
         fs::remove_dir_all(&root).unwrap();
     }

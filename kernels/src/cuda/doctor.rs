@@ -24,7 +24,7 @@ pub struct Finding {
 pub fn examine() -> Vec<Finding> {
     let finding = |what: &str, found: Result<String>, needed| Finding {
         what: what.to_owned(),
-        found: found.map_err(|e| e.to_string()),
+        found: found.map_err(|e| without_name(&e.to_string(), what)),
         needed,
     };
     let count = Gpu::count();
@@ -46,6 +46,11 @@ pub fn examine() -> Vec<Finding> {
     };
     all.push(finding("kernels", embedded, false));
     all
+}
+
+/// Removes the name of a component from the begin of a text that stands behind it.
+fn without_name(text: &str, name: &str) -> String {
+    text.strip_prefix(name).map_or(text, str::trim_start).to_owned()
 }
 
 fn driver(count: &Result<usize>) -> Result<String> {

@@ -3,6 +3,8 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
+use super::neighbours::translated;
+
 /// Name of TGI's launcher. Images have it as another name of this program, for deployments that
 /// name the program.
 const TGI_LAUNCHER: &str = "text-generation-launcher";
@@ -28,7 +30,7 @@ pub(crate) fn with_subcommand(mut arguments: Vec<OsString>) -> Vec<OsString> {
 pub(crate) fn of_server(command_line: &[OsString]) -> Option<Vec<OsString>> {
     let is_ours = |name: &OsString| is_named(name, "millrace") || is_named(name, TGI_LAUNCHER);
     let start = command_line.iter().position(is_ours)?;
-    let arguments = with_subcommand(command_line[start..].to_vec());
+    let (arguments, _) = translated(with_subcommand(command_line[start..].to_vec())).ok()?;
     (arguments.get(1).is_some_and(|command| command == "serve")).then_some(arguments)
 }
 
@@ -68,6 +70,7 @@ mod tests {
             ("millrace serve --port 80", Some("millrace serve --port 80")),
             ("/sbin/docker-init -- /usr/bin/millrace --port 80", Some("/usr/bin/millrace serve --port 80")),
             ("text-generation-launcher", Some("text-generation-launcher serve")),
+            ("millrace serve -np 4 --jinja --port 80", Some("millrace serve --parallel 4 --port 80")),
             ("millrace quantize a b", None),
             ("/sbin/init splash", None),
             ("millrace", None),

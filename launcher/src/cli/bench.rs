@@ -8,6 +8,9 @@ use super::{DeviceArg, ModelArgs};
 /// `millrace bench`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct BenchArgs {
+    /// Same as --model-id, and takes precedence over it
+    #[arg(value_name = "MODEL")]
+    pub(crate) named_model: Option<String>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     /// Device to measure

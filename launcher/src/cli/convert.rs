@@ -1,11 +1,11 @@
 //! Flags of `millrace convert`.
 
-use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Args, ValueEnum};
+use millrace_formats::regular_file;
 use millrace_shard::DType;
 use millrace_shard::convert::{ConvertTarget, FlmKind, GgufKind, TokenIds, VocabularyCut};
 
@@ -181,9 +181,12 @@ impl ConvertArgs {
     }
 }
 
+/// The maximum number of bytes of a file with ids.
+const MAX_VOCABULARY: u64 = 64 << 20;
+
 /// Reads a file with an id or a range of ids in each line.
 fn kept_ids(file: &Path) -> Result<TokenIds> {
-    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let text = regular_file::read_text(file, MAX_VOCABULARY).with_context(|| file.display().to_string())?;
     let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
     let ranges = lines
         .map(|(number, line)| ids(line).map_err(|why| anyhow!("{}, line {number}: {why}", file.display())));

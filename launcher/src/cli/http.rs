@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
+use millrace_formats::regular_file;
 use millrace_router::http::{ApiKey, FairBy, HeaderValue, PlatformRoutes};
 use millrace_router::kv_events::KvEventsConfig;
 use millrace_router::serve::{ConnectionLimits, Tls};
 
 use super::values::{count, count_or_none, seconds};
 use millrace_router::reasoning::ReasoningParser;
-use millrace_router::service::Pooling;
+use millrace_router::service::{PayloadLimit, Pooling};
 use millrace_router::tools::ToolFormat;
 
 /// Default port, as in TGI.
@@ -37,7 +38,7 @@ fn kv_events(json: &str) -> Result<KvEventsArg, String> {
 }
 
 /// Flags of the HTTP server.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "HTTP")]
 pub(crate) struct HttpArgs {
     /// Address or host name to listen on; 0.0.0.0 for all addresses. The variable HOSTNAME is used
@@ -92,9 +93,10 @@ pub(crate) struct HttpArgs {
     /// Limit of the prompts in a /v1/completions request
     #[arg(long, env = "MAX_CLIENT_BATCH_SIZE", default_value_t = 128, value_name = "N", value_parser = count())]
     pub(crate) max_client_batch_size: usize,
-    /// Limit of a request body in bytes
-    #[arg(long, env = "PAYLOAD_LIMIT", default_value_t = 2_000_000, value_name = "BYTES", value_parser = count())]
-    pub(crate) payload_limit: usize,
+    /// Limit of a request body in bytes; if absent, 16 for each token of the longest prompt and
+    /// answer, but at least 2000000 and at most --max-body-bytes-in-flight
+    #[arg(long, env = "PAYLOAD_LIMIT", value_name = "BYTES", value_parser = count())]
+    pub(crate) payload_limit: Option<usize>,
     /// Limit of a text for /tokenize, /chat_tokenize and /v1/messages/count_tokens in bytes; if
     /// absent, as many as the longest prompt of the model can have
     #[arg(long, env = "MAX_TOKENIZE_BYTES", value_name = "BYTES", value_parser = count())]
@@ -140,7 +142,7 @@ pub(crate) struct HttpArgs {
     #[arg(long, env = "API_KEY", hide_env_values = true, value_delimiter = ',', value_name = "KEY")]
     pub(crate) api_key: Vec<String>,
     /// File with further keys, one per line, each optionally followed by the same words; lines that
-    /// begin with # are comments
+    /// begin with # are comments. It is read again on SIGHUP
     #[arg(long, env = "API_KEY_FILE", value_name = "PATH")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// Give each API key its own prefix cache, so that response times reveal nothing about the
@@ -152,7 +154,7 @@ pub(crate) struct HttpArgs {
     /// for one per value of this header, which only a trusted gateway may set
     #[arg(long, env = "FAIR_BY", default_value = "key", value_name = "key|header:NAME")]
     pub(crate) fair_by: FairBy,
-    /// Certificate chain for TLS, the server's certificate first (PEM)
+    /// Certificate chain for TLS, the server's certificate first (PEM). It is read again on SIGHUP
     #[arg(long, env = "TLS_CERT", value_name = "PATH", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
     /// Private key of the server's certificate (PEM)
@@ -261,8 +263,10 @@ impl HttpArgs {
     /// # Errors
     /// If the largest body exceeds the limit for all bodies together.
     pub(crate) fn connections(&self) -> Result<ConnectionLimits> {
-        let (all, one) = (self.max_body_bytes_in_flight, self.payload_limit);
-        ensure!(all >= one, "--max-body-bytes-in-flight {all} must be at least --payload-limit {one}");
+        let all = self.max_body_bytes_in_flight;
+        if let Some(one) = self.payload_limit {
+            ensure!(all >= one, "--max-body-bytes-in-flight {all} must be at least --payload-limit {one}");
+        }
         Ok(ConnectionLimits {
             max_connections: self.max_connections,
             header_bytes: self.max_header_bytes,
@@ -273,6 +277,12 @@ impl HttpArgs {
             write_timeout: Duration::from_secs_f64(self.write_timeout),
             body_bytes: all,
         })
+    }
+
+    /// Returns the limit of a request's body.
+    pub(crate) fn payload_limit(&self) -> PayloadLimit {
+        let at_most = self.max_body_bytes_in_flight;
+        self.payload_limit.map_or(PayloadLimit::OfModel { at_most }, PayloadLimit::Fixed)
     }
 
     /// Returns the API keys of the flag and the file.
@@ -337,9 +347,12 @@ fn delta(text: &str) -> Result<f32, String> {
     text.parse().ok().filter(|delta: &f32| delta.is_finite()).ok_or_else(|| "must be a number".into())
 }
 
+/// The maximum number of bytes of a file with keys.
+const MAX_KEY_FILE: u64 = 64 << 20;
+
 fn keys_of(path: &Path) -> Result<Vec<ApiKey>> {
     let about = || format!("--api-key-file {}", path.display());
-    let text = std::fs::read_to_string(path).with_context(about)?;
+    let text = regular_file::read_text(path, MAX_KEY_FILE).with_context(about)?;
     let lines = (1..).zip(text.lines().map(str::trim));
     let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
     let parse = |(number, line): (usize, &str)| {

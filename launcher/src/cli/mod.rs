@@ -10,6 +10,7 @@ mod download;
 mod elsewhere;
 mod health;
 mod http;
+mod neighbours;
 mod null;
 mod plan;
 mod quantize;
@@ -21,8 +22,10 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use millrace_router::engine::Schedule;
-use millrace_shard::families::Overrides;
-use millrace_shard::{AllReduce, DeviceKind, GpuMemory, NullOptions, Quantize, WeightCacheOptions};
+use millrace_shard::families::{Overrides, RopeKind};
+use millrace_shard::{
+    AllReduce, DType, DeviceKind, GpuMemory, KvFormat, NullOptions, Quantize, WeightCacheOptions,
+};
 use serde::{Deserialize, Serialize};
 use values::{bytes, gpu_memory, milliseconds, quantize, rope_factor, share};
 
@@ -35,6 +38,7 @@ pub(crate) use download::DownloadArgs;
 pub(crate) use elsewhere::known_elsewhere;
 pub(crate) use health::HealthArgs;
 pub(crate) use http::{GenerationConfig, HttpArgs, KvEventsArg};
+pub(crate) use neighbours::translated;
 pub(crate) use null::NullArgs;
 pub(crate) use plan::PlanArgs;
 pub(crate) use quantize::QuantizeArgs;
@@ -61,11 +65,11 @@ Examples:
   millrace download org/name                       download a model only
   millrace chat                                    chat with the demo model in the terminal
   millrace generate 'Once upon a time'             continue a text and exit
-  millrace inspect --model-id ./Llama-3.2-1B       contents of a checkpoint and the memory it needs
+  millrace inspect ./Llama-3.2-1B                  contents of a checkpoint and the memory it needs
   millrace inspect --num-shard 1,2,4 --gpu h200    estimates for several numbers of GPUs
   millrace quantize ./Llama-3.2-1B ./Llama-3.2-1B-int4 --format int4
   millrace serve --config millrace.toml            flags from a file: port = 8080, api-key = [\"…\"]
-  millrace bench --model-id ./Llama-3.2-1B         prefill and decode speed of this machine
+  millrace bench ./Llama-3.2-1B                    prefill and decode speed of this machine
   millrace bench-http --concurrency 1,8,32         load test of any server with OpenAI's API
 
   curl -N 127.0.0.1:3000/generate_stream -H 'content-type: application/json' \\
@@ -119,6 +123,22 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// Moves the model of the positional argument, if there is one, to the place of `--model-id`.
+    pub(crate) fn with_named_model(mut self) -> Self {
+        let (named, model) = match &mut self {
+            Command::Serve(args) => (args.named_model.take(), &mut args.model),
+            Command::Chat(args) => (args.named_model.take(), &mut args.model),
+            Command::Inspect(args) => (args.named_model.take(), &mut args.model),
+            Command::Bench(args) => (args.named_model.take(), &mut args.model),
+            Command::Generate(args) if args.texts.len() > 1 => (Some(args.texts.remove(0)), &mut args.model),
+            _ => return self,
+        };
+        if let Some(named) = named {
+            model.model_id = named;
+        }
+        self
+    }
+
     /// Whether the command does nothing but print, so that it is of no use without a reader.
     pub(crate) fn only_prints(&self) -> bool {
         matches!(
@@ -196,11 +216,12 @@ pub(crate) struct ModelArgs {
           value_parser = clap::builder::BoolishValueParser::new())]
     #[serde(skip)]
     pub(crate) map_packed_weights: bool,
-    /// Extend the rotary positions of config.json by --rope-factor
-    #[arg(long, env = "ROPE_SCALING", requires = "rope_factor")]
+    /// Extend the rotary positions of config.json by --rope-factor; linear if only the factor is
+    /// given
+    #[arg(long, env = "ROPE_SCALING")]
     pub(crate) rope_scaling: Option<RopeScalingArg>,
-    /// Factor of --rope-scaling
-    #[arg(long, env = "ROPE_FACTOR", requires = "rope_scaling", value_name = "FACTOR", value_parser = rope_factor)]
+    /// Factor of --rope-scaling; 1 if only the kind is given
+    #[arg(long, env = "ROPE_FACTOR", value_name = "FACTOR", value_parser = rope_factor)]
     pub(crate) rope_factor: Option<f64>,
     /// Source of the weights: `auto` reads the checkpoint, `dummy` makes random weights from
     /// config.json
@@ -311,7 +332,7 @@ pub(crate) struct EngineArgs {
 pub(crate) struct ServeArgs {
     /// Same as --model-id, and takes precedence over it
     #[arg(value_name = "MODEL")]
-    pub(crate) model_to_serve: Option<String>,
+    pub(crate) named_model: Option<String>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
@@ -366,6 +387,9 @@ pub(crate) struct SamplingArgs {
 /// `millrace chat`.
 #[derive(Debug, Args)]
 pub(crate) struct ChatArgs {
+    /// Same as --model-id, and takes precedence over it
+    #[arg(value_name = "MODEL")]
+    pub(crate) named_model: Option<String>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
@@ -380,8 +404,10 @@ pub(crate) struct ChatArgs {
 /// `millrace generate`.
 #[derive(Debug, Args)]
 pub(crate) struct GenerateArgs {
-    /// Text to continue; read from standard input if absent
-    pub(crate) prompt: Option<String>,
+    /// Text to continue, which is read from standard input if it is absent. With two arguments, the
+    /// first one is the same as --model-id
+    #[arg(value_name = "[MODEL] PROMPT", num_args = 0..=2)]
+    pub(crate) texts: Vec<String>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
@@ -393,6 +419,9 @@ pub(crate) struct GenerateArgs {
 /// `millrace inspect`.
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
+    /// Same as --model-id, and takes precedence over it
+    #[arg(value_name = "MODEL")]
+    pub(crate) named_model: Option<String>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     /// List every tensor
@@ -494,9 +523,23 @@ impl ModelArgs {
         self.weights_cache_override.as_ref().or(self.huggingface_hub_cache.as_ref())
     }
 
-    /// Returns the values that override the model's configuration.
+    /// Returns the element type of the weights, if it is not that of the checkpoint.
+    pub(crate) fn dtype(&self) -> Option<DType> {
+        self.dtype.and_then(DTypeArg::chosen)
+    }
+
+    /// Returns the format of the KV cache, if it is not that of the weights.
+    pub(crate) fn kv_format(&self) -> Option<KvFormat> {
+        self.kv_cache_dtype.and_then(KvCacheArg::chosen)
+    }
+
+    /// Returns the values that override the model's configuration. As in TGI, each of the two flags
+    /// works alone.
     pub(crate) fn overrides(&self) -> Overrides {
-        Overrides { rope_scaling: self.rope_scaling.map(Into::into).zip(self.rope_factor) }
+        let kind = self.rope_scaling.map(Into::into);
+        let is_given = kind.is_some() || self.rope_factor.is_some();
+        let scaling = (kind.unwrap_or(RopeKind::Linear), self.rope_factor.unwrap_or(1.0));
+        Overrides { rope_scaling: is_given.then_some(scaling) }
     }
 }
 

@@ -9,11 +9,13 @@ use serde::{Deserialize, Serialize};
 /// Element types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DTypeArg {
+    /// As in the checkpoint.
+    Auto,
     /// 32 bits.
-    #[value(name = "float32", alias = "f32")]
+    #[value(name = "float32", aliases = ["f32", "fp32", "float"])]
     Float32,
     /// 16 bits, IEEE.
-    #[value(name = "float16", alias = "f16")]
+    #[value(name = "float16", aliases = ["f16", "fp16", "half"])]
     Float16,
     /// 16 bits, with the exponent range of float32.
     #[value(name = "bfloat16", alias = "bf16")]
@@ -23,11 +25,13 @@ pub(crate) enum DTypeArg {
 /// Formats of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum KvCacheArg {
+    /// As the weights.
+    Auto,
     /// 32 bits.
-    #[value(name = "float32", alias = "f32")]
+    #[value(name = "float32", aliases = ["f32", "fp32", "float"])]
     Float32,
     /// 16 bits, IEEE.
-    #[value(name = "float16", alias = "f16")]
+    #[value(name = "float16", aliases = ["f16", "fp16", "half"])]
     Float16,
     /// 16 bits, with the exponent range of float32.
     #[value(name = "bfloat16", alias = "bf16")]
@@ -36,23 +40,27 @@ pub(crate) enum KvCacheArg {
     Int8,
 }
 
-impl From<DTypeArg> for DType {
-    fn from(argument: DTypeArg) -> Self {
-        match argument {
-            DTypeArg::Float32 => DType::F32,
-            DTypeArg::Float16 => DType::F16,
-            DTypeArg::Bfloat16 => DType::BF16,
+impl DTypeArg {
+    /// Returns the type; `None` for that of the checkpoint.
+    pub(super) const fn chosen(self) -> Option<DType> {
+        match self {
+            DTypeArg::Auto => None,
+            DTypeArg::Float32 => Some(DType::F32),
+            DTypeArg::Float16 => Some(DType::F16),
+            DTypeArg::Bfloat16 => Some(DType::BF16),
         }
     }
 }
 
-impl From<KvCacheArg> for KvFormat {
-    fn from(argument: KvCacheArg) -> Self {
-        match argument {
-            KvCacheArg::Float32 => DType::F32.into(),
-            KvCacheArg::Float16 => DType::F16.into(),
-            KvCacheArg::Bfloat16 => DType::BF16.into(),
-            KvCacheArg::Int8 => KvFormat::Int8,
+impl KvCacheArg {
+    /// Returns the format; `None` for that of the weights.
+    pub(super) fn chosen(self) -> Option<KvFormat> {
+        match self {
+            KvCacheArg::Auto => None,
+            KvCacheArg::Float32 => Some(DType::F32.into()),
+            KvCacheArg::Float16 => Some(DType::F16.into()),
+            KvCacheArg::Bfloat16 => Some(DType::BF16.into()),
+            KvCacheArg::Int8 => Some(KvFormat::Int8),
         }
     }
 }

@@ -1,8 +1,9 @@
 //! `millrace generate`: continues a prompt and exits.
 
 use std::io::{Read, Write};
+use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use millrace_router::service::{Params, Prompt, TextStream};
 use millrace_router::text::SpecialTokens;
 
@@ -14,9 +15,16 @@ use crate::{devices, logging};
 /// Prints the prompt and its continuation.
 pub(crate) fn run(args: GenerateArgs) -> Result<()> {
     logging::start("off", false);
-    let GenerateArgs { prompt, mut model, mut engine, sampling } = args;
-    let prompt = match prompt {
-        Some(prompt) => prompt,
+    let GenerateArgs { mut texts, mut model, mut engine, sampling } = args;
+    let prompt = match texts.pop() {
+        Some(prompt) => {
+            let is_path = Path::new(&prompt).exists();
+            ensure!(
+                !is_path,
+                "{prompt} is a path: give a prompt behind it, or the model as --model-id {prompt}"
+            );
+            prompt
+        }
         None => {
             let mut text = String::new();
             std::io::stdin()

@@ -10,8 +10,8 @@ use crate::model;
 
 /// Prints the report.
 pub(crate) fn run(args: &InspectArgs) -> Result<()> {
-    let dtype = args.model.dtype.map(Into::into);
-    let kv_format = args.model.kv_cache_dtype.map(Into::into);
+    let dtype = args.model.dtype();
+    let kv_format = args.model.kv_format();
     let quantize = args.model.quantize;
     let mut report =
         Inspection::new(&model::source(&args.model)?, dtype, quantize, kv_format, &args.model.overrides())?;

@@ -1,12 +1,12 @@
 //! `millrace serve`: the HTTP server.
 
-use std::io::IsTerminal;
+use std::io::{ErrorKind, IsTerminal};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use millrace_router::engine::EngineState;
-use millrace_router::http::HttpConfig;
+use millrace_router::http::{ApiKeys, HttpConfig};
 use millrace_router::metrics;
 use millrace_router::serve::{LastResort, ServeOptions, serve, shutdown_signals};
 use millrace_router::service::{RequestLimits, Watermark};
@@ -20,7 +20,9 @@ use crate::commands::node;
 use crate::hub::{BackgroundDownload, DownloadProgress, WeightDownload};
 use crate::model::{download_weights, fetch};
 use crate::nodes::{LeaderOptions, Role};
+use crate::reload::Reloadable;
 use crate::report::StartReport;
+use crate::sizes::AskedSizes;
 use crate::stack::{ServingOptions, Stack};
 use crate::telemetry::TelemetryArgs;
 use crate::{allocator, devices, logging, progress};
@@ -33,7 +35,6 @@ const MOST_WORKERS: usize = 8;
 /// Serves until a signal asks the process to stop.
 pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let ServeArgs {
-        model_to_serve,
         mut model,
         mut engine,
         http,
@@ -43,11 +44,9 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         json_output,
         env,
         config: _,
+        named_model: _,
     } = args;
     allocator::return_freed_memory();
-    if let Some(name) = model_to_serve {
-        model.model_id = name;
-    }
     logging::start("info", json_output);
     if env {
         tracing::info!("environment:\n{}", Environment::new());
@@ -127,6 +126,9 @@ async fn serve_http(
     let telemetry = telemetry.start()?;
     let signals = shutdown_signals().context("cannot wait for SIGTERM")?;
     let config = http_config(http, longest)?;
+    if let Some(reloadable) = Reloadable::new(http, &config.api_keys, tls.as_ref()) {
+        reloadable.listen().context("cannot wait for SIGHUP")?;
+    }
     logging::measure();
     let leader = match leader {
         Some(options) => Some(options.listen().await?),
@@ -150,7 +152,7 @@ async fn serve_http(
     if let Some(listener) = &probe_listener {
         tracing::info!("probes are answered on http://{}", listener.local_addr()?);
     }
-    tokio::spawn(announce(stack.engine().state()));
+    tokio::spawn(announce(stack.engine().state(), stack.asked));
     if let Some(progress) = progress.filter(|_| json_output || !std::io::stderr().is_terminal()) {
         tokio::spawn(log_download(progress, stack.engine().state()));
     }
@@ -183,8 +185,7 @@ fn http_config(http: &HttpArgs, longest: usize) -> Result<HttpConfig> {
         tracing::warn!("--cache-salt-per-key has no effect: there are no keys; give some with --api-key");
     }
     Ok(HttpConfig {
-        api_keys: keys,
-        cache_salt_per_key: http.cache_salt_per_key,
+        api_keys: ApiKeys::new(&keys, http.cache_salt_per_key),
         fair_by: http.fair_by.clone(),
         allowed_origins: http.origins()?,
         platform: http.platform()?,
@@ -205,7 +206,7 @@ fn request_limits(http: &HttpArgs, engine: &EngineArgs) -> RequestLimits {
         max_input_tokens: http.max_input_tokens.map(|n| n as usize),
         max_total_tokens: engine.max_total_tokens.map(|n| n as usize),
         max_client_batch_size: http.max_client_batch_size,
-        payload_limit: http.payload_limit,
+        payload_limit: http.payload_limit(),
         validation_workers: http.validation_workers,
         max_tokenize_bytes: http.max_tokenize_bytes,
         parse_special_in_user_text: http.parse_special_in_user_text,
@@ -223,7 +224,20 @@ fn request_limits(http: &HttpArgs, engine: &EngineArgs) -> RequestLimits {
 
 async fn listen(address: IpAddr, port: u16, flag: &str) -> Result<TcpListener> {
     let listener = TcpListener::bind((address, port)).await;
-    listener.with_context(|| format!("cannot listen on {address} port {port}; try another {flag}"))
+    listener.map_err(|error| {
+        let advice = match error.kind() {
+            ErrorKind::AddrInUse => format!("; another program listens there: try another {flag}"),
+            ErrorKind::PermissionDenied if port < 1024 => {
+                format!("; ports below 1024 need a privilege: try another {flag}")
+            }
+            ErrorKind::AddrNotAvailable => {
+                "; this machine does not have the address: --hostname 0.0.0.0 listens on all that it has"
+                    .to_owned()
+            }
+            _ => String::new(),
+        };
+        anyhow!("cannot listen on {address} port {port}: {error}{advice}")
+    })
 }
 
 /// Longest time that the engine's shutdown and the export of the last spans may take.
@@ -286,7 +300,7 @@ async fn log_download(progress: DownloadProgress, mut state: watch::Receiver<Eng
 const BAR: Duration = Duration::from_secs(1);
 
 /// Shows the progress bar, and logs the start-up report when the model is ready.
-async fn announce(mut state: watch::Receiver<EngineState>) {
+async fn announce(mut state: watch::Receiver<EngineState>, asked: AskedSizes) {
     let since = Instant::now();
     let bar = progress::show_beside(state.clone());
     let loaded = match state.wait_for(|state| !matches!(state, EngineState::Loading { .. })).await.as_deref()
@@ -297,4 +311,5 @@ async fn announce(mut state: watch::Receiver<EngineState>) {
     // The log line should appear after the bar, but a stopped terminal must not delay it.
     let _ = tokio::time::timeout(BAR, bar).await;
     tracing::info!("ready after {:.2} s: {}", since.elapsed().as_secs_f64(), StartReport(&loaded));
+    asked.differences(&loaded).iter().for_each(|text| tracing::warn!("{text}"));
 }

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::PathBuf;
 
+use millrace_formats::regular_file;
 use reqwest::header::CONTENT_RANGE;
 use reqwest::{Response, StatusCode};
 use sha1::Sha1;
@@ -14,6 +15,7 @@ use super::cache::RepositoryCache;
 use super::client::{HubClient, Target, chain, shown};
 use super::error::HubError;
 use super::listing::{FileContent, ListedFile};
+use super::paced_body::{BodyError, PacedBody};
 use super::progress::DownloadProgress;
 use super::retry::Failures;
 
@@ -96,7 +98,7 @@ impl FileDownload {
         }
         let url = client.file_url(&self.commit, name);
         let response = client.get(url, partial.length, Target::File(name)).await;
-        let mut response = match response {
+        let response = match response {
             // The server has no bytes there: what is on the disk is not the begin of its file.
             Err(HubError::Refused { status: 416, .. }) => return partial.clear_and_retry(name),
             other => other?,
@@ -114,27 +116,27 @@ impl FileDownload {
                 "{name} has {size} bytes in the list of files, but its response has more"
             )));
         }
+        let mut body = PacedBody::new(response, client.settings.stall_timeout);
         loop {
-            let next = tokio::time::timeout(client.settings.stall_timeout, response.chunk()).await;
+            let next = body.chunk().await;
             let broken = || HubError::Broken { name: name.clone(), received: partial.length, size };
             match next {
-                Ok(Ok(Some(bytes))) if partial.length + bytes.len() as u64 > size => {
+                Ok(Some(bytes)) if partial.length + bytes.len() as u64 > size => {
                     return Err(HubError::Protocol(format!(
                         "{name} has more than the {size} bytes of the list"
                     )));
                 }
-                Ok(Ok(Some(bytes))) => partial.append(&bytes)?,
-                Ok(Ok(None)) if partial.length == size => return Ok(()),
-                Ok(Ok(None)) => return Err(broken()),
-                Ok(Err(error)) => {
-                    let url = shown(response.url());
+                Ok(Some(bytes)) => partial.append(&bytes)?,
+                Ok(None) if partial.length == size => return Ok(()),
+                Ok(None) => return Err(broken()),
+                Err(BodyError::Broken(error)) => {
+                    let url = shown(body.response().url());
                     tracing::debug!("{url}: {}", chain(&error.without_url()));
                     return Err(broken());
                 }
-                Err(_) => {
-                    let seconds = client.settings.stall_timeout.as_secs_f64();
-                    let why = format!("{name}: no bytes for {seconds} s");
-                    return Err(HubError::Connection { url: shown(response.url()), why });
+                Err(BodyError::Slow(reason)) => {
+                    let why = format!("{name}: {reason}");
+                    return Err(HubError::Connection { url: shown(body.response().url()), why });
                 }
             }
         }
@@ -168,9 +170,7 @@ impl Partial {
     ) -> Result<Partial, HubError> {
         let opened = tokio::task::spawn_blocking(move || {
             let at = HubError::at(&path);
-            let mut options = File::options();
-            let mut file =
-                options.read(true).write(true).create(true).truncate(false).open(&path).map_err(&at)?;
+            let mut file = regular_file::open_or_create(&path).map_err(&at)?;
             let mut hasher = Hasher::new(&content);
             let mut length = file.metadata().map_err(&at)?.len();
             if length > content.size {
@@ -270,6 +270,22 @@ impl Hasher {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn a_link_in_the_cache_is_not_written_through() {
+        let folder = std::env::temp_dir().join(format!("millrace-partial-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (outside, link) = (folder.join("outside"), folder.join("blob.incomplete"));
+        fs::write(&outside, "precious").unwrap();
+        std::os::unix::fs::symlink(&outside, &link).unwrap();
+        let content = FileContent { size: 3, etag: "0".repeat(40) };
+        let opened = Partial::open(link, content, DownloadProgress::default()).await;
+        let error = opened.err().expect("a link is refused").to_string();
+        assert!(error.contains("blob.incomplete") && error.contains("it is a symbolic link"), "{error}");
+        assert_eq!(fs::read_to_string(&outside).unwrap(), "precious");
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn hashes_are_those_of_the_hub() {

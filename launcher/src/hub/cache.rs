@@ -9,9 +9,11 @@
 //! ```
 
 use std::fs::{self, File, TryLockError};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use millrace_formats::regular_file;
 
 use super::error::HubError;
 use super::listing::{FileContent, ListedFile};
@@ -64,7 +66,7 @@ impl RepositoryCache {
 
     /// Returns the folder of the commit that the cache has for a revision.
     pub(super) fn cached_snapshot(&self, revision: &str) -> Option<PathBuf> {
-        let commit = fs::read_to_string(self.folder().join("refs").join(revision));
+        let commit = regular_file::read_text(&self.folder().join("refs").join(revision), MAX_COMMIT);
         let snapshot = self.snapshot(commit.as_deref().unwrap_or(revision).trim());
         snapshot.is_dir().then_some(snapshot)
     }
@@ -84,13 +86,16 @@ impl RepositoryCache {
             return Ok(());
         }
         let path = self.folder().join("refs").join(revision);
-        if fs::read_to_string(&path).is_ok_and(|known| known == commit) {
+        if regular_file::read_text(&path, MAX_COMMIT).is_ok_and(|known| known == commit) {
             return Ok(());
         }
         create_parent(&path)?;
         // Other processes never see half a commit.
         let new = path.with_file_name(format!(".{}-{}", std::process::id(), commit));
-        let written = fs::write(&new, commit).and_then(|()| fs::rename(&new, &path));
+        // A link that another process has left there is not followed.
+        let _ = fs::remove_file(&new);
+        let created = File::create_new(&new).and_then(|mut file| file.write_all(commit.as_bytes()));
+        let written = created.and_then(|()| fs::rename(&new, &path));
         written.map_err(HubError::at(&path))
     }
 
@@ -124,9 +129,7 @@ impl RepositoryCache {
     pub(super) async fn lock(&self, etag: &str, name: &str) -> Result<BlobLock, HubError> {
         let path = self.root.join(".locks").join(&self.folder_name).join(format!("{etag}.lock"));
         create_parent(&path)?;
-        let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(false);
-        let file = options.open(&path).map_err(HubError::at(&path))?;
+        let file = regular_file::open_or_create(&path).map_err(HubError::at(&path))?;
         let mut waits = false;
         loop {
             match file.try_lock() {
@@ -170,7 +173,7 @@ pub(super) fn missing_file(snapshot: &Path, needs_weights: bool) -> Option<Strin
     if !needs_weights || has("model.safetensors") {
         return None;
     }
-    if let Ok(index) = fs::read(snapshot.join(INDEX)) {
+    if let Ok(index) = regular_file::read(&snapshot.join(INDEX), MAX_INDEX) {
         let files = needed::index_files(&index).unwrap_or_default();
         return files.into_iter().find(|name| !has(name));
     }
@@ -179,6 +182,12 @@ pub(super) fn missing_file(snapshot: &Path, needs_weights: bool) -> Option<Strin
         |path: &PathBuf| path.extension().is_some_and(|end| end == "safetensors") && path.is_file();
     (!names.any(|path| is_weights(&path))).then(|| "the weights (*.safetensors)".to_owned())
 }
+
+/// The maximum number of bytes of a file with the commit of a branch.
+const MAX_COMMIT: u64 = 1 << 10;
+
+/// The maximum number of bytes of the index of the weights.
+pub(super) const MAX_INDEX: u64 = 256 << 20;
 
 fn create_parent(path: &Path) -> Result<(), HubError> {
     match path.parent() {

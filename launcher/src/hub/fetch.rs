@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use millrace_formats::regular_file;
 use tokio::task::JoinSet;
 
 use super::blob::FileDownload;
-use super::cache::{RepositoryCache, missing_file};
+use super::cache::{MAX_INDEX, RepositoryCache, missing_file};
 use super::client::HubClient;
 use super::error::HubError;
 use super::listing::{ListedFile, Listing};
@@ -121,7 +122,7 @@ async fn fetch_listed(
         transfer.cache.record_revision(&transfer.client.repository.revision, &transfer.commit)?;
         return Ok(FetchedModel::complete(folder));
     }
-    let index = std::fs::read(folder.join(INDEX)).ok();
+    let index = regular_file::read(&folder.join(INDEX), MAX_INDEX).ok();
     let weights = needed::weight_files(&transfer.client.repository.id, listing, index.as_deref())?;
     transfer.files = transfer.missing(&weights).await?;
     if transfer.files.is_empty() {

@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::client::{HubClient, Target, chain};
 use super::error::HubError;
+use super::paced_body::{BodyError, PacedBody};
 use super::repository::{is_hexadecimal, is_safe_file_name};
 use super::retry::Failures;
 
@@ -109,15 +110,18 @@ impl HubClient {
     /// Requests a small body.
     async fn text(&self, url: Url, limit: usize) -> Result<Vec<u8>, HubError> {
         let shown = super::client::shown(&url);
-        let mut response = self.get(url, 0, Target::Listing).await?;
+        let response = self.get(url, 0, Target::Listing).await?;
+        let mut received = PacedBody::new(response, self.settings.stall_timeout);
         let mut body = Vec::new();
         loop {
-            let next = tokio::time::timeout(self.settings.stall_timeout, response.chunk()).await;
-            let broken = |why: String| HubError::Connection { url: shown.clone(), why };
-            let chunk = next.map_err(|_| broken("the response stalls".to_owned()))?;
-            let Some(chunk) = chunk.map_err(|error| broken(chain(&error.without_url())))? else {
-                return Ok(body);
-            };
+            let chunk = received.chunk().await.map_err(|error| {
+                let why = match error {
+                    BodyError::Slow(reason) => reason,
+                    BodyError::Broken(error) => chain(&error.without_url()),
+                };
+                HubError::Connection { url: shown.clone(), why }
+            })?;
+            let Some(chunk) = chunk else { return Ok(body) };
             if body.len() + chunk.len() > limit {
                 return Err(HubError::Protocol(format!("{shown} has more than {limit} bytes")));
             }

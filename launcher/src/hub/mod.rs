@@ -22,6 +22,7 @@ mod error;
 mod fetch;
 mod listing;
 mod needed;
+mod paced_body;
 mod progress;
 mod repository;
 mod retry;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use millrace_formats::regular_file;
 use reqwest::Url;
 
 /// The hub if `HF_ENDPOINT` names no other.
@@ -166,14 +167,11 @@ fn token() -> Result<Option<Token>> {
 
 /// Reads a token from a file. Returns `None` if the file does not exist or is empty.
 fn token_file(path: &Path) -> Result<Option<String>> {
-    match std::fs::metadata(path) {
-        Ok(found) => {
-            ensure!(found.is_file() && found.len() <= MAX_TOKEN_FILE, "this is not a file with a token")
-        }
+    let text = match regular_file::read_text(path, MAX_TOKEN_FILE) {
+        Ok(text) => text.trim().to_owned(),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error.into()),
-    }
-    let text = std::fs::read_to_string(path)?.trim().to_owned();
+        Err(error) => return Err(error).context("this is not a file with a token"),
+    };
     Ok((!text.is_empty()).then_some(text))
 }
 

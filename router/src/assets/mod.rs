@@ -2,12 +2,11 @@
 //! begin and end a text.
 
 use std::borrow::Cow;
-use std::fs::{File, Metadata};
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 
 use millrace_formats::vocabulary::{TokenizerData, VocabularyError};
-use millrace_formats::without_special_numbers;
+use millrace_formats::{regular_file, without_special_numbers};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -75,16 +74,6 @@ pub enum AssetError {
         file: String,
         /// The error of the system.
         error: io::Error,
-    },
-    /// A file is larger than such a file can reasonably be.
-    #[error("{file} has {bytes} bytes, more than the {limit} that are reasonable for such a file")]
-    TooLarge {
-        /// The path of the file.
-        file: String,
-        /// The size of the file in bytes.
-        bytes: u64,
-        /// The maximum size in bytes.
-        limit: u64,
     },
     /// The content of a file is invalid.
     #[error("{file} is not valid: {error}")]
@@ -335,28 +324,12 @@ fn read_optional(folder: &Path, name: &str) -> Result<Option<Cow<'static, [u8]>>
     }
 }
 
-/// Reads a regular file of a reasonable size. The kind of the file is checked before it is opened,
-/// because opening a FIFO waits for a writer.
+/// Reads a regular file of a reasonable size.
 fn read_file(path: &Path) -> Result<Vec<u8>, AssetError> {
-    let failed = |error| AssetError::Io { file: path.display().to_string(), error };
     let is_large = path.ends_with("tokenizer.json") || path.ends_with("tekken.json");
     let limit = if is_large { MAX_TOKENIZER } else { MAX_CONFIG };
-    let check = |file: Metadata| match file.len() {
-        _ if !file.is_file() => {
-            Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")))
-        }
-        bytes if bytes > limit => {
-            Err(AssetError::TooLarge { file: path.display().to_string(), bytes, limit })
-        }
-        _ => Ok(()),
-    };
-    check(std::fs::metadata(path).map_err(failed)?)?;
-    let file = File::open(path).map_err(failed)?;
-    // Another file may have replaced it.
-    check(file.metadata().map_err(failed)?)?;
-    let mut bytes = Vec::new();
-    file.take(limit).read_to_end(&mut bytes).map_err(failed)?;
-    Ok(bytes)
+    regular_file::read(path, limit)
+        .map_err(|error| AssetError::Io { file: path.display().to_string(), error })
 }
 
 impl Ids {
@@ -531,8 +504,8 @@ mod tests {
         for (name, bytes) in
             [("tokenizer_config.json", MAX_CONFIG + 1), ("tokenizer.json", MAX_TOKENIZER + 1)]
         {
-            File::create(path(name)).unwrap().set_len(bytes).unwrap();
-            assert!(refusal().contains(&format!("{name} has {bytes} bytes, more than")), "{}", refusal());
+            std::fs::File::create(path(name)).unwrap().set_len(bytes).unwrap();
+            assert!(refusal().contains(&format!("{name}: it has {bytes} bytes, and")), "{}", refusal());
         }
     }
 

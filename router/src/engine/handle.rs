@@ -12,7 +12,7 @@ use super::departures::Departures;
 use super::event::GenerationEvent;
 use super::occupancy::{AdmissionBounds, Occupancy, Permit};
 use super::state::EngineState;
-use crate::scheduler::{Request, SchedulerLimits};
+use crate::scheduler::{Request, SchedulerLimits, Tenant};
 
 /// Why a request was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -66,6 +66,8 @@ pub struct Engine {
     departures: Departures,
     /// The account of the requests that are submitted through this handle, if they have one.
     account: Option<Arc<Account>>,
+    /// The tenant of these requests.
+    tenant: Tenant,
     prefix_cache: bool,
 }
 
@@ -84,14 +86,15 @@ impl Engine {
             occupancy: Occupancy::new(bounds),
             departures: Departures::default(),
             account: None,
+            tenant: Tenant::default(),
             prefix_cache,
         }
     }
 
-    /// A handle whose requests count for an account.
+    /// A handle whose requests are those of a tenant, and count for an account.
     #[must_use]
-    pub fn on_account(&self, account: Option<Arc<Account>>) -> Self {
-        Engine { account, ..self.clone() }
+    pub fn on_behalf_of(&self, tenant: Tenant, account: Option<Arc<Account>>) -> Self {
+        Engine { account, tenant, ..self.clone() }
     }
 
     /// Whether computed prefixes are kept, so that requests should carry their block hashes. The
@@ -162,7 +165,8 @@ impl Engine {
             }
             None => None,
         };
-        let permit = self.occupancy.enter(request.prompt.len()).ok_or_else(|| self.overloaded())?;
+        let permit =
+            self.occupancy.enter(&request.tenant, request.prompt.len()).ok_or_else(|| self.overloaded())?;
         let permit = permit.on_account(account);
         let (events, receiver) = mpsc::unbounded_channel();
         self.commands
@@ -193,7 +197,7 @@ impl Engine {
     /// [`SubmitError::Overloaded`] or [`SubmitError::LimitExceeded`] if not.
     pub fn has_room(&self) -> Result<(), SubmitError> {
         self.check_account(1)?;
-        if self.occupancy.is_full() { Err(self.overloaded()) } else { Ok(()) }
+        if self.occupancy.has_place_for(&self.tenant) { Ok(()) } else { Err(self.overloaded()) }
     }
 
     /// Checks that so many requests could be submitted now, whatever the lengths of their prompts.
@@ -203,7 +207,7 @@ impl Engine {
     /// [`SubmitError::Overloaded`] or [`SubmitError::LimitExceeded`] if not.
     pub fn has_room_for(&self, requests: usize) -> Result<(), SubmitError> {
         self.check_account(requests)?;
-        if self.occupancy.has_room_for(requests) { Ok(()) } else { Err(self.overloaded()) }
+        if self.occupancy.has_room_for(&self.tenant, requests) { Ok(()) } else { Err(self.overloaded()) }
     }
 
     fn check_account(&self, requests: usize) -> Result<(), SubmitError> {

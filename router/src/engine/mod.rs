@@ -15,6 +15,7 @@
 //! | `state` | the state of the engine, as clients see it |
 //! | `config` | configuration |
 //! | `start` | starts the engine's task |
+//! | `places` | the shares of tenants in the places for requests |
 //! | `occupancy` | the number of requests queued and running: which requests are refused, and when to try again |
 //! | `event_loop` | the engine's task: plan, send, apply |
 //! | [`Account`] | the limits of an API key, and what it uses |
@@ -46,6 +47,7 @@ mod loss;
 mod metrics;
 pub mod node;
 mod occupancy;
+mod places;
 mod preparation;
 mod restart_policy;
 mod start;
@@ -69,6 +71,7 @@ pub use self::event::{GeneratedToken, GenerationEvent, GenerationFailure, Genera
 pub use self::group::{OtherNodes, ShardCommand, Unreaped};
 pub use self::handle::{Engine, Generation, SubmitError};
 pub use self::occupancy::{AdmissionBounds, Permit};
+pub(crate) use self::places::{Place, Places};
 pub use self::preparation::Preparation;
 #[cfg(test)]
 use self::start::start_prepared;

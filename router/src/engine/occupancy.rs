@@ -6,8 +6,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::account::AccountPermit;
+use super::places::{Place, Places};
+use crate::scheduler::Tenant;
 
-/// Bounds on the requests that the engine accepts.
+/// Bounds on the requests that the engine accepts. A tenant below its share of the places may
+/// exceed the first two, as [`Places`] describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdmissionBounds {
     /// Maximum number of requests queued or running.
@@ -29,8 +32,8 @@ const NEW_WEIGHT: f64 = 0.1;
 #[derive(Debug)]
 pub(super) struct Occupancy {
     bounds: AdmissionBounds,
-    in_flight: AtomicUsize,
-    queued: AtomicUsize,
+    in_flight: Arc<Places>,
+    queued: Arc<Places>,
     queued_tokens: AtomicUsize,
     /// Number of sequences that could start at once, after the last plan.
     free_places: AtomicUsize,
@@ -43,8 +46,8 @@ impl Occupancy {
     pub(super) fn new(bounds: AdmissionBounds) -> Arc<Self> {
         Arc::new(Occupancy {
             bounds,
-            in_flight: AtomicUsize::new(0),
-            queued: AtomicUsize::new(0),
+            in_flight: Arc::default(),
+            queued: Arc::default(),
             queued_tokens: AtomicUsize::new(0),
             free_places: AtomicUsize::new(0),
             interval_micros: AtomicU64::new(0),
@@ -52,48 +55,49 @@ impl Occupancy {
     }
 
     pub(super) fn in_flight(&self) -> usize {
-        self.in_flight.load(Ordering::Acquire)
+        self.in_flight.count()
     }
 
-    /// Whether the maximum number of requests is in flight.
-    pub(super) fn is_full(&self) -> bool {
-        self.in_flight() >= self.bounds.in_flight
+    /// Whether a tenant may have another request in flight.
+    pub(super) fn has_place_for(&self, tenant: &Tenant) -> bool {
+        self.in_flight.has_room_for(tenant, 1, self.bounds.in_flight)
     }
 
-    /// Whether [`enter`](Self::enter) would accept so many requests one after the other, if their
-    /// prompts are short.
-    pub(super) fn has_room_for(&self, requests: usize) -> bool {
-        let queued = self.queued.load(Ordering::Acquire).saturating_add(requests);
-        let may_queue = self.free_places.load(Ordering::Acquire).saturating_add(self.bounds.queued);
-        queued <= may_queue && self.in_flight().saturating_add(requests) <= self.bounds.in_flight
+    /// Whether [`enter`](Self::enter) would accept so many requests of a tenant one after the
+    /// other, if their prompts are short.
+    pub(super) fn has_room_for(&self, tenant: &Tenant, requests: usize) -> bool {
+        self.queued.has_room_for(tenant, requests, self.queue_limit())
+            && self.in_flight.has_room_for(tenant, requests, self.bounds.in_flight)
     }
 
     /// Counts a request with a prompt of this many tokens. Returns `None` if the request exceeds
-    /// the bounds. Handles on several threads may exceed the bounds of the queue by as many
-    /// requests as there are threads; the bound of the requests in flight is exact.
-    pub(super) fn enter(self: &Arc<Self>, prompt: usize) -> Option<Permit> {
-        let queued = self.queued.load(Ordering::Acquire);
-        let free = self.free_places.load(Ordering::Acquire);
+    /// the bounds. Handles on several threads may exceed the bound of the queue's tokens by as many
+    /// requests as there are threads; the bounds of the requests are exact.
+    pub(super) fn enter(self: &Arc<Self>, tenant: &Tenant, prompt: usize) -> Option<Permit> {
+        let queued = self.queued.count();
         let tokens = self.queued_tokens.load(Ordering::Acquire).saturating_add(prompt);
         let too_long = queued > 0 && tokens > self.bounds.queued_tokens;
-        if queued >= free && (queued - free >= self.bounds.queued || too_long) {
+        if queued >= self.free_places() && too_long {
             return None;
         }
-        self.in_flight
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| {
-                (n < self.bounds.in_flight).then_some(n + 1)
-            })
-            .ok()?;
-        self.queued.fetch_add(1, Ordering::AcqRel);
+        let place = self.in_flight.enter(tenant, self.bounds.in_flight)?;
+        let in_queue = self.queued.enter(tenant, self.queue_limit())?;
         self.queued_tokens.fetch_add(prompt, Ordering::AcqRel);
-        Some(Permit { occupancy: self.clone(), queued_tokens: Some(prompt), account: None })
+        let queued = Some(QueuePlace { _place: in_queue, tokens: prompt });
+        Some(Permit { occupancy: self.clone(), queued, account: None, _place: place })
+    }
+
+    /// The number of requests that may be queued: those that could start at once, and those that
+    /// may wait behind them.
+    fn queue_limit(&self) -> usize {
+        self.free_places().saturating_add(self.bounds.queued)
     }
 
     /// Estimated time until all queued requests have started, at the recent rate. A refused request
     /// may try again then.
     pub(super) fn retry_after(&self) -> Duration {
         let interval = Duration::from_micros(self.interval_micros.load(Ordering::Relaxed));
-        let ahead = u32::try_from(self.queued.load(Ordering::Acquire)).unwrap_or(u32::MAX).saturating_add(1);
+        let ahead = u32::try_from(self.queued.count()).unwrap_or(u32::MAX).saturating_add(1);
         interval.saturating_mul(ahead).clamp(Duration::from_secs(1), MAX_RETRY_AFTER)
     }
 
@@ -112,10 +116,18 @@ impl Occupancy {
 #[derive(Debug)]
 pub struct Permit {
     occupancy: Arc<Occupancy>,
-    /// Number of tokens of the prompt, while the request is queued.
-    queued_tokens: Option<usize>,
+    /// The place in the queue, while the request is queued.
+    queued: Option<QueuePlace>,
     /// Counts the request for its account, if it has one.
     account: Option<AccountPermit>,
+    _place: Place,
+}
+
+/// The place of a request in the queue, and the number of tokens of its prompt.
+#[derive(Debug)]
+struct QueuePlace {
+    _place: Place,
+    tokens: usize,
 }
 
 impl Permit {
@@ -130,9 +142,8 @@ impl Permit {
         if let Some(account) = &mut self.account {
             account.start();
         }
-        if let Some(prompt) = self.queued_tokens.take() {
-            self.occupancy.queued.fetch_sub(1, Ordering::AcqRel);
-            self.occupancy.queued_tokens.fetch_sub(prompt, Ordering::AcqRel);
+        if let Some(QueuePlace { tokens, .. }) = self.queued.take() {
+            self.occupancy.queued_tokens.fetch_sub(tokens, Ordering::AcqRel);
         }
     }
 }
@@ -140,7 +151,6 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         self.start();
-        self.occupancy.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -180,18 +190,18 @@ mod tests {
     fn the_queue_is_bounded_beyond_the_free_places() {
         let occupancy = Occupancy::new(BOUNDS);
         occupancy.set_free_places(3);
-        let mut held: Vec<_> = (0..5).map(|_| occupancy.enter(10).unwrap()).collect();
-        assert!(occupancy.enter(10).is_none());
+        let mut held: Vec<_> = (0..5).map(|_| occupancy.enter(&Tenant::default(), 10).unwrap()).collect();
+        assert!(occupancy.enter(&Tenant::default(), 10).is_none());
         occupancy.set_free_places(0);
         held[0].start();
-        assert!(occupancy.enter(10).is_none(), "four wait, two may");
+        assert!(occupancy.enter(&Tenant::default(), 10).is_none(), "four wait, two may");
         held.drain(..3);
         assert_eq!((occupancy.in_flight(), held.len()), (2, 2));
         held[0].start();
-        assert!(occupancy.enter(91).is_none(), "101 tokens would wait");
-        held.push(occupancy.enter(90).unwrap());
+        assert!(occupancy.enter(&Tenant::default(), 91).is_none(), "101 tokens would wait");
+        held.push(occupancy.enter(&Tenant::default(), 90).unwrap());
         drop(held);
-        assert!(occupancy.enter(1000).is_some(), "an empty queue takes any request");
+        assert!(occupancy.enter(&Tenant::default(), 1000).is_some(), "an empty queue takes any request");
         assert_eq!(occupancy.in_flight(), 0);
     }
 
@@ -201,10 +211,12 @@ mod tests {
             for queued in 0..8 {
                 let occupancy = Occupancy::new(AdmissionBounds { in_flight, ..BOUNDS });
                 occupancy.set_free_places(places);
-                let mut held: Vec<_> = (0..queued).filter_map(|_| occupancy.enter(1)).collect();
-                let fits = (0..20).take_while(|&more| occupancy.has_room_for(more)).last();
+                let mut held: Vec<_> =
+                    (0..queued).filter_map(|_| occupancy.enter(&Tenant::default(), 1)).collect();
+                let fits =
+                    (0..20).take_while(|&more| occupancy.has_room_for(&Tenant::default(), more)).last();
                 let entered = held.len();
-                held.extend(std::iter::from_fn(|| occupancy.enter(1)));
+                held.extend(std::iter::from_fn(|| occupancy.enter(&Tenant::default(), 1)));
                 assert_eq!(fits, Some(held.len() - entered), "{places} places, {queued} queued");
             }
         }
@@ -214,9 +226,14 @@ mod tests {
     fn requests_in_flight_are_bounded_exactly() {
         let occupancy =
             Occupancy::new(AdmissionBounds { queued: usize::MAX, queued_tokens: usize::MAX, ..BOUNDS });
-        let held: Vec<_> = (0..20).filter_map(|_| occupancy.enter(1)).collect();
+        let held: Vec<_> = (0..20).filter_map(|_| occupancy.enter(&Tenant::default(), 1)).collect();
         assert_eq!(held.len(), 10);
-        assert!(occupancy.is_full());
+        assert!(!occupancy.has_place_for(&Tenant::default()));
+        // Another tenant has nothing, and gets its share of each of the bounds.
+        let other = Tenant::named("late");
+        assert!(occupancy.has_place_for(&other) && occupancy.has_room_for(&other, 5));
+        assert!(!occupancy.has_room_for(&other, 6));
+        assert_eq!((0..20).filter_map(|_| occupancy.enter(&other, 1)).collect::<Vec<_>>().len(), 5);
     }
 
     #[test]
@@ -227,7 +244,7 @@ mod tests {
         let begin = Instant::now();
         // All requests were queued at the beginning, and one left every four seconds.
         (1..200).for_each(|i| rate.note_start(begin, begin + Duration::from_secs(4 * i)));
-        let held = [occupancy.enter(1), occupancy.enter(1)];
+        let held = [occupancy.enter(&Tenant::default(), 1), occupancy.enter(&Tenant::default(), 1)];
         assert!(held.iter().all(Option::is_some));
         assert_eq!(occupancy.retry_after().as_secs(), 12);
         // An hour without requests does not change the rate.

@@ -8,6 +8,25 @@ use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use super::error::GrammarError;
 use crate::text::Tokenizer;
 
+/// The bounds of llguidance's trie of tokens: the bytes of a token, the number of tokens, and the
+/// number of different beginnings of tokens.
+const MAX_WORD_BYTES: usize = 1024;
+const MAX_WORDS: u32 = (1 << 24) - 1;
+const MAX_PREFIXES: usize = 1 << 22;
+
+/// Returns the number of different texts that words begin with, the words included. If all words
+/// together have few bytes, returns that number, which is larger.
+fn prefixes(words: &[Vec<u8>]) -> usize {
+    let bytes = words.iter().map(Vec::len).sum();
+    if bytes < MAX_PREFIXES {
+        return bytes;
+    }
+    let mut sorted: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+    sorted.sort_unstable();
+    let shared = |pair: &[&[u8]]| pair[0].iter().zip(pair[1]).take_while(|(a, b)| a == b).count();
+    bytes - sorted.windows(2).map(shared).sum::<usize>()
+}
+
 /// The tokens of which texts consist.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Vocabulary {
@@ -32,7 +51,7 @@ impl Vocabulary {
         if eos.is_empty() {
             return Err(GrammarError::Unsupported(": the model has no token that ends a text"));
         }
-        let word = |id: u32| {
+        let bytes = |id: u32| {
             if tokenizer.is_special(id) || eos.contains(&id) {
                 // A special token is matched by its name only. No text begins with this byte.
                 let name = tokenizer.vocabulary_text(id).unwrap_or_default();
@@ -44,7 +63,13 @@ impl Vocabulary {
                 bytes => bytes.to_vec(),
             }
         };
-        Ok(Vocabulary { words: (0..size).map(word).collect(), eos })
+        // A grammar never asks for a token that is too long for the library, which would panic.
+        let word = |id: u32| Some(bytes(id)).filter(|word| word.len() <= MAX_WORD_BYTES).unwrap_or_default();
+        let words: Vec<Vec<u8>> = (0..size).map(word).collect();
+        if size >= MAX_WORDS || prefixes(&words) >= MAX_PREFIXES {
+            return Err(GrammarError::Unsupported(": the tokenizer has too many tokens"));
+        }
+        Ok(Vocabulary { words, eos })
     }
 
     /// Returns the tokens in llguidance's form.
@@ -97,6 +122,16 @@ impl Vocabulary {
 mod tests {
     use super::*;
     use crate::test_support::{self, EOS};
+
+    #[test]
+    fn beginnings_are_counted_once() {
+        let words = |list: &[&str]| list.iter().map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>();
+        // Few bytes are not looked at.
+        assert_eq!(prefixes(&words(&["ab", "abc"])), 5);
+        let long = "x".repeat(MAX_PREFIXES);
+        let branch = format!("{}y", &long[..MAX_PREFIXES - 1]);
+        assert_eq!(prefixes(&words(&[&long, "", &branch, "x", &long])), MAX_PREFIXES + 1);
+    }
 
     #[test]
     fn a_serialized_vocabulary_is_read_back() {

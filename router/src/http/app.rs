@@ -7,7 +7,7 @@ use axum::http::HeaderValue;
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use super::fair_by::FairBy;
-use super::keys::{ApiKey, Keyring};
+use super::keys::ApiKeys;
 use super::platforms::PlatformRoutes;
 use crate::service::Service;
 
@@ -15,9 +15,7 @@ use crate::service::Service;
 #[derive(Clone, Default)]
 pub struct HttpConfig {
     /// The API keys, one of which every POST must have; if empty, no key is needed.
-    pub api_keys: Vec<ApiKey>,
-    /// Whether each key has its own prefix cache; `None` means so if there are several keys.
-    pub cache_salt_per_key: Option<bool>,
+    pub api_keys: ApiKeys,
     /// The source of the tenant of a request.
     pub fair_by: FairBy,
     /// The origins whose pages may send requests from a browser; if empty, all may.
@@ -35,7 +33,6 @@ pub struct HttpConfig {
 pub(super) struct App {
     pub(super) service: Service,
     pub(super) config: Arc<HttpConfig>,
-    pub(super) keys: Arc<Keyring>,
     /// When the server was started, in seconds since 1970.
     pub(super) started: u64,
 }
@@ -43,8 +40,7 @@ pub(super) struct App {
 impl App {
     /// The state of a server that starts now.
     pub(super) fn new(service: Service, config: HttpConfig) -> Self {
-        let keys = Arc::new(Keyring::new(&config.api_keys, config.cache_salt_per_key));
         let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        App { service, config: Arc::new(config), keys, started }
+        App { service, config: Arc::new(config), started }
     }
 }

@@ -15,13 +15,14 @@ pub(super) async fn require_key(State(app): State<App>, request: Request, next: 
     if request.method() != Method::POST {
         return next.run(request).await;
     }
-    let caller = app.keys.caller(request.headers());
-    if caller.is_none() && !app.keys.is_empty() {
+    let keys = &app.config.api_keys;
+    let caller = keys.caller(request.headers());
+    if caller.is_none() && !keys.is_empty() {
         return Api::of(request.uri().path()).unauthorized();
     }
     if let Some(context) = RequestContext::current() {
         if let Some(caller) = caller {
-            context.is_from(caller.clone());
+            context.is_from(caller);
         }
         if let Some(tenant) = app.config.fair_by.named_tenant(request.headers()) {
             context.is_for(tenant);

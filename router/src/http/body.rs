@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use axum::extract::{Request, State};
-use axum::http::StatusCode;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 
@@ -54,14 +54,21 @@ impl SharedBodyOutcome {
     }
 }
 
+/// Sets the limit of the extractors that collect the body.
+pub(super) async fn limit(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    DefaultBodyLimit::max(app.service.payload_limit()).apply(&mut request);
+    next.run(request).await
+}
+
 /// Replaces the errors of handlers that could not read a body.
 ///
 /// A handler reports a missing body as the client's mistake. If the server had no memory or no time
-/// for it, the client gets a 503 instead. A body that is too large is refused with the limit and
-/// the flag that raises it.
+/// for it, the client gets a 503 instead. A body that is too large is refused with its length, the
+/// limit and the flag that raises it.
 pub(super) async fn explain(State(app): State<App>, request: Request, next: Next) -> Response {
     let outcome = request.extensions().get::<SharedBodyOutcome>().cloned();
     let api = Api::of(request.uri().path());
+    let announced = content_length(request.headers());
     let response = next.run(request).await;
     let why = match outcome.map(|outcome| outcome.get()) {
         Some(BodyOutcome::NoMemory) => {
@@ -70,7 +77,8 @@ pub(super) async fn explain(State(app): State<App>, request: Request, next: Next
         }
         Some(BodyOutcome::ShuttingDown) => "Server is shutting down",
         _ if response.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-            return api.refused(StatusCode::PAYLOAD_TOO_LARGE, too_large(&app));
+            return api
+                .refused(StatusCode::PAYLOAD_TOO_LARGE, too_large(announced, app.service.payload_limit()));
         }
         _ => return response,
     };
@@ -78,10 +86,20 @@ pub(super) async fn explain(State(app): State<App>, request: Request, next: Next
     api.error(ServiceError::Unavailable(why.into()))
 }
 
-fn too_large(app: &App) -> String {
-    let limit = app.service.limits().payload_limit;
+/// Returns the length of the body as the headers announce it.
+fn content_length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+/// The text of the refusal. A body that is sent without a length, or that is longer when it is
+/// unpacked, was not read to its end.
+fn too_large(announced: Option<u64>, limit: usize) -> String {
+    let length = match announced {
+        Some(length) if length > limit as u64 => length.to_string(),
+        _ => format!("more than {limit}"),
+    };
     format!(
-        "Failed to buffer the request body: length limit exceeded. A body may have at most {limit} bytes, \
-         before and after it is unpacked (--payload-limit)"
+        "Failed to buffer the request body: length limit exceeded. The body has {length} bytes and may have at most \
+         {limit} bytes, before and after it is unpacked (--payload-limit)"
     )
 }

@@ -77,7 +77,7 @@ pub(super) async fn decode(State(app): State<App>, request: Request, next: Next)
             return response;
         }
     };
-    let limit = app.service.limits().payload_limit;
+    let limit = app.service.payload_limit();
     let (mut parts, body) = request.into_parts();
     let Ok(packed) = axum::body::to_bytes(body, limit).await else {
         return unread(api, parts.extensions.get::<SharedBodyOutcome>());

@@ -1,11 +1,12 @@
 //! API keys and their rights.
 
+use std::collections::{HashMap, hash_map};
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use axum::http::{HeaderMap, header};
-use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
+use sha2::{Digest as _, Sha256};
 
 use crate::engine::{Account, AccountLimits, Tenant};
 use crate::service::Caller;
@@ -124,65 +125,131 @@ impl fmt::Debug for ApiKey {
     }
 }
 
-/// The keys of a server, and the caller that each of them identifies.
-#[derive(Debug, Default)]
-pub(super) struct Keyring {
-    /// The keys, without duplicates.
-    keys: Vec<ApiKey>,
-    /// The caller of each key.
-    callers: Vec<Caller>,
+/// The keys of a server. They can be replaced while it runs. Clones share the keys.
+#[derive(Debug, Clone, Default)]
+pub struct ApiKeys {
+    keyring: Arc<RwLock<Arc<Keyring>>>,
+    /// Whether each key has its own prefix cache.
+    separate_caches: Option<bool>,
 }
 
-impl Keyring {
+impl ApiKeys {
+    /// Takes the keys that requests may have; if there is none, no key is needed.
+    ///
     /// `separate_caches` gives each key its own prefix cache; `None` does so if there are several
     /// keys. If no key is marked for high priority, the requests of all keys may have it. A key
     /// that is listed twice has the rights of both entries. Each key is a tenant.
-    pub(super) fn new(listed: &[ApiKey], separate_caches: Option<bool>) -> Self {
-        let mut keys: Vec<ApiKey> = Vec::new();
-        for key in listed {
-            match keys.iter_mut().find(|known| known.secret == key.secret) {
-                Some(known) => known.merge(key),
-                None => keys.push(key.clone()),
-            }
-        }
-        let separate = separate_caches.unwrap_or(keys.len() > 1);
-        let has_marked_key = keys.iter().any(|key| key.high_priority);
-        let caller = |(index, key): (usize, &ApiKey)| {
-            // The number identifies the key while the server runs, which is as long as the cache
-            // exists, and reveals nothing about the key.
-            let partition = separate.then(|| Arc::from(format!("key {index}")));
-            Caller::new(partition, key.high_priority || !has_marked_key)
-                .for_tenant(Tenant::named(format!("key {index}")))
-                .with_account(key.account())
-        };
-        let callers = keys.iter().enumerate().map(caller).collect();
-        Keyring { keys, callers }
+    pub fn new(listed: &[ApiKey], separate_caches: Option<bool>) -> Self {
+        let keyring = Keyring::following(&Keyring::default(), listed, separate_caches);
+        ApiKeys { keyring: Arc::new(RwLock::new(Arc::new(keyring))), separate_caches }
+    }
+
+    /// Replaces the keys. A key that stays keeps its prefix cache, and its use of its limits if
+    /// these stay. Requests that are running go on.
+    pub fn replace(&self, listed: &[ApiKey]) {
+        let new = Arc::new(Keyring::following(&self.keyring(), listed, self.separate_caches));
+        *self.keyring.write().unwrap_or_else(PoisonError::into_inner) = new;
+    }
+
+    /// Returns the number of keys.
+    pub fn count(&self) -> usize {
+        self.keyring().entries.len()
     }
 
     /// Returns whether no key is needed.
-    pub(super) fn is_empty(&self) -> bool {
-        self.keys.is_empty()
+    pub fn is_empty(&self) -> bool {
+        self.count() == 0
     }
 
     /// Returns the caller whose key a request has. A client may send two keys, one in each header:
     /// one valid key is enough, and if both are valid, the key in `Authorization` counts.
-    pub(super) fn caller(&self, headers: &HeaderMap) -> Option<&Caller> {
+    pub(super) fn caller(&self, headers: &HeaderMap) -> Option<Caller> {
         let bearer = headers.get(header::AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
         let other = headers.get(API_KEY).map(|value| value.as_bytes());
-        [bearer, other].into_iter().flatten().find_map(|given| self.find(given))
+        let keyring = self.keyring();
+        let entry = [bearer, other].into_iter().flatten().find_map(|given| keyring.find(given))?;
+        Some(entry.caller.clone())
     }
 
-    /// Compares with every key. The time does not depend on where keys differ or which of them
-    /// matches, so it reveals nothing about them.
-    fn find(&self, given: &[u8]) -> Option<&Caller> {
-        let mut found = Choice::from(0);
-        let mut index = 0u64;
-        for (number, key) in (0u64..).zip(&self.keys) {
-            let equal = key.secret.as_bytes().ct_eq(given);
-            index.conditional_assign(&number, equal);
-            found |= equal;
+    fn keyring(&self) -> Arc<Keyring> {
+        self.keyring.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// The keys at one time, by digest.
+#[derive(Debug, Default)]
+struct Keyring {
+    entries: HashMap<Digest, Entry>,
+    /// Makes the digests of this process differ from those that anybody else can compute.
+    salt: [u8; 32],
+    /// The number of the next key that is new.
+    next_number: u64,
+}
+
+/// A key, and the caller that it identifies.
+#[derive(Debug)]
+struct Entry {
+    key: ApiKey,
+    /// The number identifies the key while the server runs, which is as long as the cache exists,
+    /// and reveals nothing about the key.
+    number: u64,
+    caller: Caller,
+}
+
+/// The SHA-256 of the salt and a key.
+///
+/// Keys are compared by their digests: the time of a lookup reveals nothing about the keys, because
+/// nobody knows which digest a guess has, and it does not grow with their number.
+type Digest = [u8; 32];
+
+impl Keyring {
+    /// Returns the keyring that replaces `former`.
+    fn following(former: &Keyring, listed: &[ApiKey], separate_caches: Option<bool>) -> Self {
+        let salt = if former.entries.is_empty() { rand::random() } else { former.salt };
+        let mut keyring = Keyring { salt, next_number: former.next_number, ..Keyring::default() };
+        // In the order of the list, and without duplicates.
+        let mut keys: Vec<(Digest, ApiKey)> = Vec::new();
+        let mut places: HashMap<Digest, usize> = HashMap::new();
+        for key in listed {
+            let digest = keyring.digest(key.secret.as_bytes());
+            match places.entry(digest) {
+                hash_map::Entry::Occupied(place) => {
+                    if let Some((_, known)) = keys.get_mut(*place.get()) {
+                        known.merge(key);
+                    }
+                }
+                hash_map::Entry::Vacant(place) => {
+                    place.insert(keys.len());
+                    keys.push((digest, key.clone()));
+                }
+            }
         }
-        self.callers.get(usize::try_from(index).ok()?).filter(|_| found.into())
+        let separate = separate_caches.unwrap_or(keys.len() > 1);
+        let has_marked_key = keys.iter().any(|(_, key)| key.high_priority);
+        for (digest, key) in keys {
+            let known = former.entries.get(&digest);
+            let number = known.map_or(keyring.next_number, |entry| entry.number);
+            keyring.next_number = keyring.next_number.max(number + 1);
+            let kept = known.filter(|entry| entry.key.limits == key.limits && entry.key.name == key.name);
+            let account = match kept {
+                Some(entry) => entry.caller.account().cloned(),
+                None => key.account(),
+            };
+            let partition = separate.then(|| Arc::from(format!("key {number}")));
+            let caller = Caller::new(partition, key.high_priority || !has_marked_key)
+                .for_tenant(Tenant::named(format!("key {number}")))
+                .with_account(account);
+            keyring.entries.insert(digest, Entry { key, number, caller });
+        }
+        keyring
+    }
+
+    fn digest(&self, key: &[u8]) -> Digest {
+        Sha256::new().chain_update(self.salt).chain_update(key).finalize().into()
+    }
+
+    fn find(&self, given: &[u8]) -> Option<&Entry> {
+        self.entries.get(&self.digest(given))
     }
 }
 
@@ -262,17 +329,47 @@ mod tests {
         }
     }
 
+    fn keys(listed: &[&str]) -> Vec<ApiKey> {
+        listed.iter().map(|key| key.parse().unwrap()).collect()
+    }
+
     #[test]
     fn the_matching_key_is_found_among_several() {
-        let keys: Vec<ApiKey> = ["a", "b", "c", "b"].iter().map(|key| key.parse().unwrap()).collect();
-        let keyring = Keyring::new(&keys, None);
-        assert_eq!(keyring.keys.len(), 3);
-        for (index, key) in ["a", "b", "c"].iter().enumerate() {
+        let all = ApiKeys::new(&keys(&["a", "b", "c", "b"]), None);
+        assert_eq!(all.count(), 3);
+        let keyring = all.keyring();
+        for (number, key) in (0..).zip(["a", "b", "c"]) {
             let found = keyring.find(key.as_bytes()).unwrap();
-            assert!(std::ptr::eq(found, &keyring.callers[index]), "{key}");
+            assert_eq!((found.number, found.key.secret()), (number, key));
         }
         for wrong in ["", "ab", "d", "A"] {
             assert!(keyring.find(wrong.as_bytes()).is_none(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_key_that_stays_keeps_its_number_and_its_use() {
+        let all = ApiKeys::new(&keys(&["a requests=1", "b requests=2", "c"]), None);
+        let before = all.keyring();
+        all.replace(&keys(&["d", "b requests=2", "a requests=3"]));
+        let after = all.keyring();
+        let number = |keyring: &Keyring, key: &str| keyring.find(key.as_bytes()).map(|entry| entry.number);
+        assert_eq!(["a", "b", "c", "d"].map(|key| number(&before, key)), [Some(0), Some(1), Some(2), None]);
+        // The new key does not get the number of the one that is gone, nor its prefix cache.
+        assert_eq!(["a", "b", "c", "d"].map(|key| number(&after, key)), [Some(0), Some(1), None, Some(3)]);
+        let account = |keyring: &Keyring, key: &str| {
+            keyring.find(key.as_bytes()).unwrap().caller.account().cloned().unwrap()
+        };
+        assert!(Arc::ptr_eq(&account(&before, "b"), &account(&after, "b")));
+        assert!(!Arc::ptr_eq(&account(&before, "a"), &account(&after, "a")), "its limit has changed");
+    }
+
+    #[test]
+    fn many_keys_are_read_in_time_that_grows_with_their_number_only() {
+        // Comparing each pair would take minutes in a build without optimizations.
+        let many: Vec<ApiKey> = (0..200_000).map(|n| format!("key-{n}").parse().unwrap()).collect();
+        let all = ApiKeys::new(&many, None);
+        assert_eq!(all.count(), 200_000);
+        assert!(all.keyring().find(b"key-199999").is_some());
     }
 }

@@ -41,7 +41,6 @@ mod vectors;
 #[cfg(test)]
 mod tests;
 
-use axum::extract::DefaultBodyLimit;
 pub use axum::http::HeaderValue;
 use axum::{Router, middleware};
 
@@ -52,7 +51,7 @@ pub use self::chosen_paths::RouteTaken;
 pub(crate) use self::encoding::BodyMemory;
 pub use self::fair_by::{FairBy, UnknownFairBy};
 pub(crate) use self::health::{probe_paths, stuck};
-pub use self::keys::{ApiKey, ApiKeyError};
+pub use self::keys::{ApiKey, ApiKeyError, ApiKeys};
 pub use self::openapi::openapi;
 pub use self::platforms::PlatformRoutes;
 use crate::service::Service;
@@ -60,7 +59,6 @@ use crate::web;
 
 /// Returns the routes of a service, with the layers that apply to all of them.
 pub fn router(service: Service, config: HttpConfig) -> Router {
-    let limit = service.limits().payload_limit;
     let app = App::new(service, config);
     let config = &app.config;
     let needs_key = !config.api_keys.is_empty();
@@ -76,7 +74,7 @@ pub fn router(service: Service, config: HttpConfig) -> Router {
         .layer(middleware::from_fn(unknown::method))
         .layer(middleware::from_fn_with_state(app.clone(), encoding::decode))
         .layer(middleware::from_fn_with_state(app.clone(), auth::require_key))
-        .layer(DefaultBodyLimit::max(limit))
+        .layer(middleware::from_fn_with_state(app.clone(), body::limit))
         .layer(middleware::from_fn_with_state(app.clone(), body::explain))
         .layer(cors::layer(config))
         .layer(middleware::from_fn(request::follow))

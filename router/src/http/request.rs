@@ -37,7 +37,7 @@ pub(super) async fn follow(request: Request, next: Next) -> Response {
         since: Instant::now(),
         status: None,
         complete: false,
-        _context: context.clone(),
+        context: context.clone(),
     };
     let mut response = match &context {
         Some(context) => context.scope(next.run(request)).await,
@@ -80,8 +80,8 @@ struct RequestLog {
     /// `None` if the client left before there was a response.
     status: Option<StatusCode>,
     complete: bool,
-    /// The context ends with the response.
-    _context: Option<Arc<RequestContext>>,
+    /// The context ends with the response. `None` for probes.
+    context: Option<Arc<RequestContext>>,
 }
 
 impl Drop for RequestLog {
@@ -93,7 +93,23 @@ impl Drop for RequestLog {
         if self.is_probe {
             tracing::debug!(request_id = id, %method, path, status, left, seconds, "request");
         } else {
-            tracing::info!(request_id = id, %method, path, status, left, seconds, "request");
+            let figures = self.context.as_ref().and_then(|context| context.figures());
+            let queue_seconds = figures.map(|figures| figures.queue.as_secs_f64());
+            let first_token = figures.and_then(|figures| figures.first_token);
+            tracing::info!(
+                request_id = id,
+                %method,
+                path,
+                status,
+                left,
+                seconds,
+                queue_seconds,
+                first_token_seconds = first_token.map(|time| time.as_secs_f64()),
+                prompt_tokens = figures.map(|figures| figures.counts.prompt),
+                cached_tokens = figures.map(|figures| figures.counts.cached),
+                generated_tokens = figures.map(|figures| figures.counts.generated),
+                "request"
+            );
         }
     }
 }

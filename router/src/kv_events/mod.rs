@@ -17,6 +17,7 @@ mod config;
 mod history;
 mod message;
 mod metrics;
+mod peers;
 mod publisher;
 #[cfg(test)]
 mod tests;

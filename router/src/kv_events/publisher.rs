@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use super::config::{Endpoint, KvEventsConfig};
 use super::history::{Batch, History};
 use super::metrics::MISSED;
+use super::peers::Peers;
 use super::zmtp::{self, Received};
 
 /// Maximum number of connections to each of the two sockets.
@@ -25,6 +26,12 @@ const MAX_SUBSCRIPTIONS: usize = 64;
 
 /// The time between two attempts to connect.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// The bytes of earlier batches that a peer gets in a second, on average.
+const REPLAY_SPEED: f64 = (16 << 20) as f64;
+
+/// The lock that the connections of a peer share.
+type PeerTurn = Arc<tokio::sync::Mutex<()>>;
 
 /// The number in the message that ends the answer to a request for earlier batches.
 const END: u64 = u64::MAX;
@@ -66,7 +73,7 @@ pub(super) fn start(config: KvEventsConfig, history: &Arc<History>) -> Result<Bo
             let publisher = Arc::clone(&publisher);
             let listener = bind(&address)?;
             bound.events = listener.local_addr().ok();
-            tokio::spawn(accept(listener, move |stream| publish(stream, Arc::clone(&publisher))));
+            tokio::spawn(accept(listener, move |stream, _| publish(stream, Arc::clone(&publisher))));
         }
         Endpoint::Connect(address) => {
             tokio::spawn(stay_connected(address, Arc::clone(&publisher)));
@@ -75,7 +82,7 @@ pub(super) fn start(config: KvEventsConfig, history: &Arc<History>) -> Result<Bo
     if let Some(Endpoint::Bind(address) | Endpoint::Connect(address)) = replay_endpoint {
         let listener = bind(&address)?;
         bound.replay = listener.local_addr().ok();
-        tokio::spawn(accept(listener, move |stream| replay(stream, Arc::clone(&publisher))));
+        tokio::spawn(accept(listener, move |stream, turn| replay(stream, Arc::clone(&publisher), turn)));
     }
     Ok(bound)
 }
@@ -95,23 +102,28 @@ fn bind(address: &str) -> Result<TcpListener, String> {
     listener.map_err(|error| format!("cannot publish events of the prefix cache at tcp://{address}: {error}"))
 }
 
-/// Serves the connections to a socket. Connections beyond the limit wait.
-async fn accept<F>(listener: TcpListener, serve: impl Fn(TcpStream) -> F + Send)
+/// Serves the connections to a socket. Connections beyond the limit wait, and those of a peer that
+/// has too many are closed. `serve` also gets the lock that all connections of a peer share.
+async fn accept<F>(listener: TcpListener, serve: impl Fn(TcpStream, PeerTurn) -> F + Send)
 where
     F: Future<Output = io::Result<()>> + Send + 'static,
 {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let (places, peers) = (Arc::new(Semaphore::new(MAX_CONNECTIONS)), Arc::new(Peers::default()));
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, peer)) => {
+                let Some(peer_place) = peers.enter(peer.ip()) else {
+                    tracing::debug!(%peer, "a peer has too many connections to the prefix cache");
+                    continue;
+                };
                 send_at_once(&stream);
-                let serving = serve(stream);
+                let serving = serve(stream, peer_place.turn.clone());
                 tokio::spawn(async move {
                     if let Err(error) = serving.await {
                         tracing::debug!(%peer, %error, "a subscriber to the prefix cache has left");
                     }
-                    drop(place);
+                    drop((place, peer_place));
                 });
             }
             Err(error) => {
@@ -234,7 +246,10 @@ async fn send_batches(
 /// Answers requests for earlier batches. A request is the number of the first batch, after any
 /// frames that the answers begin with as well. An answer of empty frames around [`END`] is the
 /// last.
-async fn replay(stream: TcpStream, publisher: Arc<Publisher>) -> io::Result<()> {
+///
+/// A request of a few bytes has an answer of many megabytes. Therefore a peer has one answer at a
+/// time, and the next one only after a pause.
+async fn replay(stream: TcpStream, publisher: Arc<Publisher>, turn: PeerTurn) -> io::Result<()> {
     let (mut read, mut write) = open(stream, "ROUTER", &["REQ", "DEALER", "ROUTER"]).await?;
     loop {
         let Received::Message(envelope) = zmtp::receive(&mut read).await? else { continue };
@@ -243,12 +258,15 @@ async fn replay(stream: TcpStream, publisher: Arc<Publisher>) -> io::Result<()> 
         else {
             return Err(io::Error::other("a request for earlier batches needs a number of 8 bytes"));
         };
-        let mut due = u64::from_be_bytes(first);
+        let _turn = turn.lock().await;
+        let (mut due, mut bytes) = (u64::from_be_bytes(first), 0);
         while let Some(Batch { number, payload }) = publisher.history.at_or_after(due) {
             answer(&mut write, envelope, [&publisher.topic, &number.to_be_bytes(), &payload]).await?;
             due = number + 1;
+            bytes += payload.len();
         }
         answer(&mut write, envelope, [&[], &END.to_be_bytes(), &[]]).await?;
+        tokio::time::sleep(Duration::from_secs_f64(bytes as f64 / REPLAY_SPEED)).await;
     }
 }
 

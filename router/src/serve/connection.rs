@@ -34,11 +34,14 @@ const PING: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs
 /// The minimum buffer size of the HTTP library.
 const MIN_BUFFER_BYTES: usize = 8 << 10;
 
+/// Returns the maximum length of a body in bytes.
+type PayloadLimit = Box<dyn Fn() -> usize + Send + Sync>;
+
 /// Serves connections with the same options.
 pub(super) struct ConnectionServer {
     app: Router,
     limits: ConnectionLimits,
-    body_limits: Arc<BodyLimits>,
+    payload_limit: PayloadLimit,
     bodies: Arc<BodyBudget>,
     http: Builder<TokioExecutor>,
     stop: CancellationToken,
@@ -47,11 +50,12 @@ pub(super) struct ConnectionServer {
 }
 
 impl ConnectionServer {
-    /// Creates a server of connections. `payload_limit` is the maximum length of a body in bytes.
+    /// Creates a server of connections. `payload_limit` returns the maximum length of a body in
+    /// bytes, which is not known before the model is loaded.
     pub(super) fn new(
         app: Router,
         limits: ConnectionLimits,
-        payload_limit: usize,
+        payload_limit: PayloadLimit,
         stop: CancellationToken,
     ) -> Self {
         let mut http = Builder::new(TokioExecutor::new());
@@ -71,9 +75,12 @@ impl ConnectionServer {
         let shortest = limits.header_timeout.min(limits.idle_timeout).min(limits.write_timeout);
         let check_interval = (shortest / 8).clamp(Duration::from_millis(5), Duration::from_secs(1));
         let bodies = BodyBudget::new(limits.body_bytes);
-        let body_limits =
-            Arc::new(BodyLimits { bytes: payload_limit, time: limits.body_timeout, stop: stop.clone() });
-        ConnectionServer { app, limits, body_limits, bodies, http, stop, check_interval }
+        ConnectionServer { app, limits, payload_limit, bodies, http, stop, check_interval }
+    }
+
+    /// Returns the limits of a body that arrives now.
+    fn body_limits(&self) -> BodyLimits {
+        BodyLimits { bytes: (self.payload_limit)(), time: self.limits.body_timeout, stop: self.stop.clone() }
     }
 
     pub(super) fn header_timeout(&self) -> Duration {
@@ -88,13 +95,13 @@ impl ConnectionServer {
     {
         let activity = ConnectionActivity::new(began);
         let (app, observer) = (self.app.clone(), activity.clone());
-        let (body_limits, bodies) = (self.body_limits.clone(), self.bodies.clone());
+        let bodies = self.bodies.clone();
         let service = service_fn(move |request: Request<Incoming>| {
             let is_http2 = request.version() == Version::HTTP_2;
             let in_flight = observer.request(is_http2);
             let (outcome, activity) = (SharedBodyOutcome::new(), observer.clone());
             let charge = Arc::new(BodyCharge::new(bodies.clone()));
-            let (limits, held) = (body_limits.clone(), charge.clone());
+            let (limits, held) = (Arc::new(self.body_limits()), charge.clone());
             let mut request = request.map(|body| {
                 Body::new(RequestBody::new(body, limits, held, outcome.clone(), activity.clone()))
             });

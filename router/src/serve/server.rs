@@ -84,7 +84,9 @@ pub async fn serve(
         tokio::spawn(async move { finished.run_until_cancelled(upkeep).await });
     }
     let engine = service.engine().clone();
-    let (payload_limit, probe_paths) = (service.limits().payload_limit, http::probe_paths(&config));
+    let probe_paths = http::probe_paths(&config);
+    let limit = service.clone();
+    let payload_limit = Box::new(move || limit.payload_limit());
     let app = http::router(service, config);
     let watchdog = Watchdog::new(watchdog_timeout);
     watchdog.start_heartbeats(&Handle::current(), &phases.finished);

@@ -4,7 +4,7 @@
 //! almost nothing.
 
 use std::future::Future;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use axum::http::HeaderMap;
@@ -31,8 +31,32 @@ pub(crate) struct RequestContext {
     caller: OnceLock<Caller>,
     /// The tenant that a header names, if one does.
     tenant: OnceLock<Tenant>,
+    /// The figures of all answers that have ended; `None` before the first one.
+    figures: Mutex<Option<AnswerFigures>>,
     /// Holds the span of the whole request. The span ends when this is dropped.
     span: Context,
+}
+
+/// The figures of a request's answers, for its line in the log.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct AnswerFigures {
+    /// The longest time that one of them waited in the queue.
+    pub(crate) queue: Duration,
+    /// The time from the arrival of the request to its first token; `None` if there was none.
+    pub(crate) first_token: Option<Duration>,
+    /// The sums of the tokens.
+    pub(crate) counts: TokenCounts,
+}
+
+impl AnswerFigures {
+    /// Adds those of another answer to the same request.
+    fn add(&mut self, other: AnswerFigures) {
+        self.queue = self.queue.max(other.queue);
+        self.first_token = [self.first_token, other.first_token].into_iter().flatten().min();
+        self.counts.prompt += other.counts.prompt;
+        self.counts.cached += other.counts.cached;
+        self.counts.generated = self.counts.generated.saturating_add(other.counts.generated);
+    }
 }
 
 /// HTTP headers for the propagator.
@@ -66,6 +90,7 @@ impl RequestContext {
             id: id.to_owned(),
             caller: OnceLock::new(),
             tenant: OnceLock::new(),
+            figures: Mutex::default(),
             span: parent.with_span(span),
         })
     }
@@ -109,6 +134,17 @@ impl RequestContext {
     /// The id of the request.
     pub(crate) fn id(&self) -> &str {
         &self.id
+    }
+
+    /// Adds the figures of an answer that has ended, with or without an error.
+    pub(crate) fn add_figures(&self, figures: AnswerFigures) {
+        let mut all = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get_or_insert_default().add(figures);
+    }
+
+    /// The figures of the answers so far; `None` if none has ended.
+    pub(crate) fn figures(&self) -> Option<AnswerFigures> {
+        *self.figures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records the status of the response.
@@ -158,7 +194,7 @@ impl RequestContext {
 }
 
 /// The numbers of tokens of a request.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct TokenCounts {
     /// Tokens of the prompt.
     pub(crate) prompt: usize,
@@ -166,4 +202,24 @@ pub(crate) struct TokenCounts {
     pub(crate) cached: usize,
     /// Generated tokens.
     pub(crate) generated: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_figures_of_several_answers_are_one() {
+        let context = RequestContext::begin("a", "POST", "/generate", &HeaderMap::new());
+        assert_eq!(context.figures(), None);
+        let figures = |queue, first_token: Option<u64>, prompt, generated| AnswerFigures {
+            queue: Duration::from_millis(queue),
+            first_token: first_token.map(Duration::from_millis),
+            counts: TokenCounts { prompt, cached: prompt / 2, generated },
+        };
+        context.add_figures(figures(3, Some(9), 10, 4));
+        context.add_figures(figures(5, None, 0, 0));
+        context.add_figures(figures(1, Some(7), 20, 6));
+        assert_eq!(context.figures(), Some(figures(5, Some(7), 30, 10)));
+    }
 }

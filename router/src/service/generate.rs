@@ -19,7 +19,7 @@ impl Service {
     pub fn start(&self, prepared: Prepared) -> Result<TextStream, ServiceError> {
         let request = prepared.request.clone();
         let account = prepared.account().cloned();
-        let engine = self.0.engine.on_account(account.clone());
+        let engine = self.0.engine.on_behalf_of(request.tenant.clone(), account.clone());
         let submitted = match &prepared.grammar {
             Some(grammar) => {
                 engine.submit_constrained(request, Box::new(GrammarMatcher::new(grammar.clone())))

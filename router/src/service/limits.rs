@@ -34,7 +34,7 @@ pub struct RequestLimits {
     /// Maximum number of prompts in one request to `/v1/completions`.
     pub max_client_batch_size: usize,
     /// Maximum number of bytes of a request's body.
-    pub payload_limit: usize,
+    pub payload_limit: PayloadLimit,
     /// Number of short texts, of long texts, and of conversations that are tokenized or rendered at
     /// the same time.
     pub validation_workers: usize,
@@ -76,7 +76,7 @@ impl Default for RequestLimits {
             max_input_tokens: None,
             max_total_tokens: None,
             max_client_batch_size: 128,
-            payload_limit: 2_000_000,
+            payload_limit: PayloadLimit::Fixed(PayloadLimit::MIN_OF_MODEL),
             validation_workers: 2,
             max_tokenize_bytes: None,
             parse_special_in_user_text: false,
@@ -88,6 +88,40 @@ impl Default for RequestLimits {
             pooling: None,
             watermark: Watermark { gamma: 0.5, delta: 2.0 },
             log_requests: false,
+        }
+    }
+}
+
+/// The maximum number of bytes of a request's body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PayloadLimit {
+    /// This many.
+    Fixed(usize),
+    /// As many as a conversation has that fills the context of the model, but no more than this
+    /// many.
+    OfModel {
+        /// The memory for the bodies of all requests.
+        at_most: usize,
+    },
+}
+
+impl PayloadLimit {
+    /// Bytes of a body for each token of the context. The text of a token has about four bytes, and
+    /// JSON, escapes, roles and tools need the rest.
+    const BYTES_PER_TOKEN: usize = 16;
+
+    /// TGI's default, and the smallest limit that follows a model.
+    pub const MIN_OF_MODEL: usize = 2_000_000;
+
+    /// The limit for a model whose prompts and answers have up to `max_total` tokens. `None` stands
+    /// for a model that is not loaded: a body that might fit later is read, because the answer is
+    /// that the model is loading.
+    pub(super) fn bytes(self, max_total: Option<usize>) -> usize {
+        match self {
+            PayloadLimit::Fixed(bytes) => bytes,
+            PayloadLimit::OfModel { at_most } => max_total.map_or(at_most, |tokens| {
+                tokens.saturating_mul(Self::BYTES_PER_TOKEN).max(Self::MIN_OF_MODEL).min(at_most)
+            }),
         }
     }
 }
@@ -207,6 +241,22 @@ mod tests {
         assert_eq!(limits(None, None), (99, 100));
         assert_eq!(limits(Some(10), Some(50)), (10, 50));
         assert_eq!(limits(Some(1000), Some(1000)), (99, 100));
+    }
+
+    #[test]
+    fn the_longest_body_follows_the_context() {
+        let limit = PayloadLimit::OfModel { at_most: 10_000_000 };
+        for (context, bytes) in [
+            (Some(1024), 2_000_000),
+            (Some(131_072), 2_097_152),
+            (Some(262_144), 4_194_304),
+            (Some(1_048_576), 10_000_000),
+            (Some(usize::MAX), 10_000_000),
+            (None, 10_000_000),
+        ] {
+            assert_eq!(limit.bytes(context), bytes, "{context:?}");
+            assert_eq!(PayloadLimit::Fixed(7).bytes(context), 7);
+        }
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub(crate) use self::budget::Reservation;
 pub(crate) use self::caller::Caller;
 pub(crate) use self::context::RequestContext;
 pub use self::error::{ContextOverflow, ServiceError};
-pub use self::limits::{RequestLimits, TokenLimits};
+pub use self::limits::{PayloadLimit, RequestLimits, TokenLimits};
 pub use self::model::ModelInfo;
 pub(crate) use self::params::priority;
 pub use self::params::{Params, Prompt};

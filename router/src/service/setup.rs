@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use millrace_proto::Ready;
-use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::budget::AnswerBudget;
 use super::context::RequestContext;
@@ -12,7 +11,7 @@ use super::late_system;
 use super::limits::RequestLimits;
 use super::model::{ModelInfo, TokenizerDescription};
 use crate::assets::{AssetError, Assets, SamplingDefaults};
-use crate::engine::{Engine, EngineState, Pooling};
+use crate::engine::{Engine, EngineState, Place, Places, Pooling};
 use crate::grammar::GrammarCompiler;
 use crate::metrics;
 use crate::pooling::{self, UnknownPooling};
@@ -58,7 +57,7 @@ pub(super) struct Inner {
     pub(super) grammars: GrammarCompiler,
     /// Bounds the requests on their way to the engine: no more may wait for the tokenizer than may
     /// wait for the model.
-    pub(super) entrance: Semaphore,
+    pub(super) entrance: Arc<Places>,
     /// Bounds the memory of answers that are not generated and have not been sent yet.
     pub(super) answers: AnswerBudget,
 }
@@ -109,7 +108,6 @@ impl Service {
         };
         let eos: Arc<[u32]> = end_tokens(assets, &tokenizer, template.as_ref()).into();
         let sampling = if limits.model_sampling { assets.sampling } else { SamplingDefaults::default() };
-        let entrance = Semaphore::new(limits.max_concurrent_requests);
         let grammars =
             GrammarCompiler::with_workers(tokenizer.clone(), eos.clone(), limits.grammar_worker.clone());
         Ok(Service(Arc::new(Inner {
@@ -126,7 +124,7 @@ impl Service {
             eos,
             sampling,
             grammars,
-            entrance,
+            entrance: Arc::default(),
             answers: AnswerBudget::default(),
         })))
     }
@@ -144,6 +142,12 @@ impl Service {
     /// The limits of requests.
     pub fn limits(&self) -> &RequestLimits {
         &self.0.limits
+    }
+
+    /// The maximum number of bytes of a request's body for the model that is loaded.
+    pub(crate) fn payload_limit(&self) -> usize {
+        let max_total = self.ready().ok().map(|ready| self.limits().tokens(&ready).max_total);
+        self.limits().payload_limit.bytes(max_total)
     }
 
     /// The engine that runs the requests.
@@ -242,15 +246,19 @@ impl Service {
 
     /// The engine for the requests of the current caller.
     fn engine_for_caller(&self) -> Engine {
-        let context = RequestContext::current();
-        self.0.engine.on_account(context.and_then(|context| context.account().cloned()))
+        match RequestContext::current() {
+            Some(context) => self.0.engine.on_behalf_of(context.tenant(), context.account().cloned()),
+            None => self.0.engine.clone(),
+        }
     }
 
     /// Reserves a place for a request on its way to the engine. A full server refuses the request
     /// before it does any work for it.
-    pub(super) fn enter(&self) -> Result<SemaphorePermit<'_>, ServiceError> {
+    pub(super) fn enter(&self) -> Result<Place, ServiceError> {
         self.engine_for_caller().has_room()?;
-        self.0.entrance.try_acquire().map_err(|_| self.0.engine.overloaded().into())
+        let tenant = RequestContext::current().map(|context| context.tenant()).unwrap_or_default();
+        let place = self.0.entrance.enter(&tenant, self.0.limits.max_concurrent_requests);
+        place.ok_or_else(|| self.0.engine.overloaded().into())
     }
 
     /// Counts a request that was refused before [`Service::prepare`].

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ::metrics::Histogram;
 
 use super::answer::{Answer, FinishReason, Finished, TextEvent, TextToken};
-use super::context::{RequestContext, TokenCounts};
+use super::context::{AnswerFigures, RequestContext, TokenCounts};
 use super::error::ServiceError;
 use super::prepared::Prepared;
 use crate::engine::{Finish, GeneratedToken, Generation, GenerationEvent, GenerationStart, PromptToken};
@@ -272,6 +272,7 @@ impl TextStream {
             };
             context.phases(&timings, self.first_token, counts);
         }
+        self.add_figures();
         if self.logs_text {
             let request_id = self.prepared.context.as_deref().map(RequestContext::id);
             tracing::info!(request_id, text, "answer");
@@ -292,7 +293,25 @@ impl TextStream {
         }
     }
 
+    /// The tokens so far. Answers to one prompt share its tokens, so that only one of them has
+    /// them.
+    fn counts(&self) -> TokenCounts {
+        let cached = self.started.map_or(0, |started| started.cached_tokens);
+        let (prompt, cached) =
+            if self.prepared.counted { (self.prepared.prompt().len(), cached) } else { (0, 0) };
+        TokenCounts { prompt, cached, generated: self.generated }
+    }
+
+    /// Adds the figures of this answer to those of the request.
+    fn add_figures(&self) {
+        let Some(context) = &self.prepared.context else { return };
+        let queue = self.started.map_or(Duration::ZERO, |started| started.queued);
+        let first_token = (!self.first_token.is_zero()).then_some(self.first_token);
+        context.add_figures(AnswerFigures { queue, first_token, counts: self.counts() });
+    }
+
     fn failed(&self, err: &'static str) {
+        self.add_figures();
         if let Some(context) = &self.prepared.context {
             context.failed(err);
         }

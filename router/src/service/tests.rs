@@ -99,7 +99,8 @@ async fn answers_to_one_prompt_share_their_block_hashes() {
 async fn no_request_waits_beyond_the_limit() {
     let engine = FakeEngine::new(Script::Say("a".into()), 8);
     let service = service(&engine);
-    let places = service.0.entrance.try_acquire_many(128).unwrap();
+    let tenant = crate::engine::Tenant::default();
+    let places: Vec<_> = (0..128).map(|_| service.0.entrance.enter(&tenant, 128).unwrap()).collect();
     let refused = service.prepare(prompt(), Params::default()).await.unwrap_err();
     assert_eq!(refused, ServiceError::Overloaded { retry_after: std::time::Duration::from_secs(1) });
     drop(places);

@@ -17,7 +17,7 @@ use super::pair_affixes::PairAffixes;
 use super::rendered::RenderedPrompt;
 use super::split_points::SplitPoints;
 use super::token_bytes::{LeadingTrim, TokenBytes};
-use super::vocabulary::{BuiltTokenizer, Library, build};
+use super::vocabulary::{BuiltTokenizer, Library, TextNormalizer, build};
 use crate::assets::{Assets, TokenizerSource};
 
 /// The exclusive upper bound of token ids. Tables by id have an entry for each id up to the highest
@@ -305,7 +305,8 @@ fn load(assets: &Assets) -> Result<BuiltTokenizer, TextError> {
     match &assets.tokenizer {
         TokenizerSource::Json(json) => {
             let wrong = |error: serde_json::Error| TextError::Tokenizer(error.to_string());
-            let library = serde_json::from_slice(json).map_err(wrong)?;
+            let library: Library = serde_json::from_slice(json).map_err(wrong)?;
+            library.get_normalizer().map_or(Ok(()), TextNormalizer::check)?;
             let mut file: serde_json::Value = serde_json::from_slice(json).map_err(wrong)?;
             let decoder = file.get_mut("decoder").map(serde_json::Value::take).unwrap_or_default();
             Ok(BuiltTokenizer { library, decoder, markers: HashSet::new() })

@@ -44,6 +44,7 @@ pub(crate) fn announcement(model: &Model, world_size: usize, options: &ShardOpti
         headless: spec.head.is_absent,
         prompt_handling: spec.prompt_handling().into(),
         classes: spec.head.classes.unwrap_or(0) as u32,
+        max_positions: clamped(spec.max_positions),
         max_sequence_tokens: clamped(longest),
         block_size: clamped(block_size),
         num_blocks: clamped(pool.div_ceil(block_size.max(1))),

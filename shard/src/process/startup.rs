@@ -319,6 +319,7 @@ fn describe(spec: &DecoderSpec, plan: &MemoryPlan) -> Ready {
         prompt_handling: spec.prompt_handling().into(),
         classes: spec.head.classes.unwrap_or(0) as u32,
         rotation: rotation(spec),
+        max_positions: u32::try_from(spec.max_positions).unwrap_or(u32::MAX),
         max_sequence_tokens: limits.max_sequence_tokens as u32,
         block_size: limits.block_size as u32,
         num_blocks: limits.num_blocks as u32,

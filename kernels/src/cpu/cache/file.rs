@@ -52,8 +52,13 @@ impl CacheWriter {
         }
         let part = path.with_extension(format!("{}.part", std::process::id()));
         // Nobody else may change the weights that a server will use.
-        let file =
-            File::options().read(true).write(true).create(true).truncate(true).mode(0o600).open(&part)?;
+        // What a process with the same id has left there is replaced, and a link is not followed.
+        if let Err(error) = fs::remove_file(&part)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            return Err(error);
+        }
+        let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&part)?;
         let mut writer = CacheWriter { file, part, path: path.to_owned(), end: 0, table: Vec::new() };
         let head = [MAGIC, &(label.len() as u32).to_le_bytes()[..], label.as_bytes()].concat();
         writer.file.write_all_at(&head, 0)?;
@@ -123,12 +128,17 @@ impl CacheReader {
     /// # Errors
     /// If the file is damaged or cannot be read.
     pub(super) fn open(path: &Path, label: &str) -> io::Result<Option<Self>> {
-        let file = match File::open(path) {
+        // Opening a FIFO would wait for a writer.
+        let file = match File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        let length = file.metadata()?.len();
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(damaged("it is not a regular file"));
+        }
+        let length = metadata.len();
         let mut head = [0; 12];
         file.read_exact_at(&mut head, 0)?;
         let label_len = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);

@@ -13,7 +13,7 @@ use millrace_shard::estimate::ShardEstimate;
 use millrace_shard::memory_plan::{PlanError, UnpaddedDevice};
 use millrace_shard::model::{Model, WeightStorage};
 use millrace_shard::offline::{BenchWorkload, OfflineEngine};
-use millrace_shard::{AllReduce, Bytes, Error, KvFormat, NullOptions, ShardOptions, families};
+use millrace_shard::{AllReduce, Bytes, Error, NullOptions, ShardOptions, families};
 
 use crate::cli::{ActivationsArg, BenchArgs, DeviceArg, LoadFormat};
 use crate::shard_message::BLOCK_SIZE;
@@ -32,10 +32,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     );
     let since = Instant::now();
     let model = open(args)?;
-    let dtype = args.model.dtype.map_or(model.dtype, Into::into);
+    let dtype = args.model.dtype().unwrap_or(model.dtype);
     let quantize = args.model.quantize;
     let storage = WeightStorage::choose(dtype, quantize, &model, &UnpaddedDevice)?;
-    let kv_format = args.model.kv_cache_dtype.map_or(dtype.into(), KvFormat::from);
+    let kv_format = args.model.kv_format().unwrap_or(dtype.into());
     let estimate = ShardEstimate::new(&model.spec, 1, storage, kv_format)?;
     let mut engine =
         OfflineEngine::load(&options(args), || Ok(model)).map_err(|error| explained(error, args))?;
@@ -141,11 +141,11 @@ fn options(args: &BenchArgs) -> ShardOptions {
         ranks_per_gpu: 1,
         // There is no other rank to wait for.
         collective_timeout: Duration::from_secs(1),
-        dtype: args.model.dtype.map(Into::into),
+        dtype: args.model.dtype(),
         quantize: args.model.quantize,
         exact_activations: args.model.activations == ActivationsArg::Exact,
         weight_cache: args.model.weight_cache(),
-        kv_cache_dtype: args.model.kv_cache_dtype.map(Into::into),
+        kv_cache_dtype: args.model.kv_format(),
         max_total_tokens: Some(tokens),
         max_batch_total_tokens: Some(batch * tokens.next_multiple_of(BLOCK_SIZE)),
         memory_fraction: 1.0,

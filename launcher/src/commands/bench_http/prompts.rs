@@ -1,6 +1,7 @@
 //! Prompts of the load test.
 
 use anyhow::{Context, Result, ensure};
+use millrace_formats::regular_file;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -22,13 +23,16 @@ pub(super) enum Prompts {
     Random(Box<StdRng>, u32),
 }
 
+/// The maximum number of bytes of a file with prompts.
+const MAX_PROMPTS: u64 = 1 << 30;
+
 impl Prompts {
     pub(super) fn new(args: &BenchHttpArgs) -> Result<Self> {
         let Some(path) = &args.prompts else {
             return Ok(Prompts::Random(Box::new(StdRng::seed_from_u64(args.seed)), args.prompt_words));
         };
         let about = || format!("--prompts {}", path.display());
-        let text = std::fs::read_to_string(path).with_context(about)?;
+        let text = regular_file::read_text(path, MAX_PROMPTS).with_context(about)?;
         let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect();
         ensure!(!lines.is_empty(), "{}: no prompt in it", about());
         Ok(Prompts::Lines(lines.into_iter().cycle()))

@@ -26,7 +26,7 @@ use crate::{devices, logging};
 /// Reads messages and prints the answers as they stream.
 pub(crate) fn run(args: ChatArgs) -> Result<()> {
     logging::start("off", false);
-    let ChatArgs { mut model, mut engine, sampling, system } = args;
+    let ChatArgs { mut model, mut engine, sampling, system, named_model: _ } = args;
     fetch_completely(&mut model, false)?;
     devices::settle(&mut engine, &model, 1)?;
     tokio::runtime::Runtime::new()?.block_on(async {

@@ -36,7 +36,7 @@ pub(in crate::engine) enum StartError {
     Unreaped { why: String, unreaped: Unreaped },
     #[error("shard {rank} did not connect within {} s", .after.as_secs())]
     NotConnected { rank: usize, after: Duration },
-    #[error("cannot listen on {at} for other machines: {source}; try another --leader-port")]
+    #[error("cannot listen on {at} for other machines: {source} (--leader-port)")]
     ListenForNodes { at: SocketAddr, source: io::Error },
     #[error("rank {rank} did not connect from its machine within {} s", .after.as_secs())]
     NodeNotConnected { rank: usize, after: Duration },

@@ -13,7 +13,7 @@ use crate::assets::Assets;
 use crate::engine::EngineState;
 use crate::fuzz;
 use crate::grammar::{self, Grammar, GrammarCompiler};
-use crate::http::{HttpConfig, router};
+use crate::http::{ApiKeys, HttpConfig, router};
 use crate::service::{ModelInfo, RequestLimits, Service};
 use crate::test_support::{self, EOS, FakeEngine, Script};
 use crate::text::{ChatTemplate, Conversation, SpecialTokens, StopMatcher, StopText, Tokenizer};
@@ -200,7 +200,7 @@ fn body(path: &'static str, input: &str) -> Work {
 /// Sends a request with headers of this length to a server with API keys.
 fn headers(input: &str) -> Work {
     let keys = ["one", "two priority=high"].map(|key| key.parse().unwrap());
-    let config = HttpConfig { api_keys: keys.to_vec(), ..HttpConfig::default() };
+    let config = HttpConfig { api_keys: ApiKeys::new(&keys, None), ..HttpConfig::default() };
     let app = fuzz::runtime().block_on(async {
         let engine = FakeEngine::new(Script::Say("x".into()), 8).engine;
         router(service(&test_support::assets(), engine, RequestLimits::default()), config)

@@ -145,9 +145,10 @@ pub(super) fn check_rest(rest: &Map<String, Value>, ignored: &mut IgnoredFields)
 }
 
 /// Returns the number of prompts with `answers` answers each that are computed at the same time: at
-/// most half of all requests, so that other clients are served beside the longest list of prompts.
+/// most a quarter of all requests, so that other clients are served beside a few of the longest
+/// lists of prompts.
 pub(in crate::http) fn concurrent_prompts(app: &App, answers: usize) -> usize {
-    (app.service.limits().max_concurrent_requests / 2 / answers.max(1)).max(1)
+    (app.service.limits().max_concurrent_requests / 4 / answers.max(1)).max(1)
 }
 
 /// Checks that the server may generate `count` answers to each of `prompts` prompts, all at the

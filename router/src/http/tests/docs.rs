@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::rows::{GETS, posts};
 use super::{HttpConfig, Script, Server};
+use crate::http::ApiKeys;
 
 pub(super) async fn openapi(server: &Server) -> Value {
     server.get("/api-doc/openapi.json").await.json()
@@ -111,7 +112,8 @@ async fn described_fields_are_the_fields_that_are_read() {
 async fn keys_are_described_where_they_are_needed() {
     let open = openapi(&Server::saying("x")).await;
     assert_eq!(open["paths"]["/generate"]["post"].get("security"), None);
-    let config = HttpConfig { api_keys: vec!["k".parse().unwrap()], ..HttpConfig::default() };
+    let config =
+        HttpConfig { api_keys: ApiKeys::new(&["k".parse().unwrap()], None), ..HttpConfig::default() };
     let guarded = openapi(&Server::with(Script::Say("x".into()), 8, config)).await;
     assert_eq!(guarded["paths"]["/generate"]["post"]["security"], json!([{"bearer": []}, {"x-api-key": []}]));
     assert_eq!(guarded["paths"]["/info"]["get"].get("security"), None);

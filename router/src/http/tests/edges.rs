@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::rows::posts;
 use super::{HttpConfig, Reply, RequestLimits, Script, Server, post};
+use crate::service::PayloadLimit;
 use crate::test_support::assets;
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
@@ -64,7 +65,7 @@ async fn unknown_encodings_are_refused() {
 
 #[tokio::test]
 async fn the_limit_applies_to_the_packed_and_the_unpacked_body() {
-    let limits = RequestLimits { payload_limit: 1000, ..RequestLimits::default() };
+    let limits = RequestLimits { payload_limit: PayloadLimit::Fixed(1000), ..RequestLimits::default() };
     let server = Server::serving(&assets(), Script::Say("x".into()), limits, HttpConfig::default());
     let body = |length: usize| format!("{{\"inputs\":\"{}\"}}", "a".repeat(length - 13)).into_bytes();
     for pack in [gzip, zstd] {
@@ -78,7 +79,7 @@ async fn the_limit_applies_to_the_packed_and_the_unpacked_body() {
             assert_eq!(reply.status.as_u16(), 413, "{encoding}");
             let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
             assert!(
-                message.ends_with("at most 1000 bytes, before and after it is unpacked (--payload-limit)"),
+                message.ends_with("The body has more than 1000 bytes and may have at most 1000 bytes, before and after it is unpacked (--payload-limit)"),
                 "{message}"
             );
         }
@@ -87,8 +88,8 @@ async fn the_limit_applies_to_the_packed_and_the_unpacked_body() {
         assert_eq!(reply.status.as_u16(), 413);
         assert_eq!(
             reply.body,
-            "Failed to buffer the request body: length limit exceeded. A body may have at most 1000 bytes, before and \
-             after it is unpacked (--payload-limit)"
+            "Failed to buffer the request body: length limit exceeded. The body has 1001 bytes and may have at most \
+             1000 bytes, before and after it is unpacked (--payload-limit)"
         );
     }
 }

@@ -8,12 +8,16 @@ use serde_json::{Value, json};
 
 use super::{HttpConfig, Reply, RequestLimits, Script, Server, post};
 use crate::engine::{Priority, Tenant};
-use crate::http::FairBy;
+use crate::http::{ApiKeys, FairBy};
 use crate::test_support;
 
+fn api_keys(keys: &[&str], cache_salt_per_key: Option<bool>) -> ApiKeys {
+    let keys: Vec<_> = keys.iter().map(|key| key.parse().unwrap()).collect();
+    ApiKeys::new(&keys, cache_salt_per_key)
+}
+
 fn server(keys: &[&str], cache_salt_per_key: Option<bool>) -> Server {
-    let api_keys = keys.iter().map(|key| key.parse().unwrap()).collect();
-    let config = HttpConfig { api_keys, cache_salt_per_key, ..HttpConfig::default() };
+    let config = HttpConfig { api_keys: api_keys(keys, cache_salt_per_key), ..HttpConfig::default() };
     Server::with(Script::Say("x".into()), 64, config)
 }
 
@@ -242,8 +246,8 @@ fn check_refusal(reply: &Reply, path: &str, at: &str, kind: &str, text: &str) {
 #[tokio::test]
 async fn the_requests_of_a_key_are_limited() {
     for (path, body, at, kind) in apis() {
-        let keys = ["limited requests=1", "free"].map(|key| key.parse().unwrap());
-        let config = HttpConfig { api_keys: keys.to_vec(), ..HttpConfig::default() };
+        let api_keys = api_keys(&["limited requests=1", "free"], None);
+        let config = HttpConfig { api_keys, ..HttpConfig::default() };
         let mut server = Server::with(Script::Forever("x".into()), 64, config);
         let mut endless = post("/generate_stream", r#"{"inputs":"a","parameters":{"max_new_tokens":900}}"#);
         endless.headers_mut().insert("x-api-key", "limited".parse().unwrap());
@@ -305,8 +309,7 @@ async fn the_tenant_is_the_key_or_a_header() {
         (&[], "header:x-tenant".parse().unwrap(), Some("a"), Tenant::named("header a")),
         (&[], FairBy::Key, Some("a"), Tenant::default()),
     ] {
-        let api_keys = keys.iter().map(|key| key.parse().unwrap()).collect();
-        let config = HttpConfig { api_keys, fair_by: by, ..HttpConfig::default() };
+        let config = HttpConfig { api_keys: api_keys(keys, None), fair_by: by, ..HttpConfig::default() };
         let mut server = Server::with(Script::Say("x".into()), 64, config);
         let mut headers = vec![("x-api-key", "two")];
         headers.extend(header.map(|tenant| ("x-tenant", tenant)));

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use super::{HttpConfig, Script, Server, post};
+use crate::http::ApiKeys;
 
 /// A request for each POST route that is answered with 200.
 pub(super) fn posts() -> Vec<(&'static str, Value)> {
@@ -65,7 +66,8 @@ fn generates(path: &str) -> bool {
 
 #[tokio::test]
 async fn every_post_needs_the_key_and_no_get_does() {
-    let config = HttpConfig { api_keys: vec!["key".parse().unwrap()], ..HttpConfig::default() };
+    let config =
+        HttpConfig { api_keys: ApiKeys::new(&["key".parse().unwrap()], None), ..HttpConfig::default() };
     let server = Server::with(Script::Say("x".into()), 8, config);
     for (path, body) in posts() {
         let reply = server.post(path, body.clone()).await;

@@ -11,6 +11,7 @@ use tower::ServiceExt;
 
 use super::{HttpConfig, Script, Server, post};
 use crate::engine::{EngineState, Priority};
+use crate::http::ApiKeys;
 
 /// Returns the longest time that a test waits.
 fn soon() -> Duration {
@@ -161,7 +162,7 @@ async fn a_stop_string_releases_the_sequence() {
 
 #[tokio::test]
 async fn every_post_needs_a_key_if_there_are_keys() {
-    let api_keys = vec!["one".parse().unwrap(), "Two".parse().unwrap()];
+    let api_keys = ApiKeys::new(&["one".parse().unwrap(), "Two".parse().unwrap()], None);
     let config = HttpConfig { api_keys, ..HttpConfig::default() };
     let server = Server::with(Script::Say("x".into()), 8, config);
     let ask = async |path: &str, key: Option<&str>| {

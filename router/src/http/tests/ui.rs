@@ -5,6 +5,7 @@ use axum::http::{Request, StatusCode};
 use serde_json::json;
 
 use super::{HttpConfig, Reply, Script, Server};
+use crate::http::ApiKeys;
 use crate::service::RequestLimits;
 use crate::test_support;
 
@@ -90,7 +91,8 @@ async fn server_json_describes_the_server() {
 
     let mut assets = test_support::assets();
     assets.chat_template = None;
-    let config = HttpConfig { api_keys: vec!["k".parse().unwrap()], ..HttpConfig::default() };
+    let config =
+        HttpConfig { api_keys: ApiKeys::new(&["k".parse().unwrap()], None), ..HttpConfig::default() };
     let limits = RequestLimits { grammar_support: false, ..RequestLimits::default() };
     let server = Server::serving(&assets, Script::Say("x".into()), limits, config);
     let facts = server.get("/ui/server.json").await.json();

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{HttpConfig, RequestLimits, Script, Server};
 use crate::assets::Assets;
-use crate::service::{ModelInfo, Service};
+use crate::service::{ModelInfo, PayloadLimit, Service};
 use crate::test_support::{self, FakeEngine};
 
 #[tokio::test]
@@ -172,7 +172,7 @@ async fn a_conversation_may_be_empty() {
 
 #[tokio::test]
 async fn the_operator_sets_the_longest_body() {
-    let limits = RequestLimits { payload_limit: 100, ..RequestLimits::default() };
+    let limits = RequestLimits { payload_limit: PayloadLimit::Fixed(100), ..RequestLimits::default() };
     let assets = test_support::assets();
     let server = Server::serving(&assets, Script::Say("x".into()), limits, HttpConfig::default());
     for (length, status) in [(100, 200), (101, 413)] {

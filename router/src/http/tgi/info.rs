@@ -1,4 +1,4 @@
-//! `/info`.
+//! `/info` and `/version`.
 
 use axum::Json;
 use axum::extract::State;
@@ -11,6 +11,18 @@ use crate::http::app::App;
 
 /// The version of TGI that these routes are compatible with.
 const TGI_VERSION: &str = "3.3.7";
+
+/// The version of this server, as vLLM's clients ask for it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ServerVersion {
+    version: &'static str,
+}
+
+/// Returns the version of this server, which is not that of TGI's API.
+#[utoipa::path(get, path = "/version", tag = "Server", responses((status = 200, description = "The version of this server", body = ServerVersion)))]
+pub(super) async fn version() -> Json<ServerVersion> {
+    Json(ServerVersion { version: env!("CARGO_PKG_VERSION") })
+}
 
 /// The model and the limits of requests.
 #[derive(Debug, Serialize, ToSchema)]

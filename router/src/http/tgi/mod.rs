@@ -41,5 +41,6 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(tokenizer_info::tokenizer_info))
         .routes(routes!(chat_tokenize::chat_tokenize))
         .routes(routes!(info::info))
+        .routes(routes!(info::version))
         .layer(panic::answered_by(error::internal))
 }

@@ -7,7 +7,7 @@ const POST: &str = "POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: applicat
 
 /// Starts a server whose bodies have at most `one` bytes, and `all` bytes together.
 fn start_small(one: usize, all: usize) -> InMemoryServer {
-    let limits = RequestLimits { payload_limit: one, ..RequestLimits::default() };
+    let limits = RequestLimits { payload_limit: PayloadLimit::Fixed(one), ..RequestLimits::default() };
     let connections = ConnectionLimits { body_bytes: all, ..generous_limits() };
     InMemoryServer::start_with(Script::Say("x".into()), limits, connections)
 }
@@ -40,7 +40,7 @@ async fn a_client_that_goes_on_writing_can_read_its_refusal() {
     // The connection lingers for a second. The clock stands still, so that this suffices for a slow
     // client.
     let _still = test_support::still_clock();
-    let limits = RequestLimits { payload_limit: 1000, ..RequestLimits::default() };
+    let limits = RequestLimits { payload_limit: PayloadLimit::Fixed(1000), ..RequestLimits::default() };
     let options = ServeOptions { connections: generous_limits(), ..default_options() };
     let server = start_with(Script::Say("x".into()), limits, options).await;
     let much = "x".repeat(4 << 20);

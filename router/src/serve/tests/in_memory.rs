@@ -31,10 +31,10 @@ impl InMemoryServer {
     pub(super) fn start_with(script: Script, limits: RequestLimits, connections: ConnectionLimits) -> Self {
         let engine = FakeEngine::new(script, 64);
         let model = ModelInfo { id: "m".into(), sha: None, pipeline_tag: None };
-        let payload_limit = limits.payload_limit;
         let service = Service::new(&test_support::assets(), engine.engine.clone(), limits, model).unwrap();
-        let app = http::router(service, HttpConfig::default());
-        let connections = ConnectionServer::new(app, connections, payload_limit, CancellationToken::new());
+        let app = http::router(service.clone(), HttpConfig::default());
+        let limit = Box::new(move || service.payload_limit());
+        let connections = ConnectionServer::new(app, connections, limit, CancellationToken::new());
         InMemoryServer { connections: Arc::new(connections), engine }
     }
 

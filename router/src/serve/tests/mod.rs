@@ -9,7 +9,7 @@ mod streams;
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto::ring};
 
 use super::{ConnectionLimits, LastResort, ServeOptions, Tls, serve};
 use crate::http::HttpConfig;
-use crate::service::{ModelInfo, RequestLimits, Service};
+use crate::service::{ModelInfo, PayloadLimit, RequestLimits, Service};
 use crate::test_support::{self, FakeEngine, Script};
 
 /// A limit that a test exceeds on purpose. Work that must be done within it runs on a paused clock.
@@ -174,12 +174,51 @@ async fn a_connection_beyond_the_limit_gets_status_503() {
 
 /// Writes a self-signed certificate for `localhost` and its key to files.
 fn certificate() -> (tempfile::TempDir, PathBuf, PathBuf) {
-    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let (cert, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
-    std::fs::write(&cert, made.cert.pem()).unwrap();
-    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    write_certificate(&cert, &key);
     (folder, cert, key)
+}
+
+fn write_certificate(cert: &Path, key: &Path) {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    std::fs::write(cert, made.cert.pem()).unwrap();
+    std::fs::write(key, made.signing_key.serialize_pem()).unwrap();
+}
+
+/// Returns the configuration of a client that trusts this certificate alone.
+fn trusting(cert: &Path) -> ClientConfig {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(cert).unwrap()).unwrap();
+    ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth()
+}
+
+#[tokio::test]
+async fn certificates_are_replaced_while_the_server_runs() {
+    let (_folder, cert, key) = certificate();
+    let tls = Tls::from_files(&cert, &key).unwrap();
+    let server = start(Script::Say("x".into()), generous_limits(), Some(tls.clone())).await;
+    let connect = async |config: &ClientConfig| {
+        let name = ServerName::try_from("localhost").unwrap();
+        TlsConnector::from(Arc::new(config.clone())).connect(name, server.connect().await).await
+    };
+    let first = trusting(&cert);
+    let mut open = connect(&first).await.unwrap();
+    write_certificate(&cert, &key);
+    let second = trusting(&cert);
+    assert!(connect(&second).await.is_err());
+    tls.reload().unwrap();
+    assert!(connect(&first).await.is_err() && connect(&second).await.is_ok());
+    write(&mut open, HEALTH).await;
+    assert!(read_headers(&mut open).await.starts_with("HTTP/1.1 200"), "an open connection goes on");
+    // The former certificate stays if the new one cannot be used.
+    std::fs::write(&key, "no key").unwrap();
+    assert!(tls.reload().is_err());
+    assert!(connect(&second).await.is_ok());
 }
 
 #[tokio::test]
@@ -187,13 +226,7 @@ async fn tls_serves_both_http_versions_and_drops_incomplete_handshakes() {
     let (_folder, cert, key) = certificate();
     let tls = || Some(Tls::from_files(&cert, &key).unwrap());
     let server = start(Script::Say("x".into()), generous_limits(), tls()).await;
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(&cert).unwrap()).unwrap();
-    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let config = trusting(&cert);
     let connect = async |protocol: &[u8]| {
         let mut config = config.clone();
         config.alpn_protocols = vec![protocol.to_vec()];

@@ -10,6 +10,7 @@ use tokenizers::{
 };
 
 use super::pieces::{PieceModel, PieceNormalizer};
+use crate::text::error::TextError;
 
 /// The library's tokenizer with the models and normalizers of this module.
 pub(in crate::text) type Library =
@@ -154,14 +155,122 @@ impl From<NormalizerWrapper> for TextNormalizer {
     }
 }
 
+impl TextNormalizer {
+    /// Checks that no step can make a text much longer at once.
+    ///
+    /// # Errors
+    /// The error says which step is refused.
+    pub(in crate::text) fn check(&self) -> Result<(), TextError> {
+        match self {
+            TextNormalizer::Library(normalizer) => check_step(normalizer),
+            TextNormalizer::Pieces(_) => Ok(()),
+        }
+    }
+}
+
+/// Maximum number of bytes that a step of a normalizer may write for each match. Those of published
+/// models write up to three.
+const MAX_CONTENT: usize = 64;
+
+/// How many times as long as the text its normalized form may be. The longest of Unicode's own
+/// normalizations, of U+FDFA, is 11 times as long.
+const MAX_GROWTH: usize = 12;
+
+/// The length up to which a normalized text may be longer than that, for texts of a few bytes.
+const SHORT_BYTES: usize = 1024;
+
+fn check_step(step: &NormalizerWrapper) -> Result<(), TextError> {
+    match step {
+        NormalizerWrapper::Sequence(steps) => steps.as_ref().iter().try_for_each(check_step),
+        NormalizerWrapper::Replace(replace) if replace.content.len() > MAX_CONTENT => {
+            Err(TextError::Tokenizer(format!(
+                "its normalizer puts {} bytes in the place of each match, and {MAX_CONTENT} are the most that are \
+                 accepted",
+                replace.content.len()
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Runs a normalizer step by step. Each step may double a text, so that thirty of them would take
+/// all memory.
+fn normalize_within(
+    step: &NormalizerWrapper,
+    text: &mut NormalizedString,
+    growth: usize,
+) -> LibraryResult<()> {
+    if let NormalizerWrapper::Sequence(steps) = step {
+        return steps.as_ref().iter().try_for_each(|step| normalize_within(step, text, growth));
+    }
+    step.normalize(text)?;
+    let limit = text.len_original().saturating_mul(growth).max(SHORT_BYTES);
+    if text.len() > limit {
+        return Err(
+            format!("the tokenizer's normalizer makes a text more than {growth} times as long").into()
+        );
+    }
+    Ok(())
+}
+
 impl Normalizer for TextNormalizer {
     fn normalize(&self, text: &mut NormalizedString) -> LibraryResult<()> {
         match self {
-            TextNormalizer::Library(normalizer) => normalizer.normalize(text),
+            TextNormalizer::Library(normalizer) => normalize_within(normalizer, text, MAX_GROWTH),
             TextNormalizer::Pieces(normalizer) => {
                 normalizer.normalize(text);
                 Ok(())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use tokenizers::NormalizedString;
+
+    use super::*;
+
+    fn normalizer(json: Value) -> TextNormalizer {
+        serde_json::from_value(json).unwrap()
+    }
+
+    fn replace(from: &str, to: &str) -> Value {
+        json!({"type": "Replace", "pattern": {"String": from}, "content": to})
+    }
+
+    fn normalized(normalizer: &TextNormalizer, text: &str) -> Result<String, String> {
+        let mut text = NormalizedString::from(text);
+        normalizer.normalize(&mut text).map_err(|error| error.to_string())?;
+        Ok(text.get().to_owned())
+    }
+
+    #[test]
+    fn steps_that_double_a_text_are_stopped() {
+        let doubling = vec![replace("a", "aa"); 40];
+        let steps = normalizer(json!({"type": "Sequence", "normalizers": doubling}));
+        steps.check().unwrap();
+        assert_eq!(normalized(&steps, "b").unwrap(), "b");
+        let error = normalized(&steps, &"a".repeat(1000)).unwrap_err();
+        assert!(error.contains("more than 12 times as long"), "{error}");
+        // Inside another sequence, too.
+        let nested =
+            json!({"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": doubling}]});
+        assert!(normalized(&normalizer(nested), "a").is_err());
+    }
+
+    #[test]
+    fn long_replacements_are_refused_and_those_of_models_are_not() {
+        let long = json!({"type": "Sequence", "normalizers": [replace("a", &"x".repeat(65))]});
+        let error = normalizer(long).check().unwrap_err().to_string();
+        assert!(error.contains("puts 65 bytes in the place of each match"), "{error}");
+        let usual = normalizer(json!({"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "\u{2581}"}, replace(" ", "\u{2581}"), {"type": "NFKC"},
+        ]}));
+        usual.check().unwrap();
+        assert_eq!(normalized(&usual, &" ".repeat(2000)).unwrap().chars().count(), 2001);
+        // The character with the longest normal form.
+        assert!(normalized(&usual, &"\u{fdfa}".repeat(2000)).is_ok());
     }
 }

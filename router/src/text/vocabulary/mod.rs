@@ -20,8 +20,8 @@ use serde_json::{Value, json};
 use tokenizers::models::ModelWrapper;
 use tokenizers::{AddedToken, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper};
 
-pub(super) use library::Library;
-use library::{TextModel, TextNormalizer};
+use library::TextModel;
+pub(super) use library::{Library, TextNormalizer};
 use pieces::{PieceModel, PieceNormalizer, Symbols};
 
 use super::error::TextError;

@@ -149,7 +149,7 @@ impl Nccl {
             let bound = unsafe { Library::new(path).and_then(|l| Nccl::bind(l, path.display().to_string())) };
             match bound {
                 Ok(nccl) => return nccl.check_version(),
-                Err(e) => tried.push(format!("{}: {}", path.display(), cause(&e))),
+                Err(e) => tried.push(failure(path, &cause(&e))),
             }
         }
         Err(Error::Device(format!(
@@ -218,6 +218,12 @@ impl Nccl {
 }
 
 /// The loader's message behind an error.
+/// Says why a file was not opened. The loader begins most of its texts with the name of the file.
+fn failure(path: &Path, cause: &str) -> String {
+    let path = path.display().to_string();
+    if cause.starts_with(&path) { cause.to_owned() } else { format!("{path}: {cause}") }
+}
+
 fn cause(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }

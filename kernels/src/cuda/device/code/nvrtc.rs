@@ -32,7 +32,7 @@ impl Nvrtc {
     pub(crate) fn open() -> Result<Nvrtc> {
         // SAFETY: the call only tries to open the library, whose constructors are NVIDIA's.
         if !unsafe { sys::is_culib_present() } {
-            return Err(Error::Unsupported("NVRTC (libnvrtc.so) was not found".to_owned()));
+            return Err(Error::Device("NVRTC was not found (libnvrtc.so)".to_owned()));
         }
         let mut version = (0, 0);
         // SAFETY: both arguments point to integers.
