@@ -184,12 +184,14 @@ fn http_config(http: &HttpArgs, longest: usize) -> Result<HttpConfig> {
     if http.cache_salt_per_key == Some(true) && keys.is_empty() {
         tracing::warn!("--cache-salt-per-key has no effect: there are no keys; give some with --api-key");
     }
+    // The keys have counters, which must find the recorder.
+    let metrics = metrics::install(longest)?;
     Ok(HttpConfig {
         api_keys: ApiKeys::new(&keys, http.cache_salt_per_key),
         fair_by: http.fair_by.clone(),
         allowed_origins: http.origins()?,
         platform: http.platform()?,
-        metrics: Some(metrics::install(longest)?),
+        metrics: Some(metrics),
         disable_ui: http.disable_ui,
     })
 }

@@ -88,7 +88,7 @@ async fn the_limit_applies_to_the_packed_and_the_unpacked_body() {
         assert_eq!(reply.status.as_u16(), 413);
         assert_eq!(
             reply.body,
-            "Failed to buffer the request body: length limit exceeded. The body has 1001 bytes and may have at most \
+            "Failed to buffer the request body: length limit exceeded. The body has more than 1000 bytes and may have at most \
              1000 bytes, before and after it is unpacked (--payload-limit)"
         );
     }

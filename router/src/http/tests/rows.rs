@@ -48,6 +48,7 @@ pub(super) const GETS: &[&str] = &[
     "/ready",
     "/info",
     "/tokenizer_info",
+    "/version",
     "/metrics",
     "/v1/models",
     "/v1/models/org/model",

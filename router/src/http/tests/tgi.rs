@@ -327,8 +327,8 @@ async fn malformed_bodies_are_refused() {
     assert_eq!((reply.status, reply.header("content-type")), (StatusCode::PAYLOAD_TOO_LARGE, plain));
     assert_eq!(
         reply.body,
-        "Failed to buffer the request body: length limit exceeded. A body may have at most 2000000 bytes, before and \
-         after it is unpacked (--payload-limit)"
+        "Failed to buffer the request body: length limit exceeded. The body has more than 2000000 bytes and \
+         may have at most 2000000 bytes, before and after it is unpacked (--payload-limit)"
     );
     // Texts far longer than any prompt are refused before they are tokenized.
     let reply = server.post("/generate", json!({"inputs": "a".repeat(1_000_000)})).await;
