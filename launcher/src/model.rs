@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use millrace_shard::Source;
+use millrace_shard::{Source, dangling_link};
 
 use crate::cli::{LoadFormat, ModelArgs};
 use crate::demo;
@@ -187,6 +187,9 @@ impl WantedModel<'_> {
             }
             return Ok(Location::File(folder.to_path_buf()));
         }
+        if let Some(link) = dangling_link(folder) {
+            bail!("{link}");
+        }
         if Repository::named(self.name, self.revision).is_none() && self.name.contains(['/', '\\']) {
             bail!("there is no such folder, and this is not a name of a repository such as `org/name`");
         }
@@ -217,12 +220,20 @@ fn locate_cached(cache: &Path, name: &str, revision: &str) -> Result<PathBuf> {
             }
         );
     }
-    let commit = std::fs::read_to_string(repository.join("refs").join(revision));
+    let commit = std::fs::read_to_string(repository.join("refs").join(revision)).ok();
     let snapshot = repository.join("snapshots").join(commit.as_deref().unwrap_or(revision).trim());
-    if !snapshot.is_dir() {
-        bail!("the Hugging Face cache {} has no revision `{revision}` of it", cache.display());
+    if snapshot.is_dir() {
+        return Ok(snapshot);
     }
-    Ok(snapshot)
+    let reason = match &commit {
+        Some(commit) => format!(
+            "refs/{revision} names the commit {}, but there is no folder {}",
+            commit.trim(),
+            snapshot.display()
+        ),
+        None => format!("it has no refs/{revision}, and no folder {}", snapshot.display()),
+    };
+    bail!("the Hugging Face cache {} has no revision `{revision}` of it: {reason}", cache.display())
 }
 
 /// Limit of the files of a folder that are examined.

@@ -13,6 +13,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use millrace_shard::dangling_link;
+
 use super::error::HubError;
 use super::listing::{FileContent, ListedFile};
 use super::needed::{self, INDEX};
@@ -62,10 +64,16 @@ impl RepositoryCache {
         self.folder().join("snapshots").join(commit)
     }
 
+    /// Returns the commit that a file in `refs` names for a revision.
+    pub(super) fn commit_of(&self, revision: &str) -> Option<String> {
+        let commit = fs::read_to_string(self.folder().join("refs").join(revision)).ok()?;
+        Some(commit.trim().to_owned())
+    }
+
     /// Returns the folder of the commit that the cache has for a revision.
     pub(super) fn cached_snapshot(&self, revision: &str) -> Option<PathBuf> {
-        let commit = fs::read_to_string(self.folder().join("refs").join(revision));
-        let snapshot = self.snapshot(commit.as_deref().unwrap_or(revision).trim());
+        let commit = self.commit_of(revision);
+        let snapshot = self.snapshot(commit.as_deref().unwrap_or(revision));
         snapshot.is_dir().then_some(snapshot)
     }
 
@@ -161,14 +169,34 @@ impl RepositoryCache {
     }
 }
 
-/// Returns the first file that a snapshot lacks, or `None` if the model can be loaded from it.
+/// Returns the first file that a snapshot lacks, or `None` if the model can be loaded from it. A link
+/// whose target does not exist is named with the target.
 pub(super) fn missing_file(snapshot: &Path, needs_weights: bool) -> Option<String> {
+    let name = missing_name(snapshot, needs_weights)?;
+    Some(match dangling_link(&snapshot.join(&name)) {
+        Some(link) => format!("{name} ({link})"),
+        None => name,
+    })
+}
+
+fn missing_name(snapshot: &Path, needs_weights: bool) -> Option<String> {
     let has = |name: &str| snapshot.join(name).is_file();
+    // A link without a target was a file that the download has chosen.
+    let is_broken = |name: &str| dangling_link(&snapshot.join(name)).is_some();
     if !has("config.json") {
         return Some("config.json".to_owned());
     }
+    if let Some(small) = needed::small_names().find(|name| is_broken(name)) {
+        return Some(small.to_owned());
+    }
+    if let Some(module) = missing_module(snapshot) {
+        return Some(module);
+    }
     if !needs_weights || has("model.safetensors") {
         return None;
+    }
+    if is_broken("model.safetensors") {
+        return Some("model.safetensors".to_owned());
     }
     if let Ok(index) = fs::read(snapshot.join(INDEX)) {
         let files = needed::index_files(&index).unwrap_or_default();
@@ -178,6 +206,24 @@ pub(super) fn missing_file(snapshot: &Path, needs_weights: bool) -> Option<Strin
     let is_weights =
         |path: &PathBuf| path.extension().is_some_and(|end| end == "safetensors") && path.is_file();
     (!names.any(|path| is_weights(&path))).then(|| "the weights (*.safetensors)".to_owned())
+}
+
+/// Returns the first file of a module of sentence-transformers that a snapshot lacks.
+fn missing_module(snapshot: &Path) -> Option<String> {
+    let list = fs::read(snapshot.join(needed::MODULES)).ok()?;
+    let has = |name: &str| snapshot.join(name).is_file();
+    needed::module_folders(&list).into_iter().find_map(|module| {
+        let configuration = format!("{}/config.json", module.path);
+        if module.is_configured && !has(&configuration) {
+            return Some(configuration);
+        }
+        let weights = needed::MODULE_WEIGHTS.map(|name| format!("{}/{name}", module.path));
+        if !module.has_weights || weights.iter().any(|name| has(name)) {
+            return None;
+        }
+        let is_broken = |name: &&String| dangling_link(&snapshot.join(name)).is_some();
+        weights.iter().find(is_broken).or(weights.first()).cloned()
+    })
 }
 
 fn create_parent(path: &Path) -> Result<(), HubError> {

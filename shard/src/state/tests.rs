@@ -20,7 +20,13 @@ fn sampling() -> Sampling {
 
 pub(super) fn admission(slot: u32, tokens: &[u32]) -> Admission {
     let prompt_len = tokens.len() as u32;
-    Admission { slot, tokens: tokens.to_vec(), prompt_len, sampling: Some(sampling()), pooling: 0 }
+    Admission {
+        slot,
+        tokens: tokens.to_vec(),
+        prompt_len,
+        sampling: Some(sampling()),
+        ..Admission::default()
+    }
 }
 
 pub(super) fn row(slot: u32, start: u32, count: u32, new_blocks: &[u32], sample: bool) -> Row {
@@ -148,6 +154,10 @@ fn each_contradiction_has_its_error() {
                 ..Step::default()
             },
             E::SamplePooled { slot: 2 },
+        ),
+        (
+            admit(Admission { pooling: 2, pooling_start: 1, ..admission(2, &[1]) }),
+            E::Pooling { slot: 2, pooling: 2, tokens: 1, prompt_len: 1 },
         ),
         (admit(Admission { sampling: None, ..admission(2, &[1]) }), E::NoSampling { slot: 2 }),
         (
@@ -311,13 +321,14 @@ fn steps() -> impl Strategy<Value = Step> {
                 ..Sampling::default()
             })
         });
-    let admit = (number(), list(6), number(), sampling, prop_oneof![3 => Just(0), 1 => 0..4]).prop_map(
+    let admit = (number(), list(6), number(), sampling, prop_oneof![3 => Just(0), 1 => 0..7]).prop_map(
         |(slot, tokens, prompt_len, sampling, pooling)| Admission {
             slot,
             tokens,
             prompt_len,
             sampling,
             pooling,
+            pooling_start: pooling as u32 / 2,
         },
     );
     let mask = prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(any::<u32>(), 0..3), 1 => (1u32..1 << 20).prop_map(|word| vec![word])];
