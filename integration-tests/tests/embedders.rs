@@ -90,7 +90,8 @@ fn check(name: &str) {
     let together = embed(&server, &plain(&json!(texts)));
     assert_close(&together, &expected, name);
     for (text, vector) in texts.iter().zip(&together) {
-        assert_eq!(embed(&server, &plain(&json!(text))), [vector.clone()], "{name}: {text} alone");
+        let alone = embed(&server, &plain(&json!(text)));
+        assert_eq!(alone, std::slice::from_ref(vector), "{name}: {text} alone");
     }
     let many: Vec<&String> = texts.iter().cycle().take(40).collect();
     let all = embed(&server, &plain(&json!(many)));
@@ -140,6 +141,32 @@ fn vectors_do_not_depend_on_chunks_and_shards() {
             assert_close(&whole, &rows(&golden["vectors"]), mode);
         }
     }
+}
+
+#[test]
+fn a_prompt_is_left_out_in_every_chunk() {
+    let copy = copy_of("last");
+    let modes = ["max", "weightedmean", "mean_sqrt_len_tokens", "cls", "lasttoken"];
+    edit(&copy.path().join("1_Pooling/config.json"), |json| {
+        (json["include_prompt"], json["pooling_mode"]) = (json!(false), json!(modes));
+    });
+    let vectors = |flags: &[&str]| {
+        let server = start(copy.path(), flags);
+        let body =
+            json!({"inputs": ["w5 w6 w7 w8 w9 w10", "w11"], "normalize": false, "prompt_name": "query"});
+        embed(&server, &body)
+    };
+    let whole = vectors(&[]);
+    for chunk in ["1", "2", "4"] {
+        assert_eq!(
+            vectors(&["--max-batch-prefill-tokens", chunk, "--max-batch-size", "1"]),
+            whole,
+            "{chunk}"
+        );
+    }
+    // The vectors of one token behind the prompt and of the end token after it.
+    let features = whole[1].len() / modes.len();
+    assert!(whole[1].chunks(features).all(|mode| mode.iter().any(|value| value.abs() > 1e-3)), "{whole:?}");
 }
 
 #[test]

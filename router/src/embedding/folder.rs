@@ -38,6 +38,9 @@ const TRANSFORMER: [&str; 7] = [
 /// The most modules of a model.
 const MAX_MODULES: usize = 32;
 
+/// The content of a file, or `None` if it does not exist.
+pub(crate) type FileContent<'f> = Result<Option<Cow<'f, [u8]>>, AssetError>;
+
 /// A module in the list.
 #[derive(Debug, Deserialize)]
 struct ListedModule {
@@ -50,14 +53,14 @@ struct ListedModule {
 /// Modules with weights need `path`.
 struct Folder<'a, 'f> {
     path: Option<&'a Path>,
-    read: &'a dyn Fn(&str) -> Result<Option<Cow<'f, [u8]>>, AssetError>,
+    read: &'a dyn Fn(&str) -> FileContent<'f>,
 }
 
 /// Reads what a folder says about vectors. `tokenizer_config` is the content of
 /// `tokenizer_config.json`.
 pub(crate) fn read<'f>(
     path: Option<&Path>,
-    read: &dyn Fn(&str) -> Result<Option<Cow<'f, [u8]>>, AssetError>,
+    read: &dyn Fn(&str) -> FileContent<'f>,
     tokenizer_config: &Value,
 ) -> EmbeddingFiles {
     match (Folder { path, read }).model(tokenizer_config) {

@@ -84,6 +84,21 @@ async fn the_pooling_comes_from_the_operator_or_the_model() {
     }
 }
 
+/// A model with a head is of use without vectors.
+#[tokio::test]
+async fn vectors_by_an_unknown_module_are_refused_by_its_name() {
+    let list = json!([{"path": "", "type": "custom.Encoder"}]).to_string();
+    let read = |file: &str| Ok((file == "modules.json").then(|| list.clone().into_bytes().into()));
+    let embedding = crate::embedding::read(None, &read, &Value::Null);
+    let assets = crate::assets::Assets { embedding, has_head: true, ..test_support::assets() };
+    let limits = RequestLimits::default();
+    let server = Server::serving(&assets, Script::Say("x".into()), limits, HttpConfig::default());
+    let reply = server.post(PATH, json!({"input": "a"})).await;
+    assert_eq!((reply.status.as_u16(), &reply.json()["error"]["param"]), (400, &json!("model")));
+    assert!(reply.body.contains("custom.Encoder is not supported"), "{}", reply.body);
+    assert_eq!(server.post("/generate", json!({"inputs": "a"})).await.status.as_u16(), 200);
+}
+
 #[tokio::test]
 async fn wrong_requests_are_refused() {
     let server = Server::saying("x");
