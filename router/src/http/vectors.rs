@@ -85,7 +85,8 @@ struct VectorJob {
 impl VectorJob {
     async fn new(app: &App, plan: VectorPlan, options: &VectorOptions) -> Result<Self, ServiceError> {
         let prompt = plan.model.prompt(options.prompt_name.as_deref());
-        let prompt = prompt.map_err(|reason| ServiceError::invalid("prompt_name", reason))?;
+        let prompt = prompt
+            .map_err(|reason| ServiceError::invalid("prompt_name", format!("`prompt_name`: {reason}")))?;
         let prompt = prompt.filter(|prompt| !prompt.is_empty()).map(str::to_owned);
         let mut poolings: Vec<Pooling> = Vec::new();
         for pooling in plan.pooling.modes.iter().map(|mode| mode.computed_as()) {

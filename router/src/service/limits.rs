@@ -141,8 +141,7 @@ impl RequestLimits {
 impl TokenLimits {
     /// Returns these limits for prompts of at most `max_input` tokens.
     pub(super) fn at_most(self, max_input: Option<usize>) -> TokenLimits {
-        let most = max_input.unwrap_or(usize::MAX);
-        TokenLimits { max_input: self.max_input.min(most), max_total: self.max_total.min(most) }
+        TokenLimits { max_input: self.max_input.min(max_input.unwrap_or(usize::MAX)), ..self }
     }
 
     /// Maximum number of tokens to generate for a prompt of `input` tokens. With `clamp`, a number
