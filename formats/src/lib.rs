@@ -44,6 +44,7 @@ pub use gguf::{
     GgufTensor, GgufType, GgufValue, gguf_header, gguf_padding, gguf_tensor_name, split_model_name,
 };
 pub use llama2c::{Llama2cItem, Llama2cModel};
+pub use mapped_file::{DanglingLink, dangling_link};
 pub use source::Source;
 pub use special_numbers::without_special_numbers;
 pub use writer::{CheckpointWriter, NewTensor, WriteError};

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::ops::{Deref, Range};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -17,9 +17,32 @@ use crate::regular_file;
 pub(crate) fn open(path: &Path) -> io::Result<Option<File>> {
     match regular_file::open(path) {
         Ok(file) => Ok(Some(file)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            dangling_link(path).map_or(Ok(None), |link| Err(link.into()))
+        }
         Err(error) => Err(error),
     }
+}
+
+/// A link to a file that does not exist, such as a file in a Hugging Face cache whose blob was
+/// deleted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("it is a link to {}, which does not exist", target.display())]
+pub struct DanglingLink {
+    target: PathBuf,
+}
+
+impl From<DanglingLink> for io::Error {
+    fn from(link: DanglingLink) -> Self {
+        io::Error::new(ErrorKind::InvalidData, link)
+    }
+}
+
+/// Returns the link at `path`, if there is one whose target does not exist.
+pub fn dangling_link(path: &Path) -> Option<DanglingLink> {
+    let target = std::fs::read_link(path).ok()?;
+    let is_missing = matches!(path.try_exists(), Ok(false));
+    is_missing.then_some(DanglingLink { target })
 }
 
 /// A file in memory, or a mapped file whose pages are read when they are used.

@@ -88,7 +88,7 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
             "must be a number of at least 1",
         ),
         (&["serve", "--watermark-gamma", "1"], &[], "must be a number more than 0 and less than 1"),
-        (&["serve", "--pooling", "max"], &[], "--pooling last, mean and cls are"),
+        (&["serve", "--pooling", "attention"], &[], "the pooling `attention` is not supported"),
         (&["serve", "--sharded", "true"], &[], "--num-shard"),
         (&["serve", "--sharded", "false", "--num-shard", "2"], &[], "contradict each other"),
         (&["serve", "--cuda-memory-fraction", "1.5"], &[], "must be above 0 and at most 1"),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use millrace_formats::regular_file;
+use millrace_formats::{dangling_link, regular_file};
 use millrace_shard::Source;
 
 use crate::cli::{LoadFormat, ModelArgs};
@@ -188,6 +188,9 @@ impl WantedModel<'_> {
             }
             return Ok(Location::File(folder.to_path_buf()));
         }
+        if let Some(link) = dangling_link(folder) {
+            bail!("{link}");
+        }
         if Repository::named(self.name, self.revision).is_none() && self.name.contains(['/', '\\']) {
             bail!("there is no such folder, and this is not a name of a repository such as `org/name`");
         }
@@ -218,12 +221,20 @@ fn locate_cached(cache: &Path, name: &str, revision: &str) -> Result<PathBuf> {
             }
         );
     }
-    let commit = regular_file::read_text(&repository.join("refs").join(revision), MAX_COMMIT);
+    let commit = regular_file::read_text(&repository.join("refs").join(revision), MAX_COMMIT).ok();
     let snapshot = repository.join("snapshots").join(commit.as_deref().unwrap_or(revision).trim());
-    if !snapshot.is_dir() {
-        bail!("the Hugging Face cache {} has no revision `{revision}` of it", cache.display());
+    if snapshot.is_dir() {
+        return Ok(snapshot);
     }
-    Ok(snapshot)
+    let reason = match &commit {
+        Some(commit) => format!(
+            "refs/{revision} names the commit {}, but there is no folder {}",
+            commit.trim(),
+            snapshot.display()
+        ),
+        None => format!("it has no refs/{revision}, and no folder {}", snapshot.display()),
+    };
+    bail!("the Hugging Face cache {} has no revision `{revision}` of it: {reason}", cache.display())
 }
 
 /// The maximum number of bytes of the file in a cache that has the commit of a branch.

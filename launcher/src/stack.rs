@@ -192,6 +192,7 @@ fn model_file_assets(file: &Path) -> Result<Assets> {
     assets.pad_token = assets.pad_token.or_else(|| text(data.special.padding));
     assets.unk_token = assets.unk_token.or_else(|| text(data.special.unknown));
     assets.add_bos_token = assets.add_bos_token.or(data.add_bos);
+    assets.add_eos_token = assets.add_eos_token.or(data.add_eos);
     Ok(assets)
 }
 

@@ -98,6 +98,9 @@ pub struct Admission {
     /// If set, the prompt becomes one vector and nothing is generated.
     #[prost(enumeration = "Pooling", tag = "5")]
     pub pooling: i32,
+    /// Number of states at the beginning of the prompt that are left out of the pooling.
+    #[prost(uint32, tag = "6")]
+    pub pooling_start: u32,
 }
 /// Runs the positions [start, start + count) of the sequence in `slot` through the model.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -479,6 +482,11 @@ pub enum Pooling {
     First = 3,
     /// The outputs of the model's classifier for the first state, if it has a classifier.
     Classes = 4,
+    /// The largest value of each feature in all states. The whole prompt must be computed for it.
+    Max = 5,
+    /// The mean of all states, in which the state at position p has the weight p + 1. The whole prompt
+    /// must be computed for it.
+    WeightedMean = 6,
 }
 impl Pooling {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -492,6 +500,8 @@ impl Pooling {
             Self::Mean => "POOLING_MEAN",
             Self::First => "POOLING_FIRST",
             Self::Classes => "POOLING_CLASSES",
+            Self::Max => "POOLING_MAX",
+            Self::WeightedMean => "POOLING_WEIGHTED_MEAN",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -502,6 +512,8 @@ impl Pooling {
             "POOLING_MEAN" => Some(Self::Mean),
             "POOLING_FIRST" => Some(Self::First),
             "POOLING_CLASSES" => Some(Self::Classes),
+            "POOLING_MAX" => Some(Self::Max),
+            "POOLING_WEIGHTED_MEAN" => Some(Self::WeightedMean),
             _ => None,
         }
     }

@@ -53,6 +53,7 @@ fn request(first: usize, tokens: usize, max_new_tokens: u32) -> Request {
         mask: None,
         prompt_logprobs: None,
         pooling: None,
+        pooling_start: 0,
     }
 }
 

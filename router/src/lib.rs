@@ -6,6 +6,7 @@
 
 pub mod assets;
 mod chat;
+pub mod embedding;
 pub mod engine;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
@@ -13,7 +14,6 @@ pub mod grammar;
 pub mod http;
 pub mod kv_events;
 pub mod metrics;
-pub mod pooling;
 pub mod reasoning;
 pub mod scheduler;
 pub mod serve;

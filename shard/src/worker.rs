@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use millrace_kernels::{Backend, SampleRow, Sampled, SampledRows, ScoreRow, SeqRow, StepInput};
 use millrace_proto::rules::MAX_ROW_ERROR;
 use millrace_proto::{
-    self as proto, Admission, Masks, PromptToken, Row, RowError, RowErrorKind, Sampling, Step, StepOutput,
-    TokenLogprob,
+    self as proto, Admission, Masks, Pooling, PromptToken, Row, RowError, RowErrorKind, Sampling, Step,
+    StepOutput, TokenLogprob,
 };
 
 use crate::classifier::Classifier;
 use crate::decoder::{Decoder, PausedForward, SubmittedStep};
-use crate::mean_pooling::Sums;
 use crate::model::WeightSource;
+use crate::pooling::PooledStates;
 use crate::state::{Batch, Scoring, SlotTable, StepError};
 use crate::step_engine::{StepEngine, WaitingStep};
 use crate::{Bytes, Error, ShardLimits};
@@ -32,7 +32,7 @@ pub(crate) struct Worker<B: Backend> {
     /// The source of weights that the device reads in each step.
     source: Option<Box<dyn WeightSource>>,
     slots: SlotTable,
-    sums: Sums,
+    pooled: PooledStates,
     classifier: Option<Classifier>,
     /// The last step, if it waits for its masks.
     waiting: Option<UnsampledStep>,
@@ -86,7 +86,7 @@ impl<B: Backend> Worker<B> {
                 .with_prefixes(decoder.spec().is_bidirectional().then_some(decoder.spec().prefix))
                 .with_rows_in_order(decoder.spec().is_recurrent())
                 .with_classifier(classifier.is_some()),
-            sums: Sums::new(decoder.spec().hidden, limits.max_sequences),
+            pooled: PooledStates::new(decoder.spec().hidden, limits.max_sequences),
             classifier,
             decoder,
             limits,
@@ -122,7 +122,13 @@ impl<B: Backend> Worker<B> {
         let new_blocks = (0..count.div_ceil(block_size) as u32).collect();
         let warmed_up = count;
         let count = count as u32;
-        let admit = vec![Admission { slot, tokens, prompt_len: count, sampling: Some(sampling), pooling: 0 }];
+        let admit = vec![Admission {
+            slot,
+            tokens,
+            prompt_len: count,
+            sampling: Some(sampling),
+            ..Admission::default()
+        }];
         let rows = vec![Row { slot, start, count, new_blocks, sample, ..Row::default() }];
         for step in [Step { admit, rows, ..Step::default() }, Step { release: vec![slot], ..Step::default() }]
         {
@@ -147,7 +153,7 @@ impl<B: Backend> Worker<B> {
     /// Samples the rows of a step, and ends it.
     fn complete(&mut self, step: UnsampledStep) -> Result<(), Error> {
         let UnsampledStep { id, mut batch, submitted, paused } = step;
-        let Worker { backend, decoder, slots, sums, classifier, .. } = self;
+        let Worker { backend, decoder, slots, pooled: pooled_states, classifier, .. } = self;
         let (mut forward, mut finished) = (Duration::ZERO, None);
         let (mut scored, mut pooled) = Default::default();
         if let Some(paused) = paused {
@@ -163,7 +169,7 @@ impl<B: Backend> Worker<B> {
             // The states are there until the next step is submitted.
             (scored, pooled) = (
                 score(&mut step, slots, &batch)?,
-                pool(&mut step, slots, (sums, classifier.as_ref()), &batch)?,
+                pool(&mut step, slots, (pooled_states, classifier.as_ref()), &batch)?,
             );
             finished = Some(step.finish()?);
         }
@@ -226,29 +232,32 @@ fn score<B: Backend>(
 fn pool<B: Backend>(
     step: &mut SubmittedStep<'_, B>,
     slots: &SlotTable,
-    (sums, classifier): (&mut Sums, Option<&Classifier>),
+    (pooled, classifier): (&mut PooledStates, Option<&Classifier>),
     batch: &Batch,
 ) -> Result<Vec<proto::Pooled>, Error> {
     if !step.samples() {
         return Ok(Vec::new());
     }
     let rows = || slots.pooled(batch);
-    rows().filter(|row| row.begins).for_each(|row| sums.begin(row.slot));
-    let mut owners = rows().flat_map(|row| std::iter::repeat_n(row.slot, row.states.len()));
+    rows().filter(|row| row.begins).for_each(|row| pooled.begin(row.slot, row.pooling));
+    let mut owners = rows().flat_map(|row| {
+        (row.position..).take(row.states.len()).map(move |position| (row.slot, row.pooling, position))
+    });
     step.for_states(rows().map(|row| row.states), |state| {
-        if let Some(slot) = owners.next() {
-            sums.add(slot, state);
+        if let Some((slot, pooling, position)) = owners.next() {
+            pooled.add(slot, pooling, position, state);
         }
     })?;
-    let pooled = rows().filter_map(|row| {
-        let mean = sums.mean(row.slot, row.complete?);
-        let values = match classifier.filter(|_| row.is_classified) {
-            Some(classifier) => classifier.outputs(&mean),
-            None => mean,
+    let complete = rows().filter(|row| row.is_complete);
+    let vectors = complete.map(|row| {
+        let vector = pooled.vector(row.slot);
+        let values = match classifier.filter(|_| row.pooling == Pooling::Classes) {
+            Some(classifier) => classifier.outputs(&vector),
+            None => vector,
         };
-        Some(proto::Pooled { slot: row.slot as u32, values })
+        proto::Pooled { slot: row.slot as u32, values }
     });
-    Ok(pooled.collect())
+    Ok(vectors.collect())
 }
 
 /// Returns the default sizes of graphs. They are few, because a padding row costs little, and each

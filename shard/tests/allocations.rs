@@ -59,7 +59,7 @@ fn step(position: u32) -> Step {
         tokens: vec![3; 16],
         prompt_len: 16,
         sampling: sampling.clone(),
-        pooling: 0,
+        ..Default::default()
     };
     let admit = if position == 0 { vec![admission(0), admission(1)] } else { vec![] };
     Step { id: u64::from(position), admit, rows: vec![row(0), row(1)], ..Step::default() }

@@ -95,7 +95,8 @@ fn published_weights_tell_a_story() {
     // The prompt in two chunks, then token by token, all sent at once.
     let known = PROMPT.len() as u32;
     let sampling = Some(Sampling { repetition_penalty: 1.0, ..Sampling::default() });
-    let admission = Admission { slot: 3, tokens: PROMPT.to_vec(), prompt_len: known, sampling, pooling: 0 };
+    let admission =
+        Admission { slot: 3, tokens: PROMPT.to_vec(), prompt_len: known, sampling, ..Admission::default() };
     let mut ranges = vec![(0, 7), (7, known - 7)];
     ranges.extend((known..known + STORY.len() as u32 - 1).map(|start| (start, 1)));
     for (i, &(start, count)) in ranges.iter().enumerate() {

@@ -7,13 +7,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use millrace_formats::regular_file;
+use millrace_router::embedding::PoolingMode;
 use millrace_router::http::{ApiKey, FairBy, HeaderValue, PlatformRoutes};
 use millrace_router::kv_events::KvEventsConfig;
 use millrace_router::serve::{ConnectionLimits, Tls};
 
 use super::values::{count, count_or_none, seconds};
 use millrace_router::reasoning::ReasoningParser;
-use millrace_router::service::{PayloadLimit, Pooling};
+use millrace_router::service::PayloadLimit;
 use millrace_router::tools::ToolFormat;
 
 /// Default port, as in TGI.
@@ -124,10 +125,11 @@ pub(crate) struct HttpArgs {
     /// `auto` uses the model's generation_config.json, `none` uses the defaults of the API
     #[arg(long, env = "GENERATION_CONFIG", default_value = "auto")]
     pub(crate) generation_config: GenerationConfig,
-    /// Pooling of /v1/embeddings and /embed: last, mean or cls (the first state); if absent, the
-    /// model's 1_Pooling/config.json, else the mean for an encoder and the last state for others
+    /// Pooling of /v1/embeddings and /embed: cls (the first state), max, mean, mean_sqrt_len_tokens,
+    /// weightedmean or last; if absent, that of the model's modules.json or 1_Pooling/config.json,
+    /// else the mean for an encoder and the last state for others
     #[arg(long, env = "POOLING", value_name = "KIND")]
-    pub(crate) pooling: Option<Pooling>,
+    pub(crate) pooling: Option<PoolingMode>,
     /// Share of the vocabulary that a watermark makes more likely after each token, above 0 and
     /// below 1
     #[arg(long, env = "WATERMARK_GAMMA", default_value_t = 0.5, value_name = "SHARE", value_parser = gamma)]

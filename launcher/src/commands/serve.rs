@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use millrace_router::engine::EngineState;
+use millrace_router::engine::{EngineState, Ready};
 use millrace_router::http::{ApiKeys, HttpConfig};
 use millrace_router::metrics;
 use millrace_router::serve::{LastResort, ServeOptions, serve, shutdown_signals};
-use millrace_router::service::{RequestLimits, Watermark};
+use millrace_router::service::{RequestLimits, Service, Watermark};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -152,7 +152,7 @@ async fn serve_http(
     if let Some(listener) = &probe_listener {
         tracing::info!("probes are answered on http://{}", listener.local_addr()?);
     }
-    tokio::spawn(announce(stack.engine().state(), stack.asked));
+    tokio::spawn(announce(stack.engine().state(), stack.service.clone(), stack.asked));
     if let Some(progress) = progress.filter(|_| json_output || !std::io::stderr().is_terminal()) {
         tokio::spawn(log_download(progress, stack.engine().state()));
     }
@@ -302,7 +302,7 @@ async fn log_download(progress: DownloadProgress, mut state: watch::Receiver<Eng
 const BAR: Duration = Duration::from_secs(1);
 
 /// Shows the progress bar, and logs the start-up report when the model is ready.
-async fn announce(mut state: watch::Receiver<EngineState>, asked: AskedSizes) {
+async fn announce(mut state: watch::Receiver<EngineState>, service: Service, asked: AskedSizes) {
     let since = Instant::now();
     let bar = progress::show_beside(state.clone());
     let loaded = match state.wait_for(|state| !matches!(state, EngineState::Loading { .. })).await.as_deref()
@@ -314,4 +314,25 @@ async fn announce(mut state: watch::Receiver<EngineState>, asked: AskedSizes) {
     let _ = tokio::time::timeout(BAR, bar).await;
     tracing::info!("ready after {:.2} s: {}", since.elapsed().as_secs_f64(), StartReport(&loaded));
     asked.differences(&loaded).iter().for_each(|text| tracing::warn!("{text}"));
+    announce_vectors(&service, &loaded);
+    let (tokens, embeddings) = (service.tokenizer().size(), loaded.vocab_size);
+    if tokens > embeddings {
+        tracing::warn!(
+            "the tokenizer has {tokens} tokens, but the model only {embeddings} embeddings; requests with the others are \
+             refused"
+        );
+    }
+}
+
+/// Logs how the model makes vectors of texts, if it is made for that.
+fn announce_vectors(service: &Service, ready: &Ready) {
+    match service.vectors(ready) {
+        Ok(plan) if plan.pooling.is_guess && ready.headless => tracing::warn!(
+            "vectors: {plan}. Neither modules.json nor 1_Pooling/config.json says how states are pooled; --pooling \
+             chooses another way"
+        ),
+        Ok(plan) if plan.model.is_configured() || ready.headless => tracing::info!("vectors: {plan}"),
+        Ok(_) => {}
+        Err(error) => tracing::warn!("requests for vectors are refused: {error}"),
+    }
 }

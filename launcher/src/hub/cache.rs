@@ -13,7 +13,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use millrace_formats::regular_file;
+use millrace_formats::{dangling_link, regular_file};
 
 use super::error::HubError;
 use super::listing::{FileContent, ListedFile};
@@ -64,10 +64,16 @@ impl RepositoryCache {
         self.folder().join("snapshots").join(commit)
     }
 
+    /// Returns the commit that a file in `refs` names for a revision.
+    pub(super) fn commit_of(&self, revision: &str) -> Option<String> {
+        let commit = regular_file::read_text(&self.folder().join("refs").join(revision), MAX_COMMIT).ok()?;
+        Some(commit.trim().to_owned())
+    }
+
     /// Returns the folder of the commit that the cache has for a revision.
     pub(super) fn cached_snapshot(&self, revision: &str) -> Option<PathBuf> {
-        let commit = regular_file::read_text(&self.folder().join("refs").join(revision), MAX_COMMIT);
-        let snapshot = self.snapshot(commit.as_deref().unwrap_or(revision).trim());
+        let commit = self.commit_of(revision);
+        let snapshot = self.snapshot(commit.as_deref().unwrap_or(revision));
         snapshot.is_dir().then_some(snapshot)
     }
 
@@ -164,14 +170,34 @@ impl RepositoryCache {
     }
 }
 
-/// Returns the first file that a snapshot lacks, or `None` if the model can be loaded from it.
+/// Returns the first file that a snapshot lacks, or `None` if the model can be loaded from it. A link
+/// whose target does not exist is named with the target.
 pub(super) fn missing_file(snapshot: &Path, needs_weights: bool) -> Option<String> {
+    let name = missing_name(snapshot, needs_weights)?;
+    Some(match dangling_link(&snapshot.join(&name)) {
+        Some(link) => format!("{name} ({link})"),
+        None => name,
+    })
+}
+
+fn missing_name(snapshot: &Path, needs_weights: bool) -> Option<String> {
     let has = |name: &str| snapshot.join(name).is_file();
+    // A link without a target was a file that the download has chosen.
+    let is_broken = |name: &str| dangling_link(&snapshot.join(name)).is_some();
     if !has("config.json") {
         return Some("config.json".to_owned());
     }
+    if let Some(small) = needed::small_names().find(|name| is_broken(name)) {
+        return Some(small.to_owned());
+    }
+    if let Some(module) = missing_module(snapshot) {
+        return Some(module);
+    }
     if !needs_weights || has("model.safetensors") {
         return None;
+    }
+    if is_broken("model.safetensors") {
+        return Some("model.safetensors".to_owned());
     }
     if let Ok(index) = regular_file::read(&snapshot.join(INDEX), MAX_INDEX) {
         let files = needed::index_files(&index).unwrap_or_default();
@@ -188,6 +214,27 @@ const MAX_COMMIT: u64 = 1 << 10;
 
 /// The maximum number of bytes of the index of the weights.
 pub(super) const MAX_INDEX: u64 = 256 << 20;
+
+/// The maximum number of bytes of the list of modules.
+pub(super) const MAX_MODULES: u64 = 1 << 20;
+
+/// Returns the first file of a module of sentence-transformers that a snapshot lacks.
+fn missing_module(snapshot: &Path) -> Option<String> {
+    let list = regular_file::read(&snapshot.join(needed::MODULES), MAX_MODULES).ok()?;
+    let has = |name: &str| snapshot.join(name).is_file();
+    needed::module_folders(&list).into_iter().find_map(|module| {
+        let configuration = format!("{}/config.json", module.path);
+        if module.is_configured && !has(&configuration) {
+            return Some(configuration);
+        }
+        let weights = needed::MODULE_WEIGHTS.map(|name| format!("{}/{name}", module.path));
+        if !module.has_weights || weights.iter().any(|name| has(name)) {
+            return None;
+        }
+        let is_broken = |name: &&String| dangling_link(&snapshot.join(name)).is_some();
+        weights.iter().find(is_broken).or(weights.first()).cloned()
+    })
+}
 
 fn create_parent(path: &Path) -> Result<(), HubError> {
     match path.parent() {

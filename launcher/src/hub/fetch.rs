@@ -9,11 +9,11 @@ use millrace_formats::regular_file;
 use tokio::task::JoinSet;
 
 use super::blob::FileDownload;
-use super::cache::{MAX_INDEX, RepositoryCache, missing_file};
+use super::cache::{MAX_INDEX, MAX_MODULES, RepositoryCache, missing_file};
 use super::client::HubClient;
 use super::error::HubError;
 use super::listing::{ListedFile, Listing};
-use super::needed::{self, INDEX, SmallFiles};
+use super::needed::{self, INDEX, MODULES, SmallFiles};
 use super::progress::{DownloadProgress, Size};
 use super::repository::Repository;
 use super::settings::HubSettings;
@@ -72,13 +72,16 @@ pub(crate) async fn fetch(
     let complete = cached.clone().filter(|folder| missing_file(folder, needs_weights).is_none());
     if settings.offline {
         let missing = cached.and_then(|folder| missing_file(&folder, needs_weights));
-        let absent = || HubError::Unusable(offline_fault(&settings.cache, &repository, missing));
+        let commit = cache.commit_of(&repository.revision);
+        let absent = || HubError::Unusable(offline_fault(&settings.cache, &repository, commit, missing));
         return complete.map(FetchedModel::complete).ok_or_else(absent);
     }
     // The files of a commit never change.
     if let Some(folder) = complete.as_ref().filter(|_| repository.is_commit()) {
         return Ok(FetchedModel::complete(folder.clone()));
     }
+    let revision = &repository.revision;
+    let named_commit = cache.commit_of(revision).map(|commit| format!("{commit} that refs/{revision} names"));
     let client = HubClient::new(settings, repository)?;
     let attempts = complete.is_some().then_some(ATTEMPTS_WITH_CACHE);
     let fetched = match client.listing(attempts).await {
@@ -87,7 +90,11 @@ pub(crate) async fn fetch(
     };
     match (fetched, complete) {
         (Err(error), Some(folder)) if may_use_old_copy(&error) => {
-            tracing::warn!("{error}; using the copy in the cache, which may be old: {}", folder.display());
+            let named = named_commit.map(|commit| format!(" (the commit {commit})")).unwrap_or_default();
+            tracing::warn!(
+                "{error}; using the copy in the cache, which may be old: {}{named}",
+                folder.display()
+            );
             Ok(FetchedModel::complete(folder))
         }
         (fetched, _) => fetched,
@@ -118,6 +125,12 @@ async fn fetch_listed(
     transfer.fetch_small(&configuration).await?;
     check(&folder).map_err(HubError::Unusable)?;
     transfer.fetch_small(&others).await?;
+    if listing.files.iter().any(|file| file.name == MODULES)
+        && let Ok(list) = regular_file::read(&folder.join(MODULES), MAX_MODULES)
+    {
+        // The server reads these before the weights of the model.
+        transfer.fetch_small(&needed::module_files(listing, &list)?).await?;
+    }
     if !needs_weights {
         transfer.cache.record_revision(&transfer.client.repository.revision, &transfer.commit)?;
         return Ok(FetchedModel::complete(folder));
@@ -210,11 +223,18 @@ impl WeightDownload {
 }
 
 /// Returns why there is no model without the network.
-fn offline_fault(cache: &Path, repository: &Repository, missing: Option<String>) -> String {
+fn offline_fault(
+    cache: &Path,
+    repository: &Repository,
+    commit: Option<String>,
+    missing: Option<String>,
+) -> String {
     let Repository { id, revision } = repository;
+    let named =
+        commit.map(|commit| format!(" (refs/{revision} names the commit {commit})")).unwrap_or_default();
     let what = match missing {
-        Some(file) => format!("has only a part of revision `{revision}`: {file} is missing"),
-        None => format!("does not have revision `{revision}` of it"),
+        Some(file) => format!("has only a part of revision `{revision}`{named}: {file} is missing"),
+        None => format!("does not have revision `{revision}` of it{named}"),
     };
     format!(
         "the Hugging Face cache {} {what}, and HF_HUB_OFFLINE forbids downloads: run `millrace download {id}` with a \

@@ -19,8 +19,35 @@ const SMALL: &[&str] = &[
     "chat_template.json",
     "additional_chat_templates/tool_use.jinja",
     "1_Pooling/config.json",
+    MODULES,
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
     INDEX,
 ];
+
+/// The list of modules of sentence-transformers.
+pub(super) const MODULES: &str = "modules.json";
+
+/// The weights of a module, in the order in which the reader looks for them. The reader does not run
+/// the pickle in the second file.
+pub(super) const MODULE_WEIGHTS: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
+
+/// The folder of a module of sentence-transformers.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ModuleFolder {
+    /// The path in the repository.
+    pub(super) path: String,
+    /// Whether the module cannot do without its configuration.
+    pub(super) is_configured: bool,
+    /// Whether the module has weights.
+    pub(super) has_weights: bool,
+}
 
 /// The index of weights in several files.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
@@ -70,6 +97,49 @@ pub(super) fn small_files(id: &str, listing: &Listing, needs_weights: bool) -> R
     };
     let small: Vec<&str> = SMALL.iter().copied().chain(tokenizer).collect();
     Ok(SmallFiles { configuration: chosen(CONFIGURATION)?, others: chosen(&small)? })
+}
+
+/// Returns the names of the small files with fixed names.
+pub(super) fn small_names() -> impl Iterator<Item = &'static str> {
+    let tokenizers = millrace_router::assets::tokenizer_files();
+    CONFIGURATION.iter().chain(SMALL).copied().chain(tokenizers)
+}
+
+/// Returns the folders that a list of modules names, without the model's own. A list that is not
+/// valid names none; the server refuses it later.
+pub(super) fn module_folders(list: &[u8]) -> Vec<ModuleFolder> {
+    #[derive(Deserialize)]
+    struct Module {
+        #[serde(default)]
+        path: String,
+        r#type: String,
+    }
+    let modules: Vec<Module> = serde_json::from_slice(list).unwrap_or_default();
+    let modules = modules.into_iter().filter(|module| !module.path.is_empty());
+    let folder = |Module { path, r#type: kind }: Module| {
+        let has_weights = ["Dense", "LayerNorm"].iter().any(|class| kind.ends_with(class));
+        ModuleFolder { path, is_configured: has_weights || kind.ends_with("Pooling"), has_weights }
+    };
+    modules.map(folder).collect()
+}
+
+/// Chooses the files of the modules of sentence-transformers.
+///
+/// # Errors
+/// If such a file is larger than is reasonable.
+pub(super) fn module_files(listing: &Listing, list: &[u8]) -> Result<Vec<ListedFile>, HubError> {
+    let find = |name: String| listing.files.iter().find(|file| file.name == name).cloned();
+    let mut files = Vec::new();
+    for ModuleFolder { path, has_weights, .. } in module_folders(list) {
+        files.extend(find(format!("{path}/config.json")));
+        if has_weights {
+            files.extend(MODULE_WEIGHTS.iter().find_map(|name| find(format!("{path}/{name}"))));
+        }
+    }
+    // Two modules may name one folder.
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    files.dedup_by(|a, b| a.name == b.name);
+    files.into_iter().map(bounded).collect()
 }
 
 /// Refuses a small file that is not small.
@@ -208,6 +278,36 @@ mod tests {
         assert_eq!(names(&weights), ["model-1.safetensors", "model-2.safetensors"]);
         let one = listing(&["config.json", "model.safetensors", "consolidated.safetensors"]);
         assert_eq!(names(&weight_files("o/n", &one, None).unwrap()), ["model.safetensors"]);
+    }
+
+    #[test]
+    fn modules_of_sentence_transformers_are_read_with_their_weights() {
+        let all = listing(&[
+            "config.json",
+            "model.safetensors",
+            MODULES,
+            "1_Pooling/config.json",
+            "2_Dense/config.json",
+            "2_Dense/model.safetensors",
+            "2_Dense/pytorch_model.bin",
+            "3_Dense/config.json",
+            "3_Dense/pytorch_model.bin",
+            "9_Dense/model.safetensors",
+        ]);
+        let list = br#"[{"path": "", "type": "a.Transformer"}, {"path": "1_Pooling", "type": "a.Pooling"},
+            {"path": "2_Dense", "type": "a.Dense"}, {"path": "3_Dense", "type": "b.Dense"},
+            {"path": "4_Normalize", "type": "a.Normalize"}, {"path": "../x", "type": "a.Dense"}]"#;
+        let expected = [
+            "1_Pooling/config.json",
+            "2_Dense/config.json",
+            "2_Dense/model.safetensors",
+            "3_Dense/config.json",
+            "3_Dense/pytorch_model.bin",
+        ];
+        assert_eq!(names(&module_files(&all, list).unwrap()), expected);
+        assert!(module_files(&all, b"{").unwrap().is_empty());
+        let small = small_files("o/n", &all, true).unwrap();
+        assert_eq!(names(&small.others), [MODULES, "1_Pooling/config.json"]);
     }
 
     #[test]

@@ -54,6 +54,24 @@ impl ModelFacts {
                 || self.config.get("seq_length").and_then(Value::as_u64) == Some(8192))
     }
 
+    /// Returns the number of features of a state, if `config.json` has it under a usual name.
+    pub(super) fn hidden_size(&self) -> Option<usize> {
+        let parts = [Some(&self.config), self.config.get("text_config")];
+        let sizes = parts.into_iter().flatten().flat_map(|part| {
+            ["hidden_size", "d_model", "n_embd", "dim"].map(|key| part.get(key).and_then(Value::as_u64))
+        });
+        sizes.flatten().next().and_then(|size| usize::try_from(size).ok())
+    }
+
+    /// Whether the names of the architectures say that the model generates texts or classifies
+    /// them.
+    pub(super) fn has_head(&self) -> bool {
+        let heads = ["ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSequenceClassification"];
+        let names = self.config.get("architectures").and_then(Value::as_array);
+        let mut names = names.into_iter().flatten().filter_map(Value::as_str);
+        names.any(|name| heads.iter().any(|head| name.ends_with(head)))
+    }
+
     /// Returns `add_bos_token` of `tokenizer_config.json`.
     pub(super) fn add_bos_token(&self) -> Option<bool> {
         self.tokenizer_config.get("add_bos_token").and_then(Value::as_bool)

@@ -6,11 +6,14 @@ use std::io;
 use std::path::Path;
 
 use millrace_formats::vocabulary::{TokenizerData, VocabularyError};
-use millrace_formats::{regular_file, without_special_numbers};
+use millrace_formats::{dangling_link, regular_file, without_special_numbers};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::embedding::{self, EmbeddingFiles};
+
 mod added;
+mod claims;
 mod facts;
 mod families;
 mod sampling;
@@ -18,6 +21,7 @@ mod tokenizer_files;
 mod vocabulary;
 mod word_pieces;
 
+pub use claims::Claims;
 pub use sampling::SamplingDefaults;
 pub use vocabulary::{SplitPattern, Substitution, TokenizerSource, Vocabulary, VocabularyTokens};
 
@@ -52,9 +56,17 @@ pub struct Assets {
     pub sampling: SamplingDefaults,
     /// The id of the token that begins a sequence, from the configuration.
     pub bos_id: Option<u32>,
-    /// The content of Sentence-transformers' `1_Pooling/config.json`. Empty if the file does not
-    /// exist.
-    pub pooling: Map<String, Value>,
+    /// Whether `tokenizer_config.json` asks for the end token after a text.
+    pub add_eos_token: Option<bool>,
+    /// What the folder says about vectors of texts.
+    pub embedding: EmbeddingFiles,
+    /// The number of features of a state by `config.json`.
+    pub hidden_size: Option<usize>,
+    /// What the files say about the same things, for warnings about contradictions.
+    pub claims: Claims,
+    /// Whether `config.json` says that the model generates texts or classifies them, so that it is
+    /// of use without vectors.
+    pub has_head: bool,
 }
 
 /// Reasons why a model folder cannot be used.
@@ -106,6 +118,7 @@ struct TokenizerConfig {
     unk_token: Option<TokenText>,
     tokenizer_class: Option<String>,
     add_bos_token: Option<bool>,
+    add_eos_token: Option<bool>,
 }
 
 /// A special token: its text, or an object with its properties.
@@ -160,7 +173,7 @@ impl Assets {
     /// # Errors
     /// [`AssetError`] names the file and a remedy.
     pub fn from_dir(folder: &Path) -> Result<Self, AssetError> {
-        Self::read(&folder.display().to_string(), |name| read_optional(folder, name), None)
+        Self::read(&folder.display().to_string(), Some(folder), |name| read_optional(folder, name), None)
     }
 
     /// Reads the files of a model that is one file: those of the folder, unless `inside` has a file
@@ -181,11 +194,11 @@ impl Assets {
             Err(_) if folder.join("tokenizer.json").exists() => None,
             Err(error) => return Err(AssetError::Vocabulary { file: "the model's file", error }),
         };
-        let file = |name| match inside.iter().find(|(file, _)| *file == name) {
+        let file = |name: &str| match inside.iter().find(|(file, _)| *file == name) {
             Some((_, bytes)) => Ok(Some(Cow::Borrowed(&bytes[..]))),
             None => read_optional(folder, name),
         };
-        Self::read(&folder.display().to_string(), file, tokenizer)
+        Self::read(&folder.display().to_string(), Some(folder), file, tokenizer)
     }
 
     /// Reads the files from memory.
@@ -195,7 +208,7 @@ impl Assets {
     pub fn from_files(files: &[(&str, &[u8])]) -> Result<Self, AssetError> {
         let find =
             |name: &str| files.iter().find(|(file, _)| *file == name).map(|(_, bytes)| Cow::Borrowed(*bytes));
-        Self::read("embedded model", |name| Ok(find(name)), None)
+        Self::read("embedded model", None, |name| Ok(find(name)), None)
     }
 
     /// Replaces the chat template and the special tokens by those of another file in the format of
@@ -213,12 +226,14 @@ impl Assets {
         self.bos_token = config.bos_token.map(TokenText::into_text).or(self.bos_token);
         self.eos_token = config.eos_token.map(TokenText::into_text).or(self.eos_token);
         self.add_bos_token = config.add_bos_token.or(self.add_bos_token);
+        self.add_eos_token = config.add_eos_token.or(self.add_eos_token);
         Ok(self)
     }
 
     fn read<'a>(
         origin: &str,
-        file: impl Fn(&'static str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
+        folder: Option<&Path>,
+        file: impl Fn(&str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
         inside: Option<TokenizerSource>,
     ) -> Result<Self, AssetError> {
         let json_tokenizer = file("tokenizer.json")?;
@@ -228,6 +243,7 @@ impl Assets {
             json(&file, "tokenizer_config.json")?,
             json(&file, "generation_config.json")?,
         );
+        let claims = Claims::collect(&file, &facts, json_tokenizer.is_some())?;
         let tokenizer = match (json_tokenizer, inside) {
             (Some(json), _) => TokenizerSource::Json(json.into_owned()),
             (None, Some(inside)) => inside,
@@ -266,10 +282,14 @@ impl Assets {
             unk_token: config.unk_token.map(TokenText::into_text),
             tokenizer_class: config.tokenizer_class,
             add_bos_token: config.add_bos_token,
+            add_eos_token: config.add_eos_token,
             eos_ids,
             sampling,
             bos_id: ids(generation.bos_token_id, model.bos_token_id).first().copied(),
-            pooling: json(&file, "1_Pooling/config.json")?,
+            embedding: embedding::read(folder, &file, &facts.tokenizer_config),
+            hidden_size: facts.hidden_size(),
+            has_head: facts.has_head(),
+            claims,
         })
     }
 }
@@ -317,9 +337,15 @@ const MAX_CONFIG: u64 = 16 << 20;
 
 /// Reads the file `name` of a folder. Returns `None` if it does not exist.
 fn read_optional(folder: &Path, name: &str) -> Result<Option<Cow<'static, [u8]>>, AssetError> {
-    match read_file(&folder.join(name)) {
+    let path = folder.join(name);
+    match read_file(&path) {
         Ok(bytes) => Ok(Some(Cow::Owned(bytes))),
-        Err(AssetError::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(AssetError::Io { file, error }) if error.kind() == io::ErrorKind::NotFound => {
+            match dangling_link(&path) {
+                Some(link) => Err(AssetError::Io { file, error: link.into() }),
+                None => Ok(None),
+            }
+        }
         Err(error) => Err(error),
     }
 }

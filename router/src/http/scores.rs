@@ -4,7 +4,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 
 use super::app::App;
 use super::openai::concurrent_prompts;
-use crate::service::{Params, Pooling, Prepared, Prompt, ServiceError};
+use crate::service::{Params, Pooling, Prepared, Prompt, ServiceError, TruncationSide};
 use crate::text::{PairAffixes, SpecialTokens};
 
 /// The scores of some texts, in their order.
@@ -16,8 +16,8 @@ pub(super) struct Scores {
     pub(super) prompt_tokens: usize,
 }
 
-/// Computes the score of each text. All pairs are validated before the first is computed. With
-/// `truncate`, texts that are too long lose their end.
+/// Computes the score of each text. All pairs are validated before the first is computed. Texts that
+/// are too long are cut from the side `truncate`, or refused if there is none.
 ///
 /// # Errors
 /// If a text is invalid, or the model does not score pairs.
@@ -25,7 +25,7 @@ pub(super) async fn compute(
     app: &App,
     query: String,
     texts: Vec<String>,
-    truncate: bool,
+    truncate: Option<TruncationSide>,
 ) -> Result<Scores, ServiceError> {
     let service = &app.service;
     let ready = service.ready()?;
@@ -36,7 +36,9 @@ pub(super) async fn compute(
         return Err(ServiceError::invalid("model", detail));
     };
     let query = service.tokenize(query.into(), SpecialTokens::Omit).await?.ids;
-    let longest = truncate.then(|| service.limits().tokens(&ready).max_input);
+    let cut = truncate.map(|side| (service.limits().tokens(&ready).max_input, side));
+    let are_many = texts.len() > 1;
+    let at = |index: usize| move |error: ServiceError| if are_many { error.at_index(index) } else { error };
     let params = Params {
         max_new_tokens: Some(0),
         echoes: true,
@@ -44,11 +46,14 @@ pub(super) async fn compute(
         ..Params::default()
     };
     let width = concurrent_prompts(app, 1);
-    let prepare = |text: String| async {
-        let text = service.tokenize(text.into(), SpecialTokens::Omit).await?.ids;
-        service.prepare(Prompt::Ids(join(&pair, &query, text, longest)), params.clone()).await
+    let (pair, query, params, at) = (&pair, &query, &params, &at);
+    let prepare = |(index, text): (usize, String)| async move {
+        let text = service.tokenize(text.into(), SpecialTokens::Omit).await.map_err(at(index))?.ids;
+        let joined = Prompt::Ids(join(pair, query, text, cut));
+        service.prepare(joined, params.clone()).await.map_err(at(index))
     };
-    let prepared: Vec<Prepared> = stream::iter(texts).map(prepare).buffered(width).try_collect().await?;
+    let prepared = stream::iter(texts.into_iter().enumerate()).map(prepare).buffered(width);
+    let prepared: Vec<Prepared> = prepared.try_collect().await?;
     let prompt_tokens = prepared.iter().map(|pair| pair.prompt().len()).sum();
     let score = |pair| async move {
         let outputs = service.start(pair)?.collect().await?.vector;
@@ -59,11 +64,20 @@ pub(super) async fn compute(
     Ok(Scores { outputs, prompt_tokens })
 }
 
-/// Joins the tokens of a query and a text. If there is a limit, the text loses the tokens at its
-/// end that do not fit; a query that leaves no room is kept, and is refused later.
-fn join(pair: &PairAffixes, query: &[u32], mut text: Vec<u32>, longest: Option<usize>) -> Vec<u32> {
-    if let Some(longest) = longest {
-        text.truncate(longest.saturating_sub(query.len() + pair.len()).max(1));
+/// Joins the tokens of a query and a text. If there is a limit, the text loses the tokens that do
+/// not fit on one side; a query that leaves no room is kept, and is refused later.
+fn join(
+    pair: &PairAffixes,
+    query: &[u32],
+    mut text: Vec<u32>,
+    cut: Option<(usize, TruncationSide)>,
+) -> Vec<u32> {
+    if let Some((longest, side)) = cut {
+        let kept = longest.saturating_sub(query.len() + pair.len()).max(1);
+        match side {
+            TruncationSide::Right => text.truncate(kept),
+            TruncationSide::Left => drop(text.drain(..text.len().saturating_sub(kept))),
+        }
     }
     pair.join(query, &text)
 }

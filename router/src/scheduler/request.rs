@@ -36,6 +36,9 @@ pub struct Request {
     pub prompt_logprobs: Option<u32>,
     /// How to pool the prompt into a vector, if a vector is wanted. No tokens are generated then.
     pub pooling: Option<Pooling>,
+    /// Number of states at the beginning of the prompt that are not pooled. The number is less
+    /// than the length of the prompt.
+    pub pooling_start: u32,
 }
 
 /// The pooling of the states after the final norm into the vector of a prompt.
@@ -50,6 +53,11 @@ pub enum Pooling {
     First,
     /// The outputs of the model's classifier for the first state.
     Classes,
+    /// The largest value of each feature. The whole prompt is computed for it, whatever is cached.
+    Max,
+    /// The mean of all states, in which the state at position p has the weight p + 1. The whole
+    /// prompt is computed for it, whatever is cached.
+    WeightedMean,
 }
 
 /// A set of allowed tokens: bit `t % 32` of word `t / 32` stands for token t, and missing words are

@@ -84,8 +84,11 @@ impl RunningSequence {
                 Some(Pooling::Mean) => proto::Pooling::Mean,
                 Some(Pooling::First) => proto::Pooling::First,
                 Some(Pooling::Classes) => proto::Pooling::Classes,
+                Some(Pooling::Max) => proto::Pooling::Max,
+                Some(Pooling::WeightedMean) => proto::Pooling::WeightedMean,
             }
             .into(),
+            pooling_start: self.sequence.pooling_start,
         }
     }
 

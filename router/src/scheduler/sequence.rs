@@ -51,6 +51,8 @@ pub(super) struct Sequence {
     /// first token has none.
     scored: usize,
     pub(super) pooling: Option<Pooling>,
+    /// Number of states at the beginning of the prompt that are not pooled.
+    pub(super) pooling_start: u32,
     /// Total work of the sequences that overtook this one since it is in the queue, in positions.
     pub(super) overtaken: usize,
     pub(super) loss_history: LossHistory,
@@ -109,6 +111,7 @@ impl Sequence {
             prompt_logprobs: request.prompt_logprobs,
             scored: 1,
             pooling: request.pooling,
+            pooling_start: request.pooling_start,
             overtaken: 0,
             loss_history: LossHistory::default(),
         }
@@ -232,7 +235,7 @@ impl Sequence {
     /// Whether all tokens must be run through the model, whatever is cached.
     pub(super) fn ignores_prefix_cache(&self) -> bool {
         let is_scored = self.prompt_logprobs.is_none() || self.scored >= self.prompt_len;
-        !is_scored || matches!(self.pooling, Some(Pooling::Mean | Pooling::First | Pooling::Classes))
+        !is_scored || self.pooling.is_some_and(|pooling| pooling != Pooling::Last)
     }
 
     /// The tokens of the prompt whose scores come from the states at `positions`, as far as they
@@ -331,6 +334,7 @@ mod tests {
             mask: None,
             prompt_logprobs: None,
             pooling: None,
+            pooling_start: 0,
         };
         let mut sequence = Sequence::new(SeqId { due: 0, serial: 0 }, request, Some(2));
         sequence.hash_prompt();

@@ -71,6 +71,8 @@ pub struct ContextOverflow {
     /// Whether `prompt` is a lower bound: the prompt was not tokenized because its text is far too
     /// long.
     pub is_estimate: bool,
+    /// The index of the prompt, if the request has several.
+    pub index: Option<usize>,
 }
 
 impl ContextOverflow {
@@ -82,7 +84,10 @@ impl ContextOverflow {
 
 impl fmt::Display for ContextOverflow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ContextOverflow { max_input, max_total, prompt, new, .. } = self;
+        let ContextOverflow { max_input, max_total, prompt, new, index, .. } = self;
+        if let Some(index) = index {
+            write!(f, "{}", AtIndex(*index))?;
+        }
         match new {
             Some(new) => write!(
                 f,
@@ -94,6 +99,16 @@ impl fmt::Display for ContextOverflow {
     }
 }
 
+/// The beginning of an error about one of several inputs.
+#[derive(Debug, Clone, Copy)]
+pub struct AtIndex(pub usize);
+
+impl fmt::Display for AtIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the input at index {}: ", self.0)
+    }
+}
+
 /// Seconds after which a client should try again while the server loads or is being replaced.
 const UNAVAILABLE_RETRY: u64 = 1;
 
@@ -101,6 +116,23 @@ impl ServiceError {
     /// Creates a [`ServiceError::Validation`].
     pub fn invalid(param: &'static str, detail: impl Into<String>) -> Self {
         ServiceError::Validation { param, detail: detail.into() }
+    }
+
+    /// Says that the error is about the input at `index` of a request with several inputs.
+    #[must_use]
+    pub fn at_index(self, index: usize) -> Self {
+        match self {
+            ServiceError::Validation { param, detail } => {
+                ServiceError::Validation { param, detail: format!("{}{detail}", AtIndex(index)) }
+            }
+            ServiceError::ContextLength(overflow) => {
+                ServiceError::ContextLength(ContextOverflow { index: Some(index), ..overflow })
+            }
+            ServiceError::Generation(detail) => {
+                ServiceError::Generation(format!("{}{detail}", AtIndex(index)))
+            }
+            other => other,
+        }
     }
 
     /// Creates the error for a field that is known but not supported.

@@ -3,7 +3,8 @@
 use millrace_proto::{Ready, Watermark};
 
 use super::error::{ContextOverflow, ServiceError};
-use crate::engine::{Pooling, SchedulerLimits};
+use crate::embedding::PoolingMode;
+use crate::engine::SchedulerLimits;
 use crate::grammar::GrammarWorkerCommand;
 use crate::reasoning::ReasoningParser;
 use crate::tools::ToolFormat;
@@ -57,7 +58,7 @@ pub struct RequestLimits {
     /// does not give them.
     pub model_sampling: bool,
     /// The pooling of a prompt into a vector; by default the model's folder determines it.
-    pub pooling: Option<Pooling>,
+    pub pooling: Option<PoolingMode>,
     /// Parameters of the watermark, for requests that ask for it.
     pub watermark: Watermark,
     /// Whether prompts and answers are logged.
@@ -172,6 +173,11 @@ impl RequestLimits {
 }
 
 impl TokenLimits {
+    /// Returns these limits for prompts of at most `max_input` tokens.
+    pub(super) fn at_most(self, max_input: Option<usize>) -> TokenLimits {
+        TokenLimits { max_input: self.max_input.min(max_input.unwrap_or(usize::MAX)), ..self }
+    }
+
     /// Maximum number of tokens to generate for a prompt of `input` tokens. With `clamp`, a number
     /// that does not fit is lowered.
     ///
@@ -207,7 +213,14 @@ impl TokenLimits {
 
     fn overflow(&self, prompt: usize, new: Option<usize>, is_estimate: bool) -> ServiceError {
         let TokenLimits { max_input, max_total } = *self;
-        ServiceError::ContextLength(ContextOverflow { max_input, max_total, prompt, new, is_estimate })
+        ServiceError::ContextLength(ContextOverflow {
+            max_input,
+            max_total,
+            prompt,
+            new,
+            is_estimate,
+            index: None,
+        })
     }
 
     pub(super) fn check_truncate(&self, truncate: Option<usize>) -> Result<(), ServiceError> {

@@ -12,8 +12,10 @@
 //! | `prepare`, `prepared` | validates a request and tokenizes its prompt |
 //! | `block_hashes` | hashes the prompt for the prefix cache |
 //! | `generate`, `stream`, `answer` | runs a prepared request, and turns its tokens into text |
+//! | `vectors` | how the loaded model makes vectors of texts |
 //! | `context`, `caller` | the HTTP request and the API key for which a request runs |
 //! | `budget` | bounds the memory of answers that are not generated |
+//! | `contradictions` | warnings about files of the model that contradict each other |
 //! | `late_system` | tests whether a chat template renders late system messages |
 //! | `error` | errors of requests |
 
@@ -22,6 +24,7 @@ mod block_hashes;
 mod budget;
 mod caller;
 mod context;
+mod contradictions;
 mod error;
 mod generate;
 mod late_system;
@@ -33,6 +36,7 @@ mod prepared;
 mod setup;
 mod stream;
 mod text;
+mod vectors;
 
 #[cfg(test)]
 mod tests;
@@ -43,15 +47,16 @@ pub use self::answer::{Answer, FinishReason, Finished, TextEvent, TextToken};
 pub(crate) use self::budget::Reservation;
 pub(crate) use self::caller::Caller;
 pub(crate) use self::context::RequestContext;
-pub use self::error::{ContextOverflow, ServiceError};
+pub use self::error::{AtIndex, ContextOverflow, ServiceError};
 pub use self::limits::{PayloadLimit, RequestLimits, TokenLimits};
 pub use self::model::ModelInfo;
 pub(crate) use self::params::priority;
-pub use self::params::{Params, Prompt};
+pub use self::params::{Params, Prompt, TruncationSide};
 pub use self::prepared::Prepared;
 #[cfg(test)]
 pub(crate) use self::prepared::variant_seed;
 pub use self::setup::{Service, SetupError};
 pub use self::stream::TextStream;
+pub use self::vectors::VectorPlan;
 pub use crate::engine::{Pooling, PromptToken};
 pub use crate::metrics::Timings;

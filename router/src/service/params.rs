@@ -25,6 +25,15 @@ pub enum Prompt {
     Ids(Vec<u32>),
 }
 
+/// The side of a text from which tokens are cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TruncationSide {
+    /// The beginning is cut.
+    Left,
+    /// The end is cut.
+    Right,
+}
+
 /// The parameters of a generation. By default it is greedy, and ends when the model ends it or the
 /// context is full.
 #[derive(Debug, Clone)]
@@ -34,8 +43,12 @@ pub struct Params {
     /// Lower `max_new_tokens` to the number that fits after the prompt, instead of refusing the
     /// request.
     pub clamp_new_tokens: bool,
-    /// Number of tokens to keep at the end of the prompt.
+    /// Number of tokens to keep of the prompt.
     pub truncate: Option<usize>,
+    /// The side of the prompt from which tokens are cut if `truncate` is set.
+    pub truncation_side: TruncationSide,
+    /// Maximum number of tokens of the prompt, if it is lower than the server's.
+    pub max_input: Option<usize>,
     /// Sample even if no other parameter implies it.
     pub do_sample: bool,
     /// Divisor of the logits; > 0.
@@ -92,6 +105,8 @@ pub struct Params {
     pub echoes: bool,
     /// How to pool the prompt into a vector, if a vector is wanted instead of new tokens.
     pub pooling: Option<Pooling>,
+    /// Number of states at the beginning of the prompt that are not pooled.
+    pub pooling_start: usize,
     /// Watermark the answer with the server's parameters.
     pub watermark: bool,
     /// Whether sampling parameters that are `None` come from the model's `generation_config.json`.
@@ -104,6 +119,8 @@ impl Default for Params {
             max_new_tokens: None,
             clamp_new_tokens: false,
             truncate: None,
+            truncation_side: TruncationSide::Left,
+            max_input: None,
             do_sample: false,
             temperature: None,
             top_k: None,
@@ -131,6 +148,7 @@ impl Default for Params {
             prompt_logprobs: None,
             echoes: false,
             pooling: None,
+            pooling_start: 0,
             watermark: false,
             model_defaults: false,
         }

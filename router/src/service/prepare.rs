@@ -9,7 +9,7 @@ use millrace_proto::rules::check_sampling;
 use super::context::RequestContext;
 use super::error::ServiceError;
 use super::limits::TokenLimits;
-use super::params::{Params, Prompt};
+use super::params::{Params, Prompt, TruncationSide};
 use super::prepared::Prepared;
 use super::setup::Service;
 use crate::engine::Request;
@@ -58,7 +58,7 @@ impl Service {
                 "the model has no head: it computes vectors of texts (/v1/embeddings), and no tokens";
             return Err(ServiceError::invalid("model", detail));
         }
-        let limits = self.0.limits.tokens(&ready);
+        let limits = self.0.limits.tokens(&ready).at_most(params.max_input);
         let params = params.with_defaults(self.0.sampling);
         params.check(&self.0.limits, &ready)?;
         if let Some(best_of) = params.best_of.filter(|&best_of| best_of > 1) {
@@ -66,6 +66,10 @@ impl Service {
         }
         limits.check_truncate(params.truncate)?;
         let ids = self.prompt_tokens(prompt, &params, limits, &ready).await?;
+        if params.pooling.is_some() && params.pooling_start >= ids.len() {
+            let detail = "the model's prompt is not pooled, and it leaves no token of the text";
+            return Err(ServiceError::invalid("inputs", detail));
+        }
         let max_new_tokens = limits.new_tokens(ids.len(), params.max_new_tokens, params.clamp_new_tokens)?;
         let grammar = match &params.grammar {
             Some(wanted) => self.compile(wanted, ready.vocab_size).await?,
@@ -94,6 +98,7 @@ impl Service {
             mask: grammar.as_ref().map(|grammar| grammar.first()),
             prompt_logprobs: params.prompt_logprobs,
             pooling: params.pooling,
+            pooling_start: params.pooling_start as u32,
         };
         self.log_prompt(context.as_deref(), &request.prompt);
         Ok(Prepared { request, grammar, stops, params, seed, received, validation, counted: true, context })
@@ -125,13 +130,28 @@ impl Service {
         if ids.is_empty() {
             return Err(ServiceError::invalid("inputs", "`inputs` cannot be empty"));
         }
-        if let Some(keep) = params.truncate {
-            // A vector may be the state of the token in front of the text.
-            let before = params.pooling.and_then(|_| self.0.tokenizer.affixes(specials));
-            let before = before.map(|(before, _)| before.ids).unwrap_or_default();
-            ids = truncated(ids, keep, &before);
+        let tokenizer = &self.0.tokenizer;
+        let end = tokenizer.vector_end().filter(|_| specials == SpecialTokens::Add);
+        if params.pooling.is_some() {
+            ids.extend(end);
+        } else if specials == SpecialTokens::Add
+            && ids.len() > 1
+            && tokenizer.text_end().is_some_and(|end| ids.last() == Some(&end))
+        {
+            // A model that has read the end of its text does not continue it.
+            ids.pop();
         }
-        Ok(ids)
+        let Some(keep) = params.truncate else { return Ok(ids) };
+        // A vector may be the state of a token around the text.
+        let around = params.pooling.and_then(|_| tokenizer.affixes(specials));
+        let (before, after) = around.map(|(before, after)| (before.ids, after.ids)).unwrap_or_default();
+        Ok(match params.truncation_side {
+            TruncationSide::Left => without_beginning(ids, keep, &before),
+            TruncationSide::Right => {
+                let after: Vec<u32> = after.into_iter().chain(end).collect();
+                without_end(ids, keep, &after)
+            }
+        })
     }
 
     /// Compiles the grammar of a request. Returns `None` if the grammar is optional and not
@@ -167,9 +187,19 @@ impl Service {
     }
 }
 
+/// Returns the first `keep` tokens of a text. If some are lost, the tokens that follow a text, which
+/// are `after`, take the places of the last ones.
+fn without_end(mut ids: Vec<u32>, keep: usize, after: &[u32]) -> Vec<u32> {
+    if ids.len() > keep {
+        ids.truncate(keep.saturating_sub(after.len()));
+        ids.extend(&after[after.len().saturating_sub(keep)..]);
+    }
+    ids
+}
+
 /// Returns the last `keep` tokens of a text. If some are lost, the tokens that the tokenizer puts
 /// `before` a text take the places of the first ones.
-fn truncated(mut ids: Vec<u32>, keep: usize, before: &[u32]) -> Vec<u32> {
+fn without_beginning(mut ids: Vec<u32>, keep: usize, before: &[u32]) -> Vec<u32> {
     let is_whole = ids.len() <= keep && ids.starts_with(before);
     if !is_whole {
         let kept = keep.saturating_sub(before.len());
@@ -181,16 +211,27 @@ fn truncated(mut ids: Vec<u32>, keep: usize, before: &[u32]) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::truncated;
+    use super::{without_beginning, without_end};
 
     #[test]
     fn truncation_from_the_left_keeps_what_is_before_the_text() {
         let ids = || vec![101, 1, 2, 3, 102];
-        assert_eq!(truncated(ids(), 5, &[101]), ids());
-        assert_eq!(truncated(ids(), 4, &[101]), [101, 2, 3, 102]);
-        assert_eq!(truncated(ids(), 4, &[]), [1, 2, 3, 102]);
+        assert_eq!(without_beginning(ids(), 5, &[101]), ids());
+        assert_eq!(without_beginning(ids(), 4, &[101]), [101, 2, 3, 102]);
+        assert_eq!(without_beginning(ids(), 4, &[]), [1, 2, 3, 102]);
         // Only the end of a long text was tokenized.
-        assert_eq!(truncated(vec![2, 3, 102], 3, &[101]), [101, 3, 102]);
-        assert_eq!(truncated(ids(), 1, &[101, 9]), [101]);
+        assert_eq!(without_beginning(vec![2, 3, 102], 3, &[101]), [101, 3, 102]);
+        assert_eq!(without_beginning(ids(), 1, &[101, 9]), [101]);
+    }
+
+    #[test]
+    fn truncation_from_the_right_keeps_what_is_after_the_text() {
+        let ids = || vec![101, 1, 2, 3, 102];
+        assert_eq!(without_end(ids(), 5, &[102]), ids());
+        assert_eq!(without_end(ids(), 4, &[102]), [101, 1, 2, 102]);
+        assert_eq!(without_end(ids(), 4, &[]), [101, 1, 2, 3]);
+        // Only the beginning of a long text was tokenized.
+        assert_eq!(without_end(vec![101, 1, 2, 3], 3, &[102]), [101, 1, 102]);
+        assert_eq!(without_end(ids(), 1, &[9, 102]), [102]);
     }
 }

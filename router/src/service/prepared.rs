@@ -32,6 +32,11 @@ impl Prepared {
         &self.request.prompt
     }
 
+    /// Number of states at the beginning of the prompt that are not pooled.
+    pub(crate) fn pooling_start(&self) -> usize {
+        self.request.pooling_start as usize
+    }
+
     /// Keywords of the request's schemas that are not enforced, such as `tools.pattern`.
     pub fn unenforced(&self) -> Vec<String> {
         let wanted = self.grammar.as_ref().zip(self.params.grammar.as_ref());

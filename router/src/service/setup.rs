@@ -6,15 +6,17 @@ use millrace_proto::Ready;
 
 use super::budget::AnswerBudget;
 use super::context::RequestContext;
+use super::contradictions;
 use super::error::ServiceError;
 use super::late_system;
 use super::limits::RequestLimits;
 use super::model::{ModelInfo, TokenizerDescription};
+use super::vectors;
 use crate::assets::{AssetError, Assets, SamplingDefaults};
-use crate::engine::{Engine, EngineState, Place, Places, Pooling};
+use crate::embedding::{EmbeddingError, EmbeddingModel};
+use crate::engine::{Engine, EngineState, Place, Places};
 use crate::grammar::GrammarCompiler;
 use crate::metrics;
-use crate::pooling::{self, UnknownPooling};
 use crate::reasoning::{ReasoningFormat, ReasoningParser};
 use crate::text::{ChatTemplate, TemplateError, TextError, Tokenizer, end_tokens};
 use crate::tools::ToolFormat;
@@ -31,6 +33,9 @@ pub enum SetupError {
     /// The chat template cannot be used.
     #[error(transparent)]
     Template(#[from] TemplateError),
+    /// The files about vectors cannot be used, and the model is for nothing else.
+    #[error(transparent)]
+    Embedding(#[from] EmbeddingError),
 }
 
 /// Generates text from text. Clones share one service.
@@ -46,7 +51,7 @@ pub(super) struct Inner {
     pub(super) tool_format: ToolFormat,
     /// The format of the model's reasoning; `None` if it is not separated from the answer.
     pub(super) reasoning: Option<ReasoningFormat>,
-    pub(super) pooling: Result<Option<Pooling>, UnknownPooling>,
+    pub(super) embedding: Result<Arc<EmbeddingModel>, EmbeddingError>,
     pub(super) limits: RequestLimits,
     pub(super) engine: Engine,
     pub(super) model: ModelInfo,
@@ -74,6 +79,9 @@ impl Service {
         model: ModelInfo,
     ) -> Result<Self, SetupError> {
         let tokenizer = Tokenizer::new(assets, limits.validation_workers)?;
+        for warning in contradictions::warnings(assets, &tokenizer) {
+            tracing::warn!("{warning}");
+        }
         let written = |id: Option<u32>| id.and_then(|id| tokenizer.vocabulary_text(id));
         let bos = assets.bos_token.clone().or_else(|| written(assets.bos_id));
         let eos = assets.eos_token.clone().or_else(|| written(assets.eos_ids.first().copied()));
@@ -102,10 +110,13 @@ impl Service {
             ReasoningParser::Off => None,
             ReasoningParser::Format(format) => Some(format),
         };
-        let pooling = match limits.pooling {
-            Some(chosen) => Ok(Some(chosen)),
-            None => pooling::configured(&assets.pooling),
-        };
+        let embedding = vectors::checked_files(assets, limits.pooling);
+        if let Err(error) = &embedding {
+            if !assets.has_head {
+                return Err(error.clone().into());
+            }
+            tracing::warn!("requests for vectors are refused: {error}");
+        }
         let eos: Arc<[u32]> = end_tokens(assets, &tokenizer, template.as_ref()).into();
         let sampling = if limits.model_sampling { assets.sampling } else { SamplingDefaults::default() };
         let grammars =
@@ -116,7 +127,7 @@ impl Service {
             late_system,
             tool_format,
             reasoning,
-            pooling,
+            embedding,
             limits,
             engine,
             model,
@@ -179,14 +190,6 @@ impl Service {
     /// give them.
     pub fn sampling_defaults(&self) -> SamplingDefaults {
         self.0.sampling
-    }
-
-    /// The pooling of a prompt into a vector by the loaded model, which has announced `ready`.
-    ///
-    /// # Errors
-    /// [`UnknownPooling`] if the model asks for another pooling than the supported ones.
-    pub fn pooling(&self, ready: &Ready) -> Result<Pooling, UnknownPooling> {
-        Ok(self.0.pooling.clone()?.unwrap_or_else(|| pooling::usual(ready)))
     }
 
     /// Whether the model has a chat template. Without one it can only continue texts.

@@ -4,7 +4,7 @@
 use super::budget::Reservation;
 use super::error::ServiceError;
 use super::limits::TokenLimits;
-use super::params::Params;
+use super::params::{Params, TruncationSide};
 use super::setup::Service;
 use crate::text::{
     ControlTokenGuard, Conversation, EncodedText, RenderedPrompt, SpecialTokens, TemplateError,
@@ -65,7 +65,7 @@ impl Service {
     ) -> Result<EncodedText, ServiceError> {
         let _place = self.enter().map_err(Self::reject)?;
         self.check_tokenizable(text.text.len()).map_err(Self::reject)?;
-        self.tokens(text, specials, usize::MAX).await.map_err(Self::reject)
+        self.tokens(text, specials, usize::MAX, TruncationSide::Left).await.map_err(Self::reject)
     }
 
     /// Reserves memory for the tokens of a text of `bytes` bytes until the answer has been sent.
@@ -110,7 +110,7 @@ impl Service {
         limits.max_input.saturating_mul(self.0.tokenizer.longest_token().max(1))
     }
 
-    /// Tokenizes a prompt. If the prompt is truncated, only its end is tokenized.
+    /// Tokenizes a prompt. If the prompt is truncated, only the part that is kept is tokenized.
     pub(super) async fn encode(
         &self,
         prompt: RenderedPrompt,
@@ -123,20 +123,26 @@ impl Service {
             let tokens = prompt.text.len() / self.0.tokenizer.longest_token().max(1);
             return Err(limits.input_too_long(tokens));
         }
-        Ok(self.tokens(prompt, specials, params.truncate.unwrap_or(usize::MAX)).await?.ids)
+        let keep = params.truncate.unwrap_or(usize::MAX);
+        Ok(self.tokens(prompt, specials, keep, params.truncation_side).await?.ids)
     }
 
-    /// Tokenizes a text and returns at least the last `keep` tokens.
+    /// Tokenizes a text and returns at least the `keep` tokens that are left if the others are cut
+    /// from `side`.
     async fn tokens(
         &self,
         text: RenderedPrompt,
         specials: SpecialTokens,
         keep: usize,
+        side: TruncationSide,
     ) -> Result<EncodedText, ServiceError> {
         if text.text.is_empty() {
             return Err(ServiceError::invalid("inputs", "`inputs` cannot be empty"));
         }
-        let encoded = self.0.tokenizer.encode_last(text, specials, keep).await;
+        let encoded = match side {
+            TruncationSide::Left => self.0.tokenizer.encode_last(text, specials, keep).await,
+            TruncationSide::Right => self.0.tokenizer.encode_first(text, specials, keep).await,
+        };
         encoded.map_err(|error| ServiceError::invalid("inputs", error.to_string()))
     }
 }

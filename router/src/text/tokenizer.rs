@@ -41,6 +41,11 @@ struct TokenizerData {
     /// The tokens that the post-processor puts before and after a text; `None` if it does anything
     /// else.
     affixes: Option<(Vec<u32>, Vec<u32>)>,
+    /// The token to put after texts that become vectors, if the configuration asks for it and the
+    /// post-processor does not add it.
+    vector_end: Option<u32>,
+    /// The end token, if the post-processor puts it after a text.
+    text_end: Option<u32>,
     /// The tokens that the post-processor puts around a pair of texts; `None` if they are not
     /// known.
     pair: Option<PairAffixes>,
@@ -79,6 +84,7 @@ impl Tokenizer {
         let token_bytes = TokenBytes::new(Some(&decoder), highest + 1, |id| library.id_to_token(id))?;
         let bos = bos_to_add(assets, &library)?;
         let (affixes, pair) = (affixes(&library), PairAffixes::of(&library));
+        let EndTokens { vector_end, text_end } = EndTokens::new(assets, &library, affixes.as_ref());
         let named = [&assets.bos_token, &assets.eos_token].into_iter().flatten();
         let is_named =
             |id: u32, text: &String| assets.eos_ids.contains(&id) || named.clone().any(|name| name == text);
@@ -100,6 +106,8 @@ impl Tokenizer {
             special,
             bos,
             affixes,
+            vector_end,
+            text_end,
             pair,
             control: Arc::new(control),
             normalized,
@@ -220,6 +228,17 @@ impl Tokenizer {
         let (before, after) = self.0.affixes.as_ref()?;
         let before = self.with_bos(EncodedText::outside(before), specials);
         Some((before, EncodedText::outside(after)))
+    }
+
+    /// Returns the token to put after a text that becomes a vector, and which encoding does not add.
+    pub(crate) fn vector_end(&self) -> Option<u32> {
+        self.0.vector_end
+    }
+
+    /// Returns the end token, if encoding adds it after a text. A text that is to be continued must
+    /// not end with it.
+    pub(crate) fn text_end(&self) -> Option<u32> {
+        self.0.text_end
     }
 
     /// Returns the tokens around a pair of texts, if the tokenizer has a form for pairs.
@@ -366,6 +385,29 @@ fn affixes(library: &Library) -> Option<(Vec<u32>, Vec<u32>)> {
     let (bare, whole) = (bare.get_ids(), whole.get_ids());
     let at = (0..=whole.len().checked_sub(bare.len())?).find(|&at| whole[at..].starts_with(bare))?;
     Some((whole[..at].to_vec(), whole[at + bare.len()..].to_vec()))
+}
+
+/// The end tokens after texts.
+struct EndTokens {
+    vector_end: Option<u32>,
+    text_end: Option<u32>,
+}
+
+impl EndTokens {
+    /// Compares the configuration with the `affixes` that the post-processor puts around a text.
+    fn new(assets: &Assets, library: &Library, affixes: Option<&(Vec<u32>, Vec<u32>)>) -> EndTokens {
+        let named = assets.eos_token.as_ref().and_then(|text| library.token_to_id(text));
+        let eos = named.or_else(|| assets.eos_ids.first().copied());
+        let last = affixes.and_then(|(_, after)| after.last().copied());
+        let text_end = last.filter(|last| eos == Some(*last));
+        let wants_end = assets.add_eos_token == Some(true) && text_end.is_none();
+        if wants_end && eos.is_none() {
+            tracing::warn!(
+                "tokenizer_config.json: `add_eos_token` is true, but no file names an end token of the vocabulary"
+            );
+        }
+        EndTokens { vector_end: eos.filter(|_| wants_end), text_end }
+    }
 }
 
 /// Whether a text has the form of a control token. Some models do not declare their turn markers as

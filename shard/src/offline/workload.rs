@@ -64,7 +64,7 @@ impl BenchWorkload {
             tokens: prompt(slot, self.prompt, vocab),
             prompt_len: self.prompt as u32,
             sampling: Some(Sampling { repetition_penalty: 1.0, ..Sampling::default() }),
-            pooling: 0,
+            ..Admission::default()
         }
     }
 

@@ -66,6 +66,8 @@ struct SequenceSlot {
     blocks: Vec<u32>,
     sampling: SamplingParams,
     pooling: Pooling,
+    /// Number of states at the beginning of the prompt that are not pooled.
+    pooling_start: usize,
     /// The tokens that the row of this step may sample, as in [`SampleRow::allowed`]; empty for
     /// all.
     allowed: Vec<u32>,
@@ -98,14 +100,16 @@ pub struct Scoring<'a> {
 pub struct PooledRow {
     /// The sequence's slot.
     pub slot: usize,
-    /// Whether a new sum begins with this row.
+    /// The kind of pooling. It is not [`Pooling::None`].
+    pub pooling: Pooling,
+    /// Whether a new vector begins with this row.
     pub begins: bool,
-    /// Indices among the step's tokens of the states that are added to the sum.
+    /// Indices among the step's tokens of the states that are pooled.
     pub states: Range<usize>,
-    /// The number of states in the sum, if the sum is complete after this row.
-    pub complete: Option<usize>,
-    /// Whether the outputs of the classifier are wanted instead of the mean.
-    pub is_classified: bool,
+    /// The position in the prompt of the first of these states.
+    pub position: usize,
+    /// Whether all states of the prompt have been pooled after this row.
+    pub is_complete: bool,
 }
 
 impl SlotTable {
@@ -122,6 +126,7 @@ impl SlotTable {
             blocks: Vec::with_capacity(limits.table_blocks()),
             sampling: SamplingParams::default(),
             pooling: Pooling::None,
+            pooling_start: 0,
             allowed: Vec::with_capacity(mask_words(vocab)),
             awaits_mask: false,
             deferrals: 0,
@@ -248,19 +253,29 @@ impl SlotTable {
     pub fn pooled<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = PooledRow> + 'a {
         batch.rows().filter_map(|(at, row)| {
             let slot = &self.slots[row.slot];
-            let (end, is_last) = (at + row.count, row.start + row.count == slot.prompt_len);
-            let (states, count) = match slot.pooling {
+            let &SequenceSlot { pooling, pooling_start, prompt_len, .. } = slot;
+            let (start, end) = (row.start, row.start + row.count);
+            let is_complete = end == prompt_len;
+            let pooled = match pooling {
                 Pooling::None => return None,
-                Pooling::Last if is_last => (end - 1..end, 1),
-                Pooling::Last => (end..end, 0),
-                Pooling::First | Pooling::Classes => (at..at + usize::from(row.start == 0), 1),
-                Pooling::Mean => (at..end, slot.prompt_len),
+                Pooling::Last => prompt_len - 1..prompt_len,
+                Pooling::First => pooling_start..pooling_start + 1,
+                Pooling::Classes => 0..1,
+                Pooling::Mean | Pooling::Max | Pooling::WeightedMean => pooling_start..prompt_len,
             };
-            let complete = is_last.then_some(count);
+            // The positions that are pooled and in this row.
+            let positions = pooled.start.clamp(start, end)..pooled.end.clamp(start, end);
+            let states = at + (positions.start - start)..at + (positions.end - start);
             // Pooling of the last state keeps nothing between rows.
-            let begins = row.start == 0 || slot.pooling == Pooling::Last;
-            let is_classified = slot.pooling == Pooling::Classes;
-            Some(PooledRow { slot: row.slot, begins, states, complete, is_classified })
+            let begins = start == 0 || pooling == Pooling::Last;
+            Some(PooledRow {
+                slot: row.slot,
+                pooling,
+                begins,
+                states,
+                position: positions.start,
+                is_complete,
+            })
         })
     }
 
@@ -305,7 +320,7 @@ impl SlotTable {
     }
 
     fn admit(&mut self, admission: &Admission) -> Result<(), StepError> {
-        let Admission { slot, ref tokens, prompt_len, ref sampling, pooling } = *admission;
+        let Admission { slot, ref tokens, prompt_len, ref sampling, pooling, pooling_start } = *admission;
         let (limits, vocab, classifies) = (self.limits, self.vocab, self.classifies);
         let prefix = self.prefix;
         let place = self.slot(slot)?;
@@ -333,7 +348,11 @@ impl SlotTable {
         let is_prompt = prompt_len as usize == tokens.len();
         let pooling = match Pooling::try_from(pooling) {
             Ok(Pooling::None) => Pooling::None,
-            Ok(kind) if is_prompt && (kind != Pooling::Classes || classifies) => kind,
+            Ok(kind)
+                if is_prompt && pooling_start < prompt_len && (kind != Pooling::Classes || classifies) =>
+            {
+                kind
+            }
             _ => return Err(StepError::Pooling { slot, pooling, tokens: tokens.len(), prompt_len }),
         };
         let sampling = sampling.as_ref().ok_or(StepError::NoSampling { slot })?;
@@ -345,7 +364,7 @@ impl SlotTable {
         place.prompt_len = prompt_len as usize;
         // Generated tokens that a sequence is admitted with are behind the prefix.
         place.prefix = prefix.map(|rule| rule.of(&tokens[..prompt_len as usize])).unwrap_or_default();
-        place.pooling = pooling;
+        (place.pooling, place.pooling_start) = (pooling, pooling_start as usize);
         Ok(())
     }
 

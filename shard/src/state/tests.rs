@@ -20,7 +20,13 @@ fn sampling() -> Sampling {
 
 pub(super) fn admission(slot: u32, tokens: &[u32]) -> Admission {
     let prompt_len = tokens.len() as u32;
-    Admission { slot, tokens: tokens.to_vec(), prompt_len, sampling: Some(sampling()), pooling: 0 }
+    Admission {
+        slot,
+        tokens: tokens.to_vec(),
+        prompt_len,
+        sampling: Some(sampling()),
+        ..Admission::default()
+    }
 }
 
 pub(super) fn row(slot: u32, start: u32, count: u32, new_blocks: &[u32], sample: bool) -> Row {
@@ -148,6 +154,10 @@ fn each_contradiction_has_its_error() {
                 ..Step::default()
             },
             E::SamplePooled { slot: 2 },
+        ),
+        (
+            admit(Admission { pooling: 2, pooling_start: 1, ..admission(2, &[1]) }),
+            E::Pooling { slot: 2, pooling: 2, tokens: 1, prompt_len: 1 },
         ),
         (admit(Admission { sampling: None, ..admission(2, &[1]) }), E::NoSampling { slot: 2 }),
         (
@@ -311,13 +321,14 @@ fn steps() -> impl Strategy<Value = Step> {
                 ..Sampling::default()
             })
         });
-    let admit = (number(), list(6), number(), sampling, prop_oneof![3 => Just(0), 1 => 0..4]).prop_map(
+    let admit = (number(), list(6), number(), sampling, prop_oneof![3 => Just(0), 1 => 0..7]).prop_map(
         |(slot, tokens, prompt_len, sampling, pooling)| Admission {
             slot,
             tokens,
             prompt_len,
             sampling,
             pooling,
+            pooling_start: pooling as u32 / 2,
         },
     );
     let mask = prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(any::<u32>(), 0..3), 1 => (1u32..1 << 20).prop_map(|word| vec![word])];
@@ -446,11 +457,43 @@ proptest! {
             }
             for of in f.table.pooled(&f.batch) {
                 prop_assert!(of.states.start <= of.states.end && of.states.end <= tokens.len());
-                prop_assert!(of.complete.is_none_or(|count| count > 0));
+                prop_assert!(of.pooling != Pooling::None);
             }
             f.sample(3);
         }
         prop_assert_eq!(capacities(&f.table), at_start, "a slot has grown");
+    }
+}
+
+#[test]
+fn a_pooling_leaves_out_the_states_before_its_start() {
+    for (pooling, expected) in [
+        (Pooling::Mean, 2..5),
+        (Pooling::Max, 2..5),
+        (Pooling::WeightedMean, 2..5),
+        (Pooling::First, 2..3),
+        (Pooling::Last, 4..5),
+    ] {
+        for chunk in 1..=5 {
+            let admission =
+                Admission { pooling: pooling.into(), pooling_start: 2, ..admission(0, &[1, 2, 3, 4, 5]) };
+            let mut fixture = Fixture { table: SlotTable::new(LIMITS, VOCAB), batch: Batch::new(&LIMITS) };
+            fixture.admit(vec![admission]).unwrap();
+            let mut pooled = Vec::new();
+            for start in (0..5u32).step_by(chunk) {
+                let count = (chunk as u32).min(5 - start);
+                let blocks: &[u32] = if start == 0 { &[0, 1] } else { &[] };
+                fixture.rows(vec![row(0, start, count, blocks, false)]).unwrap();
+                for of in fixture.table.pooled(&fixture.batch) {
+                    // The step has only this row, so that indices begin at its start.
+                    let at = of.states.start + start as usize;
+                    assert!(of.states.is_empty() || at == of.position, "{pooling:?} {chunk}: {of:?}");
+                    pooled.extend(of.states.map(|state| state + start as usize));
+                    assert_eq!(of.is_complete, start + count == 5);
+                }
+            }
+            assert!(pooled.iter().copied().eq(expected.clone()), "{pooling:?} {chunk}: {pooled:?}");
+        }
     }
 }
 

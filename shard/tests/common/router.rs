@@ -161,7 +161,7 @@ pub fn greedy() -> Sampling {
 
 pub fn admission(slot: u32, tokens: &[u32]) -> Admission {
     let prompt_len = tokens.len() as u32;
-    Admission { slot, tokens: tokens.to_vec(), prompt_len, sampling: Some(greedy()), pooling: 0 }
+    Admission { slot, tokens: tokens.to_vec(), prompt_len, sampling: Some(greedy()), ..Admission::default() }
 }
 
 pub fn row(slot: u32, start: u32, count: u32, new_blocks: &[u32], sample: bool) -> Row {

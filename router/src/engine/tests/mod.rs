@@ -70,6 +70,7 @@ fn request(seed: u64, prompt: usize, max_new_tokens: u32) -> Request {
         mask: None,
         prompt_logprobs: None,
         pooling: None,
+        pooling_start: 0,
     }
 }
 

@@ -34,6 +34,9 @@ pub(super) struct EmbeddingRequest {
     dimensions: Option<usize>,
     /// vLLM's field: whether the tokenizer's own tokens go around an input that is a text.
     add_special_tokens: Option<bool>,
+    /// TEI's field: the name of a prompt in the model's `config_sentence_transformers.json` that is
+    /// put in front of each text. By default it is the model's default prompt, if there is one.
+    prompt_name: Option<String>,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
@@ -73,7 +76,8 @@ pub(super) async fn embeddings(
     State(app): State<App>,
     OpenAiJson(request): OpenAiJson<EmbeddingRequest>,
 ) -> Result<Response, OpenAiError> {
-    let EmbeddingRequest { input, model, encoding_format, dimensions, add_special_tokens, rest } = request;
+    let EmbeddingRequest { input, model, encoding_format, dimensions, add_special_tokens, prompt_name, rest } =
+        request;
     let model = served_model(&app, model.as_deref())?;
     let mut ignored = IgnoredFields::default();
     check_rest(&rest, &mut ignored)?;
@@ -83,7 +87,7 @@ pub(super) async fn embeddings(
         let message = format!("`input` must have 1 to {MAX_INPUTS} texts. Given: {}", inputs.len());
         return Err(OpenAiError::invalid("input", message));
     }
-    let options = VectorOptions { dimensions, normalize: true, truncate: false };
+    let options = VectorOptions { dimensions, normalize: true, truncate: None, prompt_name };
     let Vectors { vectors, prompt_tokens } =
         vectors::compute(&app, inputs, options).await.map_err(about_input)?;
     let embed = |(index, vector)| Embedding { object: "embedding", index, embedding: encode(vector) };

@@ -163,19 +163,20 @@ impl OpenAiError {
 /// Returns the text for a request that does not fit. Clients recognize the error by the beginning
 /// of the first sentence.
 fn overflow_message(names: &FieldNames, sizes: &ContextOverflow) -> String {
-    let ContextOverflow { max_input, max_total, prompt, new, is_estimate } = *sizes;
+    let ContextOverflow { max_input, max_total, prompt, new, is_estimate, index } = *sizes;
     let FieldNames { prompt: field, new_tokens, .. } = names;
     let limit = format!("This model's maximum context length is {max_total} tokens");
     let about = if is_estimate { "at least " } else { "" };
+    let which = index.map(|index| format!(" It is the one at index {index}.")).unwrap_or_default();
     match new.filter(|_| !sizes.is_prompt_alone()) {
         Some(new) => format!(
             "{limit}. However, you requested {} tokens ({prompt} in the {field}, {new} in the completion). \
-             Please reduce `{field}` or `{new_tokens}`.",
+             Please reduce `{field}` or `{new_tokens}`.{which}",
             prompt.saturating_add(new)
         ),
         None => format!(
             "{limit}, of which at most {max_input} may be the prompt's. However, the {field} resulted in \
-             {about}{prompt} tokens. Please reduce `{field}`."
+             {about}{prompt} tokens. Please reduce `{field}`.{which}"
         ),
     }
 }

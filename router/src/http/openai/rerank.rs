@@ -113,7 +113,7 @@ async fn rerank(
     };
     let texts: Vec<String> = documents.into_iter().map(text).collect();
     let mut kept = if return_documents { texts.clone() } else { Vec::new() };
-    let scores = scores::compute(&app, query, texts, false).await;
+    let scores = scores::compute(&app, query, texts, None).await;
     let scores = scores.map_err(|error| OpenAiError::from_service(error, &FieldNames::RERANK))?;
     let result = |index: usize| RerankResult {
         index,

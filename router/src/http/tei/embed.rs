@@ -9,7 +9,7 @@ use crate::http::app::App;
 use crate::http::openai::PromptList;
 use crate::http::tgi::TgiError;
 use crate::http::vectors::{self, VectorOptions};
-use crate::service::ServiceError;
+use crate::service::{ServiceError, TruncationSide};
 
 /// The most inputs of a request. TEI's default is 32, and OpenAI's API allows 2048.
 const MAX_INPUTS: usize = 2048;
@@ -19,24 +19,35 @@ pub(super) struct EmbedRequest {
     inputs: PromptList,
     /// Whether texts that are too long are cut, and not refused.
     truncate: Option<bool>,
-    /// The end at which long texts are cut. Only `Left` is supported, which keeps the last tokens.
+    /// The side from which long texts are cut: `Right`, the default, keeps the first tokens.
     #[serde(default)]
     truncation_direction: TruncationDirection,
-    /// Whether vectors are scaled to the length 1: by default true.
+    /// Whether vectors are scaled to the length 1, whatever the model's modules do: by default true.
     normalize: Option<bool>,
-    /// Not supported: the prompts of sentence-transformers are not read.
+    /// The name of a prompt in the model's `config_sentence_transformers.json` that is put in front
+    /// of each text. By default it is the model's default prompt, if there is one.
     prompt_name: Option<String>,
     /// The number of features to keep, for models that were trained for shorter vectors.
     dimensions: Option<usize>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
-enum TruncationDirection {
+pub(super) enum TruncationDirection {
     #[serde(alias = "left")]
     Left,
     #[default]
     #[serde(alias = "right")]
     Right,
+}
+
+impl TruncationDirection {
+    /// Returns the side from which texts are cut if `truncate` is set.
+    pub(super) fn side(self, truncate: bool) -> Option<TruncationSide> {
+        truncate.then_some(match self {
+            TruncationDirection::Left => TruncationSide::Left,
+            TruncationDirection::Right => TruncationSide::Right,
+        })
+    }
 }
 
 /// A vector for each input, in their order.
@@ -50,9 +61,6 @@ pub(super) async fn embed(
     Json(request): Json<EmbedRequest>,
 ) -> Result<Json<EmbedResponse>, TgiError> {
     let EmbedRequest { inputs, truncate, truncation_direction, normalize, prompt_name, dimensions } = request;
-    if prompt_name.is_some() {
-        return Err(ServiceError::unsupported("prompt_name").into());
-    }
     let inputs = inputs.into_prompts(None);
     if inputs.is_empty() || inputs.len() > MAX_INPUTS {
         let message = format!("`inputs` must have 1 to {MAX_INPUTS} texts. Given: {}", inputs.len());
@@ -61,8 +69,8 @@ pub(super) async fn embed(
     let options = VectorOptions {
         dimensions,
         normalize: normalize.unwrap_or(true),
-        // A text that is too long is refused if its end would have to be cut.
-        truncate: truncate == Some(true) && truncation_direction == TruncationDirection::Left,
+        truncate: truncation_direction.side(truncate == Some(true)),
+        prompt_name,
     };
     Ok(Json(EmbedResponse(vectors::compute(&app, inputs, options).await?.vectors)))
 }

@@ -5,6 +5,7 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::embed::TruncationDirection;
 use crate::http::app::App;
 use crate::http::scores;
 use crate::http::tgi::TgiError;
@@ -17,9 +18,12 @@ const MAX_TEXTS: usize = 2048;
 pub(super) struct RerankRequest {
     query: String,
     texts: Vec<String>,
-    /// Whether texts that are too long lose their end, and are not refused.
+    /// Whether texts that are too long are cut, and not refused.
     #[serde(default)]
     truncate: bool,
+    /// The side from which long texts are cut: `Right`, the default, keeps the first tokens.
+    #[serde(default)]
+    truncation_direction: TruncationDirection,
     /// Whether scores are the model's numbers, and not between 0 and 1.
     #[serde(default)]
     raw_scores: bool,
@@ -44,13 +48,13 @@ pub(super) async fn rerank(
     State(app): State<App>,
     Json(request): Json<RerankRequest>,
 ) -> Result<Json<Vec<Rank>>, TgiError> {
-    let RerankRequest { query, texts, truncate, raw_scores, return_text } = request;
+    let RerankRequest { query, texts, truncate, truncation_direction, raw_scores, return_text } = request;
     if texts.is_empty() || texts.len() > MAX_TEXTS {
         let message = format!("`texts` must have 1 to {MAX_TEXTS} texts. Given: {}", texts.len());
         return Err(ServiceError::invalid("texts", message).into());
     }
     let mut kept = if return_text { texts.clone() } else { Vec::new() };
-    let outputs = scores::compute(&app, query, texts, truncate).await?.outputs;
+    let outputs = scores::compute(&app, query, texts, truncation_direction.side(truncate)).await?.outputs;
     let rank = |index: usize| {
         let score = if raw_scores { outputs[index] } else { scores::sigmoid(outputs[index]) };
         Rank { index, text: kept.get_mut(index).map(std::mem::take), score }

@@ -1,8 +1,9 @@
 //! `/v1/embeddings`.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{HttpConfig, Script, Server};
+use crate::embedding::PoolingMode;
 use crate::scheduler::Pooling;
 use crate::service::RequestLimits;
 use crate::test_support::{self, BOS};
@@ -63,28 +64,39 @@ async fn fewer_dimensions_and_base64() {
 #[tokio::test]
 async fn the_pooling_comes_from_the_operator_or_the_model() {
     let serving = |pooling: Value, limits| {
-        let pooling: Map<String, Value> = pooling.as_object().unwrap().clone();
-        let assets = crate::assets::Assets { pooling, ..test_support::assets() };
+        let read = |file: &str| {
+            Ok((file == "1_Pooling/config.json").then(|| pooling.to_string().into_bytes().into()))
+        };
+        let embedding = crate::embedding::read(None, &read, &Value::Null);
+        let assets = crate::assets::Assets { embedding, ..test_support::assets() };
         Server::serving(&assets, Script::Vanish(String::new()), limits, HttpConfig::default())
     };
     let mean = json!({"pooling_mode_mean_tokens": true});
     for (config, asked, expected) in [
         (mean.clone(), None, Pooling::Mean),
-        (mean, Some(Pooling::Last), Pooling::Last),
-        (json!({"pooling_mode_max_tokens": true}), Some(Pooling::Mean), Pooling::Mean),
+        (mean, Some(PoolingMode::Last), Pooling::Last),
+        (json!({"pooling_mode_max_tokens": true}), None, Pooling::Max),
+        (json!({"pooling_mode_other": true}), Some(PoolingMode::WeightedMean), Pooling::WeightedMean),
     ] {
         let mut server = serving(config, RequestLimits { pooling: asked, ..RequestLimits::default() });
         server.post(PATH, json!({"input": "a"})).await;
         assert_eq!(server.engine.requests.recv().await.unwrap().pooling, Some(expected));
     }
-    let server = serving(json!({"pooling_mode_max_tokens": true}), RequestLimits::default());
+}
+
+/// A model with a head is of use without vectors.
+#[tokio::test]
+async fn vectors_by_an_unknown_module_are_refused_by_its_name() {
+    let list = json!([{"path": "", "type": "custom.Encoder"}]).to_string();
+    let read = |file: &str| Ok((file == "modules.json").then(|| list.clone().into_bytes().into()));
+    let embedding = crate::embedding::read(None, &read, &Value::Null);
+    let assets = crate::assets::Assets { embedding, has_head: true, ..test_support::assets() };
+    let limits = RequestLimits::default();
+    let server = Server::serving(&assets, Script::Say("x".into()), limits, HttpConfig::default());
     let reply = server.post(PATH, json!({"input": "a"})).await;
     assert_eq!((reply.status.as_u16(), &reply.json()["error"]["param"]), (400, &json!("model")));
-    assert!(
-        reply.body.contains("the pooling `max_tokens` are not supported; --pooling last"),
-        "{}",
-        reply.body
-    );
+    assert!(reply.body.contains("custom.Encoder is not supported"), "{}", reply.body);
+    assert_eq!(server.post("/generate", json!({"inputs": "a"})).await.status.as_u16(), 200);
 }
 
 #[tokio::test]
@@ -95,7 +107,19 @@ async fn wrong_requests_are_refused() {
         (json!({"input": []}), 400, "input", "`input` must have 1 to 2048 texts. Given: 0"),
         (json!({"input": many}), 400, "input", "Given: 2049"),
         (json!({"input": ""}), 400, "input", "`input` cannot be empty"),
-        (json!({"input": ["a", ""]}), 400, "input", "`input` cannot be empty"),
+        (json!({"input": ["a", ""]}), 400, "input", "the input at index 1: `input` cannot be empty"),
+        (
+            json!({"input": ["a", "b", "a".repeat(1100)]}),
+            400,
+            "input",
+            "Please reduce `input`. It is the one at index 2.",
+        ),
+        (
+            json!({"input": "a", "prompt_name": "query"}),
+            400,
+            "prompt_name",
+            "the model's folder has no prompts",
+        ),
         (json!({"input": [[]]}), 400, "input", "`input` cannot be empty"),
         (json!({"input": [70000]}), 400, "input", "token id 70000 is outside of the vocabulary of 258"),
         (

@@ -45,20 +45,30 @@ async fn vectors_may_keep_their_length_and_lose_features() {
 }
 
 #[tokio::test]
-async fn long_texts_are_refused_or_lose_their_beginning() {
+async fn long_texts_are_refused_or_lose_one_side() {
     let mut server = Server::saying("x");
-    let long = "a".repeat(3000);
-    for truncate in [json!(false), json!(true), Value::Null] {
-        let reply = server.post(PATH, json!({"inputs": long, "truncate": truncate})).await;
-        assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY, "{}", reply.body);
-        assert_eq!(reply.json()["error_type"], "validation");
+    // Texts that are tokenized as a whole, and in chunks.
+    for count in [1500, 50_000] {
+        let long = format!("{}{}", "a".repeat(count), "b".repeat(count));
+        for truncate in [json!(false), Value::Null] {
+            let reply = server.post(PATH, json!({"inputs": ["c", long], "truncate": truncate})).await;
+            assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY, "{}", reply.body);
+            assert_eq!(reply.json()["error_type"], "validation");
+            assert!(reply.body.contains("the input at index 1: "), "{}", reply.body);
+        }
+        for (direction, letter) in [(json!("Right"), 'a'), (json!("Left"), 'b'), (Value::Null, 'a')] {
+            let mut request = json!({"inputs": long, "truncate": true});
+            if !direction.is_null() {
+                request["truncation_direction"] = direction.clone();
+            }
+            assert_eq!(server.post(PATH, request).await.status, StatusCode::OK, "{direction}");
+            let prompt = server.engine.requests.recv().await.unwrap().prompt;
+            assert_eq!(prompt.len(), 1023, "{direction}");
+            // The token in front of the text stays, since a vector may be its state.
+            assert_eq!(prompt[0], BOS);
+            assert!(prompt[1..].iter().all(|&id| id == letter as u32), "{direction}: {prompt:?}");
+        }
     }
-    let request = json!({"inputs": long, "truncate": true, "truncation_direction": "Left"});
-    assert_eq!(server.post(PATH, request).await.status, StatusCode::OK);
-    let prompt = server.engine.requests.recv().await.unwrap().prompt;
-    // The token in front of the text stays, since a vector may be its state.
-    assert!(prompt.len() < 3000 && prompt[1..].iter().all(|&id| id == 97), "{}", prompt.len());
-    assert_eq!(prompt[0], BOS);
 }
 
 #[tokio::test]
@@ -66,7 +76,7 @@ async fn what_is_not_supported_is_refused_by_name() {
     let server = Server::saying("x");
     for (body, word) in [
         (json!({"inputs": []}), "`inputs`"),
-        (json!({"inputs": "a", "prompt_name": "query"}), "`prompt_name`"),
+        (json!({"inputs": "a", "prompt_name": "query"}), "no prompts"),
         (json!({"inputs": "a", "dimensions": 0}), "`dimensions`"),
     ] {
         let reply = server.post(PATH, body.clone()).await;
@@ -121,6 +131,15 @@ async fn texts_that_are_too_long_lose_their_end_if_asked() {
     let prompt = server.engine.requests.recv().await.unwrap().prompt;
     assert_eq!((prompt.len(), prompt[1022]), (1023, EOS));
     assert_eq!(prompt[..4], [BOS, 97, EOS, 98]);
+    let texts = json!(["c", "c".repeat(2000) + &"b".repeat(2000)]);
+    let mut request = json!({"query": "a", "texts": texts, "truncate": true, "truncation_direction": "Left"});
+    assert_eq!(server.post("/rerank", request.clone()).await.status, StatusCode::OK);
+    server.engine.requests.recv().await.unwrap();
+    let prompt = server.engine.requests.recv().await.unwrap().prompt;
+    assert_eq!((prompt.len(), prompt[3], prompt[1022]), (1023, 98, EOS));
+    request["truncate"] = json!(false);
+    let reply = server.post("/rerank", request).await;
+    assert!(reply.body.contains("the input at index 1: "), "{}", reply.body);
 }
 
 #[tokio::test]

@@ -389,6 +389,11 @@ async fn info_has_the_model_and_the_limits() {
         "max_input_tokens": 1023, "max_total_tokens": 1024, "validation_workers": 2, "max_client_batch_size": 128,
         "router": "text-generation-router", "version": "3.3.7", "millrace_version": env!("CARGO_PKG_VERSION"), "sha": null, "docker_label": null,
         "end_tokens": ["</s>"], "sampling_defaults": {},
+        "embeddings": {
+            "pooling": ["lasttoken"], "pooling_source": "default", "modules": [], "features": 4,
+            "max_input_tokens": 1023, "max_input_tokens_source": "max_input_tokens", "prompts": [],
+            "default_prompt": null,
+        },
     });
     assert_eq!(info, expected);
 }

@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 use super::error::{ErrorBody, TgiError};
 use crate::assets::SamplingDefaults;
 use crate::http::app::App;
+use crate::service::VectorPlan;
 
 /// The version of TGI that these routes are compatible with.
 const TGI_VERSION: &str = "3.3.7";
@@ -52,6 +53,43 @@ pub(super) struct Info {
     /// The sampling parameters of OpenAI's and Anthropic's routes for requests that do not give
     /// them. An extension of this server.
     sampling_defaults: SamplingDefaults,
+    /// How vectors of texts are made; null if the model makes none. An extension of this server.
+    embeddings: Option<EmbeddingInfo>,
+}
+
+/// How the model makes vectors of texts, and which file says so.
+#[derive(Debug, Serialize, ToSchema)]
+struct EmbeddingInfo {
+    /// The poolings of states, whose vectors follow each other.
+    pooling: Vec<String>,
+    /// The file or the flag that has chosen the pooling, or `default`.
+    pooling_source: String,
+    /// The modules after the pooling.
+    modules: Vec<String>,
+    /// The number of features of a vector.
+    features: usize,
+    max_input_tokens: usize,
+    /// The file that limits the tokens of a text, or `max_input_tokens`, the limit of all prompts.
+    max_input_tokens_source: String,
+    /// The names of the prompts that a request can put in front of its texts.
+    prompts: Vec<String>,
+    default_prompt: Option<String>,
+}
+
+impl From<VectorPlan> for EmbeddingInfo {
+    fn from(plan: VectorPlan) -> Self {
+        let VectorPlan { model, pooling, features, max_input, max_input_source } = plan;
+        EmbeddingInfo {
+            pooling: pooling.modes.iter().map(ToString::to_string).collect(),
+            pooling_source: pooling.source,
+            modules: model.modules(),
+            features,
+            max_input_tokens: max_input,
+            max_input_tokens_source: max_input_source,
+            prompts: model.prompt_names().map(str::to_owned).collect(),
+            default_prompt: model.default_prompt().map(str::to_owned),
+        }
+    }
 }
 
 /// Returns the model and the limits, or 503 until the limits are known. Clients recognize a server
@@ -83,5 +121,6 @@ pub(super) async fn info(State(app): State<App>) -> Result<Json<Info>, TgiError>
         docker_label: None,
         end_tokens: ends.filter_map(|&id| tokenizer.vocabulary_text(id)).collect(),
         sampling_defaults: app.service.sampling_defaults(),
+        embeddings: app.service.vectors(&ready).ok().map(EmbeddingInfo::from),
     }))
 }

@@ -66,5 +66,6 @@ fn request(prompt: usize, max_new_tokens: u32) -> Request {
         mask: None,
         prompt_logprobs: None,
         pooling: None,
+        pooling_start: 0,
     }
 }

@@ -85,6 +85,38 @@ impl Tokenizer {
         Ok(end)
     }
 
+    /// Encodes more than the first `keep` tokens of a text on blocking threads, or all of them if
+    /// there are not more. If the text can be split, the text after these tokens is not encoded.
+    ///
+    /// # Errors
+    /// The same as [`Tokenizer::encode`].
+    pub async fn encode_first(
+        &self,
+        text: impl Into<RenderedPrompt>,
+        specials: SpecialTokens,
+        keep: usize,
+    ) -> Result<EncodedText, TextError> {
+        let text = Arc::new(text.into());
+        let whole = TextChunk { from: SplitPoint::default(), to: text.text.len() };
+        let affixes = self.affixes(specials);
+        let (Some((before, after)), true) = (affixes, text.text.len() > 2 * CHUNK_BYTES) else {
+            let is_short = text.text.len() <= 2 * CHUNK_BYTES;
+            let lane = if is_short { &self.lanes().short } else { &self.lanes().long };
+            return self.encode_in_turn(lane, text, whole, Some(specials)).await;
+        };
+        let (tokenizer, shared) = (self.clone(), text.clone());
+        let chunks = blocking(move || Ok(tokenizer.chunks(&shared.text, CHUNK_BYTES))).await?;
+        let mut first = before;
+        for chunk in chunks {
+            if first.ids.len() > keep {
+                return Ok(first);
+            }
+            first.append(self.encode_in_turn(&self.lanes().long, text.clone(), chunk, None).await?);
+        }
+        first.append(after);
+        Ok(first)
+    }
+
     /// Waits for permits and encodes a chunk. `affixes` is set if the chunk is the whole text.
     async fn encode_in_turn(
         &self,

@@ -93,10 +93,15 @@ async fn long_texts_and_their_ends_have_the_librarys_tokens() {
                 let end = tokenizer.encode_last(text.clone(), specials, keep).await.unwrap();
                 assert!(end.ids.len() >= keep.min(whole.ids.len()));
                 assert!(whole.ids.ends_with(&end.ids) && whole.offsets.ends_with(&end.offsets), "{keep}");
+                let first = tokenizer.encode_first(text.clone(), specials, keep).await.unwrap();
+                assert!(first == whole || first.ids.len() > keep, "{keep}");
+                assert!(whole.ids.starts_with(&first.ids) && whole.offsets.starts_with(&first.offsets));
             }
             // Tokens that are not requested are not computed.
             let end = tokenizer.encode_last(text.clone(), specials, 10).await.unwrap();
             assert!(end.ids.len() < whole.ids.len() / 2, "{} of {}", end.ids.len(), whole.ids.len());
+            let first = tokenizer.encode_first(text.clone(), specials, 10).await.unwrap();
+            assert!(first.ids.len() < whole.ids.len() / 2, "{} of {}", first.ids.len(), whole.ids.len());
         }
     }
 }

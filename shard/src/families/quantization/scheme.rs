@@ -9,6 +9,9 @@ use crate::model::CheckpointFormat;
 
 /// Larger groups are typing errors.
 const MAX_GROUP: usize = 1 << 20;
+/// The files in which older versions of AutoGPTQ and AutoAWQ describe the quantization, and the
+/// methods that they leave out.
+const OLD_FILES: [(&str, &str); 2] = [("quantize_config.json", "gptq"), ("quant_config.json", "awq")];
 /// The key of `config.json` that describes the quantization.
 const KEY: &str = "quantization_config";
 
@@ -61,15 +64,33 @@ impl Scheme {
 pub(in super::super) fn read(config: &Config, source: &Source) -> Result<Option<Scheme>, LoadError> {
     for key in [KEY, "compression_config"] {
         if let Some(config) = config.object(key)? {
-            return Ok(Some(of(&config, None)?));
+            let scheme = of(&config, None)?;
+            if let Some(file) = contradicting_file(&scheme, source)? {
+                tracing::warn!("{file}: its quantization differs from `{key}` of config.json, which is used");
+            }
+            return Ok(Some(scheme));
         }
     }
     if let Some(scheme) = chatglm(config)? {
         return Ok(Some(scheme));
     }
-    for (file, method) in [("quantize_config.json", "gptq"), ("quant_config.json", "awq")] {
+    for (file, method) in OLD_FILES {
         if let Some(text) = source.text(file)? {
             return Ok(Some(of(&Config::parse(source.path(file), &text)?, Some(method))?));
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the path of an older file that describes another scheme than `config.json`, if there is
+/// one. A file that is not valid describes another one, too.
+fn contradicting_file(scheme: &Scheme, source: &Source) -> Result<Option<String>, LoadError> {
+    for (file, method) in OLD_FILES {
+        let Some(text) = source.text(file)? else { continue };
+        let path = source.path(file);
+        let other = Config::parse(path.clone(), &text).and_then(|config| of(&config, Some(method)));
+        if other.ok().as_ref() != Some(scheme) {
+            return Ok(Some(path));
         }
     }
     Ok(None)
@@ -185,4 +206,27 @@ fn fp8(config: &Config) -> Result<Scheme, ConfigError> {
         config.insist(key, "e4m3", "weights must be e4m3")?;
     }
     Ok(Scheme::Fp8 { block: block(config, "weight_block_size")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AGREES: &[u8] = br#"{"bits": 4, "group_size": 32}"#;
+    const DIFFERS: &[u8] = br#"{"bits": 8, "group_size": 32}"#;
+
+    #[test]
+    fn an_older_file_with_another_scheme_is_named() {
+        let scheme = Scheme::Gptq { bits: 4, group: Some(32), plus_one: true };
+        let cases: [(&'static [(&'static str, &'static [u8])], Option<&str>); 4] = [
+            (&[], None),
+            (&[("quantize_config.json", AGREES)], None),
+            (&[("quantize_config.json", DIFFERS)], Some("quantize_config.json of the built-in model")),
+            (&[("quant_config.json", b"{")], Some("quant_config.json of the built-in model")),
+        ];
+        for (files, expected) in cases {
+            let found = contradicting_file(&scheme, &Source::Memory(files)).unwrap();
+            assert_eq!(found.as_deref(), expected);
+        }
+    }
 }

@@ -86,7 +86,14 @@ const TEMPLATE: &str = "{% if documents %}{{ documents | tojson }}{% endif %}\
 
 #[tokio::test]
 async fn the_page_describes_the_effect_of_each_field() {
-    let assets = Assets { chat_template: Some(TEMPLATE.into()), ..test_support::assets() };
+    // Prompts and a limit for vectors, so that the fields for them have an effect.
+    let file = |name: &str| match name {
+        "config_sentence_transformers.json" => Some(&br#"{"prompts": {"query": "q"}}"#[..]),
+        "sentence_bert_config.json" => Some(&br#"{"max_seq_length": 12}"#[..]),
+        _ => None,
+    };
+    let embedding = crate::embedding::read(None, &|name| Ok(file(name).map(Into::into)), &Value::Null);
+    let assets = Assets { chat_template: Some(TEMPLATE.into()), embedding, ..test_support::assets() };
     let limits = RequestLimits { tool_format: Some(ToolFormat::Hermes), ..RequestLimits::default() };
     let mut server = Server::serving(&assets, Script::Say(ANSWER.into()), limits, HttpConfig::default());
     let docs = openapi(&server).await;
@@ -162,6 +169,8 @@ async fn outcome(
     let with = observe(server, path, &with, field).await;
     match (without.status, with.status) {
         (200, 200) if with == without => Ok("ignored"),
+        // The field lets a request pass that is refused without it.
+        (400 | 422, 200) => Ok("supported"),
         // An unknown model is not found, so the field was read.
         (200, 200 | 404) => Ok("supported"),
         (200, 400 | 422) if with.body.contains(field) => Ok("refused"),

@@ -343,7 +343,7 @@ impl Ledger {
         let block_size = self.limits.block_size;
         let reads_everything = admitted.cached == 0
             && (request.prompt_logprobs.is_some()
-                || matches!(request.pooling, Some(Pooling::Mean | Pooling::First | Pooling::Classes)));
+                || request.pooling.is_some_and(|pooling| pooling != Pooling::Last));
         let is_prompt = |stay: &&Stay| stay.computed.unwrap_or(stay.cached) < stay.tokens.len();
         let prompts = self.stays.values().filter(is_prompt).count();
         for producer in self.stays.values() {

@@ -86,7 +86,8 @@ impl Traffic {
         };
         self.remember(random, prompt.clone());
         let scored = random.random_bool(self.scored);
-        let pooling = [Pooling::Last, Pooling::Mean, Pooling::First][random.random_range(0..3)];
+        let kinds = [Pooling::Last, Pooling::Mean, Pooling::First, Pooling::Max, Pooling::WeightedMean];
+        let pooling = kinds[random.random_range(0..kinds.len())];
         let pooling = random.random_bool(self.pooled).then_some(pooling);
         let stops = random.random_range(0..3usize).min(limits.vocab_size / 8);
         Request {
@@ -99,6 +100,7 @@ impl Traffic {
             tenant: self.tenants[random.random_range(0..self.tenants.len())].clone(),
             mask: random.random_bool(self.constrained).then(|| pretend_mask(&[], limits.vocab_size)),
             pooling,
+            pooling_start: 0,
             prompt_logprobs: scored.then(|| random.random_range(0..=limits.vocab_size.min(12) as u32)),
             cache_salt: self.salts[random.random_range(0..self.salts.len())].clone(),
             block_hashes: None,
