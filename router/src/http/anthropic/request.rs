@@ -7,11 +7,14 @@ use utoipa::ToSchema;
 use super::error::MessagesError;
 use super::input::{self, TemplateSupport};
 use super::tools;
-use crate::chat::{ConversationRequest, EFFORT_VARIABLE, IgnoredFields, THINKING_VARIABLES};
+use crate::chat::{
+    ConversationRequest, EFFORT_VARIABLE, IgnoredFields, THINKING_VARIABLES, ThinkingOptions,
+};
 use crate::grammar::{Grammar, RequestedGrammar};
 use crate::http::app::App;
 use crate::http::ignored::{UnservedField, check_fields, hint, refused};
 use crate::http::sampling;
+use crate::http::thinking::{ThinkingFields, thinking_options};
 use crate::service::Params;
 
 /// The body of `/v1/messages/count_tokens`.
@@ -51,18 +54,24 @@ struct ConversationFields {
     system: Option<Value>,
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
-    thinking: Option<ThinkingOptions>,
+    thinking: Option<ThinkingConfig>,
     output_config: Option<OutputConfig>,
+    #[serde(flatten)]
+    thinking_fields: ThinkingFields,
 }
 
 /// Whether the model thinks before it answers.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = AnthropicThinking)]
-struct ThinkingOptions {
+struct ThinkingConfig {
     #[serde(rename = "type")]
     kind: ThinkingKind,
-    /// Accepted without effect.
-    budget_tokens: Option<Value>,
+    /// The tokens that the model may think.
+    budget_tokens: Option<i64>,
+    /// Whether the answer has the text of the thinking: not if it is `omitted`.
+    display: Option<String>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
@@ -107,7 +116,40 @@ impl ConversationFields {
         };
         let messages = input::messages(self.system.as_ref(), &self.messages, template, &mut ignored)?;
         let variables = Some(self.variables(app, &mut ignored));
-        Ok(ConversationRequest { messages, tools, variables, ignored, ..ConversationRequest::default() })
+        let thinking = self.thinking_options(&mut ignored)?;
+        Ok(ConversationRequest {
+            messages,
+            tools,
+            variables,
+            thinking,
+            ignored,
+            ..ConversationRequest::default()
+        })
+    }
+
+    /// Returns the budget of the thinking, and whether it is shown.
+    fn thinking_options(&self, ignored: &mut IgnoredFields) -> Result<ThinkingOptions, MessagesError> {
+        const BUDGET: &str = "thinking.budget_tokens";
+        let thinking = self.thinking.as_ref();
+        let own = match thinking {
+            Some(ThinkingConfig { kind: ThinkingKind::Disabled, .. }) => Some(("thinking.type", 0)),
+            Some(ThinkingConfig { budget_tokens: Some(budget), .. }) => Some((BUDGET, *budget)),
+            _ => None,
+        };
+        if let Some(thinking) = thinking {
+            for (name, _) in thinking.rest.iter().filter(|(_, value)| !value.is_null()) {
+                ignored.note(&format!("thinking.{name}"));
+            }
+        }
+        let mut options = thinking_options(&self.thinking_fields, None, own, ignored)
+            .map_err(|wrong| MessagesError::invalid(wrong.message))?;
+        options.is_hidden |=
+            thinking.and_then(|thinking| thinking.display.as_deref()).is_some_and(|display| display == "omitted");
+        // A request that turns the thinking off is not told that a model without thinking has none.
+        if own.is_some_and(|(field, _)| field != BUDGET) {
+            options.budget = options.budget.map(|(_, budget)| ("", budget));
+        }
+        Ok(options)
     }
 
     /// Returns the template variables for thinking and effort. Fields that the template does not
@@ -119,10 +161,9 @@ impl ConversationFields {
             let thinks = json!(thinking.kind != ThinkingKind::Disabled);
             let read = THINKING_VARIABLES.into_iter().filter(reads);
             variables.extend(read.map(|name| (name.to_owned(), thinks.clone())));
-            if variables.is_empty() && thinking.kind != ThinkingKind::Disabled {
+            let may_think = !variables.is_empty() || app.service.reasoning_format().is_some();
+            if !may_think && thinking.kind != ThinkingKind::Disabled {
                 ignored.note("thinking");
-            } else if thinking.budget_tokens.as_ref().is_some_and(|budget| !budget.is_null()) {
-                ignored.note("thinking.budget_tokens");
             }
         }
         let Some(config) = &self.output_config else { return variables };

@@ -5,7 +5,8 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use super::terms::{definitions, escape, quoted, relocate};
+use super::terms::{definitions, quoted, relocate};
+use crate::grammar::escape;
 use crate::tools::allowed::{AllowedTools, Tool};
 use crate::tools::tagged_call::{self, TYPE, TagSyntax};
 

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::*;
 use crate::engine::Constraint;
 use crate::grammar::{GrammarCompiler, GrammarMatcher};
+use crate::text::Tokenizer;
 use crate::test_support::{self, EOS};
 use crate::tools::{AnswerDelta, HarmonyParser, Tool, ToolCallParser};
 
@@ -108,7 +109,7 @@ async fn required_calls_start_with_the_first_token() {
             for choice in [ToolChoice::Required, ToolChoice::Named("set".into())] {
                 for parallel in [false, true] {
                     let tools = tools(choice.clone(), parallel);
-                    let grammar = call_grammar(&tools, format, &tokenizer, None).unwrap();
+                    let grammar = call_grammar(&tools, format, (&tokenizer).into(), None).unwrap();
                     for seed in 0..4 {
                         let (text, ended) = random(&tokenizer, &grammar, seed, "").await.unwrap();
                         let calls = check(&text, format, &tools, ended);
@@ -137,7 +138,7 @@ async fn usual_schemas_are_accepted() {
         AllowedTools { tools: (0..30).map(tool).collect(), choice: ToolChoice::Required, parallel: true };
     for tokenizer in tokenizers() {
         for format in formats() {
-            let grammar = call_grammar(&tools, format, &tokenizer, None).unwrap();
+            let grammar = call_grammar(&tools, format, (&tokenizer).into(), None).unwrap();
             let (text, _) = random(&tokenizer, &grammar, 1, "").await.unwrap();
             assert!(text.contains("tool"), "{text}");
         }
@@ -163,6 +164,7 @@ async fn optional_calls_are_restricted_after_their_marker() {
             (ToolFormat::Glm45, "<tool_call>"),
             (ToolFormat::KimiK2, "<|tool_calls_section_begin|>"),
             (ToolFormat::MiniMaxM2, "<minimax:tool_call>\n"),
+            (ToolFormat::SeedOss, "<seed:tool_call>\n<function="),
             (ToolFormat::Phi4Mini, "<|tool_call|>["),
             (ToolFormat::Cohere, "<|START_ACTION|>[\n    "),
             (ToolFormat::Nemotron, "<TOOLCALL>["),
@@ -170,7 +172,7 @@ async fn optional_calls_are_restricted_after_their_marker() {
             (ToolFormat::Lfm2, "<|tool_call_start|>["),
         ] {
             let tools = tools(ToolChoice::Auto, true);
-            let grammar = call_grammar(&tools, format, &tokenizer, None).unwrap();
+            let grammar = call_grammar(&tools, format, (&tokenizer).into(), None).unwrap();
             let text = "Any text, { < [ with whatever.\n";
             let led = random(&tokenizer, &grammar, 1, text).await.unwrap();
             assert_eq!(check(&led.0, format, &tools, led.1), 0, "{format}: {}", led.0);
@@ -185,7 +187,7 @@ async fn optional_calls_are_restricted_after_their_marker() {
                 "{format}"
             );
         }
-        assert_eq!(call_grammar(&tools(ToolChoice::Auto, true), ToolFormat::Json, &tokenizer, None), None);
+        assert_eq!(call_grammar(&tools(ToolChoice::Auto, true), ToolFormat::Json, (&tokenizer).into(), None), None);
     }
 }
 
@@ -194,7 +196,7 @@ async fn optional_calls_are_restricted_after_their_marker() {
 async fn json_that_is_not_a_call_is_text() {
     let tools = tools(ToolChoice::Auto, true);
     for tokenizer in tokenizers() {
-        let grammar = call_grammar(&tools, ToolFormat::Llama3Json, &tokenizer, None).unwrap();
+        let grammar = call_grammar(&tools, ToolFormat::Llama3Json, (&tokenizer).into(), None).unwrap();
         for text in [
             r#"{"answer": 42, "list": [{"name": "get", "parameters": 7}]}"#,
             r#"{"name": "Ada", "age": 36}"#,
@@ -230,7 +232,7 @@ async fn answers_without_calls_have_the_requested_form() {
         for format in formats() {
             let tools = tools(ToolChoice::Auto, true);
             let grammar =
-                |tools: &AllowedTools| call_grammar(tools, format, &tokenizer, Some(&answer)).unwrap();
+                |tools: &AllowedTools| call_grammar(tools, format, (&tokenizer).into(), Some(&answer)).unwrap();
             let either = grammar(&tools);
             let (text, ended) = random(&tokenizer, &either, 1, "{\"sum\": 7").await.unwrap();
             let delta = parse(&text, format, &tools);
@@ -260,7 +262,7 @@ async fn tagged_arguments_follow_their_schemas() {
     let (known, any) = (tool("known", &parameters), tool("any", &json!({"type": "object"})));
     let tools = AllowedTools { tools: vec![known, any], choice: ToolChoice::Required, parallel: true };
     for tokenizer in tokenizers() {
-        let grammar = call_grammar(&tools, ToolFormat::Qwen3Coder, &tokenizer, None).unwrap();
+        let grammar = call_grammar(&tools, ToolFormat::Qwen3Coder, (&tokenizer).into(), None).unwrap();
         let text = "<tool_call>\n<function=known>\n<parameter=s>\nany \"text\" <at> all\n</parameter>\n<parameter=e>\n";
         for (ends, follows) in [
             ("c\n</parameter>\n<parameter=n>\n12\n</parameter>\n</function>\n</tool_call>", true),
@@ -301,7 +303,7 @@ fn copies_of_definitions_are_bounded() {
     let mut tools = tools(ToolChoice::Auto, true);
     tools.tools[0].parameters = parameters;
     let Some(Grammar::Calls { schemas, .. }) =
-        call_grammar(&tools, ToolFormat::Qwen3Coder, &test_support::tokenizer(), None)
+        call_grammar(&tools, ToolFormat::Qwen3Coder, (&test_support::tokenizer()).into(), None)
     else {
         panic!("no grammar");
     };
@@ -319,7 +321,7 @@ async fn calls_of_harmony_follow_the_reasoning() {
         let last = "<|channel|>final<|message|>Hello";
         for (choice, must) in [(ToolChoice::Required, true), (ToolChoice::Auto, false)] {
             let tools = tools(choice, true);
-            let grammar = call_grammar(&tools, format, &tokenizer, None).unwrap();
+            let grammar = call_grammar(&tools, format, (&tokenizer).into(), None).unwrap();
             for text in [call.to_owned(), format!("{before}{call}")] {
                 let (text, ended) = random(&tokenizer, &grammar, 1, &text).await.unwrap();
                 assert_eq!(check(&text, format, &tools, ended), 1, "{text}");
@@ -333,7 +335,7 @@ async fn calls_of_harmony_follow_the_reasoning() {
         let answer = json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"],
                             "additionalProperties": false});
         let tools = tools(ToolChoice::Auto, true);
-        let grammar = call_grammar(&tools, format, &tokenizer, Some(&answer)).unwrap();
+        let grammar = call_grammar(&tools, format, (&tokenizer).into(), Some(&answer)).unwrap();
         assert!(random(&tokenizer, &grammar, 1, "<|channel|>final<|message|>{\"sum\": 7").await.is_some());
         assert!(random(&tokenizer, &grammar, 1, last).await.is_none());
     }
