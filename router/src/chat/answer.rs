@@ -46,15 +46,14 @@ impl AnswerFormat {
     ) -> Result<Self, ChatError> {
         let format = service.tool_format();
         let reasoning = service.reasoning_format().map(|format| (format, ReasoningStart::Possible));
-        let answer =
-            AnswerFormat {
-                tools: None,
-                custom: Arc::default(),
-                format,
-                reasoning,
-                begun: "".into(),
-                hides_reasoning: false,
-            };
+        let answer = AnswerFormat {
+            tools: None,
+            custom: Arc::default(),
+            format,
+            reasoning,
+            begun: "".into(),
+            hides_reasoning: false,
+        };
         let Some(CallableTools { tools, custom }) = callable else { return Ok(answer) };
         let (schema, field) = match params.grammar.take() {
             None => (None, "tools"),

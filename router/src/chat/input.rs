@@ -144,7 +144,8 @@ impl ConversationRequest {
             None => default,
         };
         if let Some(tokens) = tokens {
-            let thinks = THINKING_VARIABLES.map(|name| (name, false.into())).into_iter().filter(|_| tokens == 0);
+            let thinks =
+                THINKING_VARIABLES.map(|name| (name, false.into())).into_iter().filter(|_| tokens == 0);
             for (name, value) in thinks.chain([(BUDGET_VARIABLE, tokens.into())]) {
                 if service.template_may_read(name) {
                     self.variables.get_or_insert_default().entry(name).or_insert(value);

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::published_tests::FORMATS;
 use crate::engine::Constraint;
 use crate::grammar::{GrammarCompiler, GrammarMatcher, MarkTokens};
-use crate::reasoning::{ReasoningFormat, ReasoningSplitter, after_reasoning};
+use crate::reasoning::{ReasoningFormat, ReasoningSplitter, ReasoningStart, after_reasoning};
 use crate::test_support::{self, assets_with, test_data};
 use crate::text::{ChatTemplate, Conversation, SpecialTokens, Tokenizer};
 use crate::tools::{AllowedTools, HarmonyParser, Tool, ToolCallParser, ToolChoice, ToolFormat, call_grammar};
@@ -112,15 +112,19 @@ impl Model {
     fn load(name: &'static str, are_special: bool) -> Self {
         let path = test_data("chat-templates").join(format!("templates/{name}.jinja"));
         let source = std::fs::read_to_string(path).unwrap();
-        let mut texts = marks(&source);
         let format = ToolFormat::of(Some(&source), &test_support::tokenizer());
         let reasoning = ReasoningFormat::of(Some(&source));
+        let own = format.syntax_marks().iter().copied().chain(reasoning.iter().flat_map(|reasoning| {
+            let marks = reasoning.marks();
+            [marks.open, marks.close].into_iter().chain(marks.tokens.iter().copied())
+        }));
+        let own: BTreeSet<&str> = own.collect();
+        let mut texts = marks(&source);
+        // Other tags, such as those around arguments, are text in every vocabulary.
+        let is_token =
+            |text: &str| text.contains(['|', '｜']) || text.starts_with('[') || text.starts_with("<SPECIAL");
+        texts.retain(|text| own.contains(text.as_str()) || is_token(text));
         if !are_special {
-            let own = format.syntax_marks().iter().copied().chain(reasoning.iter().flat_map(|r| {
-                let marks = r.marks();
-                [marks.open, marks.close].into_iter().chain(marks.tokens.iter().copied())
-            }));
-            let own: BTreeSet<&str> = own.collect();
             texts.retain(|text| !own.contains(text.as_str()));
         }
         texts.extend(["<sep>".to_owned(), "[e~[".to_owned(), "</assistant>".to_owned()]);
@@ -131,8 +135,10 @@ impl Model {
     }
 
     fn render(&self, messages: Vec<Value>, add_generation_prompt: bool, thinks: bool) -> Option<String> {
-        let more: Map<String, Value> =
-            ["enable_thinking", "thinking"].map(|name| (name.to_owned(), thinks.into())).into_iter().collect();
+        let more: Map<String, Value> = ["enable_thinking", "thinking"]
+            .map(|name| (name.to_owned(), thinks.into()))
+            .into_iter()
+            .collect();
         let tools = Some(tools());
         let conversation =
             Conversation { messages, tools, add_generation_prompt, more, ..Conversation::default() };
@@ -147,20 +153,49 @@ impl Model {
         let prompt = self.render(vec![user.clone()], true, thinks)?;
         let whole = self.render(vec![user, said.message()], false, thinks)?;
         let rest = whole.strip_prefix(prompt.as_str())?;
+        // The prompt of some templates opens reasoning that earlier messages do not have.
+        let is_inside = self.reasoning.is_some_and(|format| format.start(&prompt) == ReasoningStart::Inside);
+        if is_inside && !self.reasoning.is_some_and(|format| rest.contains(format.marks().close)) {
+            return None;
+        }
+        // Some templates write two turns for a text and a call, or the next prompt.
+        let turn = self.end_of_turn().filter(|(_, end)| rest.contains(end.as_str()));
+        let rest = match &turn {
+            Some((_, end)) => &rest[..rest.find(end.as_str())? + end.len()],
+            None => rest,
+        };
         let has_all = [&said.reasoning, &said.content].into_iter().all(|text| rest.contains(text.as_str()))
             && said.calls.iter().all(|(name, _)| rest.contains(name.as_str()));
-        // A template that shows no reasoning must not write another one either.
         if !has_all {
             return None;
         }
-        let specials = self.tokenizer.special_ids().iter();
-        let ends = specials.filter_map(|&id| Some((id, self.tokenizer.vocabulary_text(id)?)));
         let trimmed = rest.trim_end();
-        let (id, end) = ends.filter(|(_, text)| trimmed.ends_with(text.as_str())).max_by_key(|(_, text)| text.len())?;
+        let ends = || self.specials().filter(|(_, text)| trimmed.ends_with(text.as_str()));
+        let (id, end) = turn.or_else(|| ends().max_by_key(|(_, text)| text.len()))?;
         let answer = trimmed.strip_suffix(end.as_str())?;
         // The mark of a call that happens to be last does not end a turn.
         let is_own = self.format.syntax_marks().contains(&end.as_str());
         (!is_own).then(|| (prompt, answer.to_owned(), id))
+    }
+
+    fn specials(&self) -> impl Iterator<Item = (u32, String)> {
+        let ids = self.tokenizer.special_ids().iter();
+        ids.filter_map(|&id| Some((id, self.tokenizer.vocabulary_text(id)?)))
+    }
+
+    /// Returns the special token that follows an assistant's message.
+    fn end_of_turn(&self) -> Option<(u32, String)> {
+        let message = |role: &str, content: &str| json!({"role": role, "content": content});
+        let text =
+            self.render(vec![message("user", QUESTION), message("assistant", ANSWER)], false, false)?;
+        let (_, after) = text.rsplit_once(ANSWER)?;
+        // Cohere's models also have tokens after each text.
+        let is_end = |text: &str| !text.contains("END_TEXT") && !text.contains("END_RESPONSE");
+        let after = after.trim_start();
+        let after =
+            after.strip_prefix("<|END_TEXT|>").or(after.strip_prefix("<|END_RESPONSE|>")).unwrap_or(after);
+        let found = self.specials().filter(|(_, text)| after.starts_with(text.as_str()) && is_end(text));
+        found.max_by_key(|(_, text)| text.len())
     }
 
     fn allowed(&self) -> AllowedTools {
@@ -182,7 +217,8 @@ impl Model {
         let compiler = GrammarCompiler::new(self.tokenizer.clone(), Arc::new([end]));
         let compiled = compiler.compile(&grammar, self.tokenizer.size()).await.unwrap();
         let (mut matcher, mut mask) = (GrammarMatcher::new(compiled.clone()), compiled.first());
-        let allows = |mask: &[u32], id: u32| mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1);
+        let allows =
+            |mask: &[u32], id: u32| mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1);
         let mut before = String::new();
         for id in self.tokenizer.encode_now(answer, SpecialTokens::Omit).unwrap().ids {
             if !allows(&mask, id) {
@@ -240,10 +276,16 @@ impl Model {
 #[ignore = "needs the published templates of MILLRACE_TEST_DATA"]
 async fn models_may_say_what_their_templates_write() {
     let (mut checked, mut wrong) = (0, Vec::new());
-    for (name, ..) in FORMATS {
+    // The formats of these models are not supported.
+    let others = ["Kimi-K3", "meetkai-functionary-medium-v3.2", "muse-glimmer"];
+    for (name, calls, _) in FORMATS.into_iter().filter(|(name, ..)| !others.contains(name)) {
         for are_special in [true, false] {
             let model = Model::load(name, are_special);
             for (case, said) in cases() {
+                // Calls of some models have a format that is not supported.
+                if calls == "json" && !said.calls.is_empty() {
+                    continue;
+                }
                 let Some((prompt, answer, end)) = model.written(&said) else { continue };
                 let refused = model.refused(&prompt, &answer, end).await;
                 let read = model.read(&prompt, &answer);
@@ -252,7 +294,9 @@ async fn models_may_say_what_their_templates_write() {
                     wrong.push(format!("{name}, {case}, special {are_special}: refuses {refused}"));
                 }
                 if read != said {
-                    wrong.push(format!("{name}, {case}, special {are_special}: {answer:?} is read as {read:?}"));
+                    wrong.push(format!(
+                        "{name}, {case}, special {are_special}: {answer:?} is read as {read:?}"
+                    ));
                 }
             }
         }

@@ -52,7 +52,8 @@ impl<'a> MarkTokens<'a> {
         let text = name.to_uppercase();
         let escaped = escape(end);
         if let Some(id) = self.special(end) {
-            let part = self.others(&[end]).map_or_else(|| text.clone(), |others| format!("{text} | {others}"));
+            let part =
+                self.others(&[end]).map_or_else(|| text.clone(), |others| format!("{text} | {others}"));
             return format!("{name}: ({part})*\n{name}_end: {name} <[{id}]>\n{text}: /(?s:.+)/\n");
         }
         let before = self.others(&[]).map_or_else(String::new, |others| format!("({text}? {others})* "));

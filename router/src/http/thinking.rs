@@ -59,7 +59,12 @@ pub(super) fn thinking_options(
             for (name, _) in rest.iter().filter(|(_, value)| !value.is_null()) {
                 ignored.note(&format!("reasoning.{name}"));
             }
-            ReasoningField { max_tokens: *max_tokens, exclude: *exclude, enabled: *enabled, ..Default::default() }
+            ReasoningField {
+                max_tokens: *max_tokens,
+                exclude: *exclude,
+                enabled: *enabled,
+                ..Default::default()
+            }
         }
         None => ReasoningField::default(),
     };

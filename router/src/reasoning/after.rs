@@ -33,22 +33,20 @@ fn marked(format: ReasoningFormat, start: ReasoningStart, tokens: MarkTokens) ->
         }
     };
     let (before, after) = around_answer(format, tokens);
-    format!(
-        "start: {closed} {before}@answer{after} | {unclosed}\n{thought}SPACE: /[ \\n]{{1,4}}/\n"
-    )
+    format!("start: {closed} {before}@answer{after} | {unclosed}\n{thought}SPACE: /[ \\n]{{1,4}}/\n")
 }
 
 /// Returns the rules for the marks that a model may write before and after an answer of any form.
 /// They are no part of the answer's text.
 fn around_answer(format: ReasoningFormat, tokens: MarkTokens) -> (String, String) {
     let marks = format.answer_marks().iter();
-    let marks: Vec<_> = marks
-        .filter_map(|(before, after)| Some((tokens.special(before)?, tokens.special(after)?)))
-        .collect();
+    let marks: Vec<_> =
+        marks.filter_map(|(before, after)| Some((tokens.special(before)?, tokens.special(after)?))).collect();
     if marks.is_empty() {
         return (String::new(), String::new());
     }
-    let any = |ids: Vec<u32>| format!("<[{}]>?", ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","));
+    let any =
+        |ids: Vec<u32>| format!("<[{}]>?", ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","));
     let (before, after) = marks.into_iter().unzip();
     (any(before) + " ", format!(" {}", any(after)))
 }
@@ -65,8 +63,7 @@ fn text(mark: &str, special: &[&str], tokens: MarkTokens) -> String {
 
 /// Returns the rules for messages in the channel `analysis`, and one in the channel `final`.
 fn harmony(tokens: MarkTokens) -> String {
-    let [channel, message, start] =
-        ["<|channel|>", "<|message|>", "<|start|>"].map(|mark| tokens.mark(mark));
+    let [channel, message, start] = ["<|channel|>", "<|message|>", "<|start|>"].map(|mark| tokens.mark(mark));
     let thought = tokens.text_up_to("thought", "<|end|>");
     format!(
         "start: before* ({channel} \"final\" {message} @answer | {channel} \"analysis\" {message} thought)\n\
@@ -120,8 +117,9 @@ mod tests {
     async fn the_answer_after_the_reasoning_is_constrained() {
         for tokenizer in tokenizers() {
             for grammar in grammars() {
-                let after =
-                    |start| after_reasoning(grammar.clone(), ReasoningFormat::Think, start, (&tokenizer).into());
+                let after = |start| {
+                    after_reasoning(grammar.clone(), ReasoningFormat::Think, start, (&tokenizer).into())
+                };
                 let (inside, possible) = (after(ReasoningStart::Inside), after(ReasoningStart::Possible));
                 let answer = "{\"n\": 12}";
                 for (grammar, text, expected) in [

@@ -57,7 +57,9 @@ impl ReasoningLimit {
         let reserve = (max_new_tokens / ANSWER_SHARE).clamp(1, MAX_ANSWER_RESERVE);
         let opening = match &self.place {
             ReasoningPlace::Marks(_, ReasoningStart::Inside) => 0,
-            ReasoningPlace::Marks(marks, ReasoningStart::Possible) => SPACE_TOKENS + tokens(tokenizer, marks.open),
+            ReasoningPlace::Marks(marks, ReasoningStart::Possible) => {
+                SPACE_TOKENS + tokens(tokenizer, marks.open)
+            }
             ReasoningPlace::Channels(_) => SPACE_TOKENS + tokens(tokenizer, "<|channel|>analysis<|message|>"),
         };
         let other = reserve.saturating_add(opening).saturating_add(self.closing.len() as u32);
@@ -260,13 +262,9 @@ mod tests {
     #[test]
     fn an_answer_fits_after_the_reasoning() {
         let tokenizer = test_support::tokenizer();
-        for (asked, max, expected) in [
-            (16, 64, 16),
-            (64, 64, 64 - 8 - 9),
-            (31_999, 32_000, 32_000 - 1024 - 9),
-            (5, 10, 0),
-            (5, 0, 0),
-        ] {
+        for (asked, max, expected) in
+            [(16, 64, 16), (64, 64, 64 - 8 - 9), (31_999, 32_000, 32_000 - 1024 - 9), (5, 10, 0), (5, 0, 0)]
+        {
             let mut limit = limit(asked, ReasoningStart::Inside);
             limit.fit(max, &tokenizer);
             assert_eq!(limit.tokens, expected, "{asked} of {max}");

@@ -16,8 +16,8 @@ mod gate;
 mod splitter;
 
 pub(crate) use after::after_reasoning;
-pub use budget::{ReasoningLimit, ThinkingBudget};
 pub(crate) use budget::ReasoningPlace;
+pub use budget::{ReasoningLimit, ThinkingBudget};
 pub use format::{ReasoningFormat, ReasoningMarks, ReasoningParser, ReasoningStart, UnknownReasoningParser};
 pub(crate) use gate::ReasoningGate;
 pub(crate) use splitter::ReasoningSplitter;

@@ -9,8 +9,8 @@ use tokio::sync::{mpsc, watch};
 use super::model::EOS;
 use crate::engine::handle::EngineCommand;
 use crate::engine::{
-    AdmissionBounds, Constraint, Engine, EngineState, Finish, GeneratedToken, GenerationEvent, GenerationFailure,
-    GenerationStart, PromptToken, Request,
+    AdmissionBounds, Constraint, Engine, EngineState, Finish, GeneratedToken, GenerationEvent,
+    GenerationFailure, GenerationStart, PromptToken, Request,
 };
 
 /// Answers every request by the same script and records the requests and the cancellations.
@@ -65,7 +65,9 @@ impl FakeEngine {
         let (left, cancelled) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             while let Some(command) = receiver.recv().await {
-                let EngineCommand::Submit { request, events, permit, constraint, .. } = command else { break };
+                let EngineCommand::Submit { request, events, permit, constraint, .. } = command else {
+                    break;
+                };
                 let _ = seen.send(request.clone());
                 let (script, left) = (script.clone(), left.clone());
                 tokio::spawn(async move {
@@ -97,9 +99,11 @@ async fn play(
 ) -> bool {
     let (text, forever) = match &script {
         Script::Vanish(text) if text.is_empty() => return true,
-        Script::Say(text) | Script::Obey(text) | Script::Fail(text) | Script::Silence(text) | Script::Vanish(text) => {
-            (text.bytes().collect(), false)
-        }
+        Script::Say(text)
+        | Script::Obey(text)
+        | Script::Fail(text)
+        | Script::Silence(text)
+        | Script::Vanish(text) => (text.bytes().collect(), false),
         Script::Forever(text) => (text.bytes().collect::<Vec<_>>(), true),
     };
     let started = GenerationStart { queued: Duration::from_millis(2), cached_tokens: 3 };
@@ -130,7 +134,9 @@ async fn play(
     let mut mask = request.mask.clone();
     for i in 0.. {
         let forced = mask.as_ref().filter(|_| obeys).and_then(|mask| only_token(mask));
-        let Some(id) = forced.filter(|forced| ids.peek() != Some(forced)).or_else(|| ids.next()) else { break };
+        let Some(id) = forced.filter(|forced| ids.peek() != Some(forced)).or_else(|| ids.next()) else {
+            break;
+        };
         if obeys && let Some(constraint) = &mut constraint {
             mask = constraint.advance(id).ok();
         }

@@ -7,9 +7,7 @@ use utoipa::ToSchema;
 use super::error::MessagesError;
 use super::input::{self, TemplateSupport};
 use super::tools;
-use crate::chat::{
-    ConversationRequest, EFFORT_VARIABLE, IgnoredFields, THINKING_VARIABLES, ThinkingOptions,
-};
+use crate::chat::{ConversationRequest, EFFORT_VARIABLE, IgnoredFields, THINKING_VARIABLES, ThinkingOptions};
 use crate::grammar::{Grammar, RequestedGrammar};
 use crate::http::app::App;
 use crate::http::ignored::{UnservedField, check_fields, hint, refused};
@@ -22,6 +20,8 @@ use crate::service::Params;
 pub(super) struct CountRequest {
     #[serde(flatten)]
     conversation: ConversationFields,
+    #[serde(flatten)]
+    thinking: ThinkingFields,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
@@ -42,6 +42,8 @@ pub(super) struct MessagesRequest {
     /// The older name of `output_config.format`.
     output_format: Option<Value>,
     #[serde(flatten)]
+    thinking: ThinkingFields,
+    #[serde(flatten)]
     rest: Map<String, Value>,
 }
 
@@ -56,8 +58,6 @@ struct ConversationFields {
     tool_choice: Option<Value>,
     thinking: Option<ThinkingConfig>,
     output_config: Option<OutputConfig>,
-    #[serde(flatten)]
-    thinking_fields: ThinkingFields,
 }
 
 /// Whether the model thinks before it answers.
@@ -105,8 +105,14 @@ const UNSERVED: &[UnservedField] = &[
 ];
 
 impl ConversationFields {
-    /// Translates the fields for the chat core. `rest` has the other fields of the request.
-    fn chat(&self, app: &App, rest: &Map<String, Value>) -> Result<ConversationRequest, MessagesError> {
+    /// Translates the fields for the chat core. `fields` are those about the thinking that other
+    /// APIs have, and `rest` has the other fields of the request.
+    fn chat(
+        &self,
+        app: &App,
+        fields: &ThinkingFields,
+        rest: &Map<String, Value>,
+    ) -> Result<ConversationRequest, MessagesError> {
         let mut ignored = IgnoredFields::default();
         check_fields(UNSERVED, rest, &mut ignored).map_err(MessagesError::unsupported)?;
         let tools = tools::tool_options(self.tools.as_deref(), self.tool_choice.as_ref(), &mut ignored)?;
@@ -116,7 +122,7 @@ impl ConversationFields {
         };
         let messages = input::messages(self.system.as_ref(), &self.messages, template, &mut ignored)?;
         let variables = Some(self.variables(app, &mut ignored));
-        let thinking = self.thinking_options(&mut ignored)?;
+        let thinking = self.thinking_options(fields, &mut ignored)?;
         Ok(ConversationRequest {
             messages,
             tools,
@@ -128,7 +134,11 @@ impl ConversationFields {
     }
 
     /// Returns the budget of the thinking, and whether it is shown.
-    fn thinking_options(&self, ignored: &mut IgnoredFields) -> Result<ThinkingOptions, MessagesError> {
+    fn thinking_options(
+        &self,
+        fields: &ThinkingFields,
+        ignored: &mut IgnoredFields,
+    ) -> Result<ThinkingOptions, MessagesError> {
         const BUDGET: &str = "thinking.budget_tokens";
         let thinking = self.thinking.as_ref();
         let own = match thinking {
@@ -141,10 +151,11 @@ impl ConversationFields {
                 ignored.note(&format!("thinking.{name}"));
             }
         }
-        let mut options = thinking_options(&self.thinking_fields, None, own, ignored)
+        let mut options = thinking_options(fields, None, own, ignored)
             .map_err(|wrong| MessagesError::invalid(wrong.message))?;
-        options.is_hidden |=
-            thinking.and_then(|thinking| thinking.display.as_deref()).is_some_and(|display| display == "omitted");
+        options.is_hidden |= thinking
+            .and_then(|thinking| thinking.display.as_deref())
+            .is_some_and(|display| display == "omitted");
         // A request that turns the thinking off is not told that a model without thinking has none.
         if own.is_some_and(|(field, _)| field != BUDGET) {
             options.budget = options.budget.map(|(_, budget)| ("", budget));
@@ -187,7 +198,7 @@ impl CountRequest {
     }
 
     pub(super) fn chat(&self, app: &App) -> Result<ConversationRequest, MessagesError> {
-        self.conversation.chat(app, &self.rest)
+        self.conversation.chat(app, &self.thinking, &self.rest)
     }
 }
 
@@ -197,7 +208,7 @@ impl MessagesRequest {
     }
 
     pub(super) fn chat(&self, app: &App) -> Result<ConversationRequest, MessagesError> {
-        self.conversation.chat(app, &self.rest)
+        self.conversation.chat(app, &self.thinking, &self.rest)
     }
 
     /// The parameters of the generation.

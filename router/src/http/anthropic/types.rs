@@ -80,7 +80,9 @@ pub(super) fn empty_content(block: &AnswerBlock) -> Value {
     match block {
         AnswerBlock::Reasoning(_) => json!({"type": "thinking", "thinking": "", "signature": ""}),
         AnswerBlock::Text(_) => json!({"type": "text", "text": ""}),
-        AnswerBlock::Call { id, name, .. } => json!({"type": "tool_use", "id": id, "name": name, "input": {}}),
+        AnswerBlock::Call { id, name, .. } => {
+            json!({"type": "tool_use", "id": id, "name": name, "input": {}})
+        }
     }
 }
 

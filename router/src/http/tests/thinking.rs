@@ -125,12 +125,12 @@ async fn wrong_budgets_are_refused() {
 async fn the_server_has_a_default_and_a_message() {
     let limits = || RequestLimits {
         default_thinking_budget: Some(3),
-        thinking_budget_message: Some(" Enough.".into()),
+        thinking_budget_message: Some("!Stop.".into()),
         ..RequestLimits::default()
     };
     let server = serving(OPEN, "Why not?", limits());
     let read = parts(CHAT, &server.post(CHAT, request(CHAT, json!({}))).await.json());
-    assert_eq!(read, ("Why Enough.".to_owned(), " not?".to_owned()));
+    assert_eq!(read, ("Why!Stop.".to_owned(), " not?".to_owned()));
     let read = parts(CHAT, &server.post(CHAT, request(CHAT, json!({"reasoning_budget": -1}))).await.json());
     assert_eq!(read, ("Why not?".to_owned(), String::new()));
     // The answer fits, however large the budget is.
@@ -160,7 +160,8 @@ async fn a_template_may_read_the_budget() {
 async fn channels_have_a_budget() {
     let says = "<|channel|>analysis<|message|>Why not?";
     let server = serving(CHANNELS, says, RequestLimits::default());
-    let read = parts(CHAT, &server.post(CHAT, request(CHAT, json!({"thinking_token_budget": 3}))).await.json());
+    let read =
+        parts(CHAT, &server.post(CHAT, request(CHAT, json!({"thinking_token_budget": 3}))).await.json());
     assert_eq!(read, ("Why".to_owned(), " not?".to_owned()));
 }
 
@@ -246,7 +247,8 @@ async fn a_call_in_unclosed_reasoning_ends_it() {
 async fn a_call_without_its_arguments_is_no_call() {
     let says = format!("</think>{CALL}");
     let server = server(&says);
-    let mut asked = request(MESSAGES, json!({"tools": [{"name": "get", "input_schema": {"type": "object"}}]}));
+    let mut asked =
+        request(MESSAGES, json!({"tools": [{"name": "get", "input_schema": {"type": "object"}}]}));
     // The answer ends after the name, or within the arguments.
     for length in [35, 53] {
         asked["max_tokens"] = json!(length);
@@ -261,6 +263,7 @@ async fn a_call_without_its_arguments_is_no_call() {
     let mut asked = request(RESPONSES, json!({"max_output_tokens": 53}));
     asked["tools"] = json!([{"type": "function", "name": "get", "parameters": {"type": "object"}}]);
     let body = server.post(RESPONSES, asked).await.json();
-    let call = &body["output"].as_array().unwrap().iter().find(|item| item["type"] == "function_call").unwrap();
+    let call =
+        &body["output"].as_array().unwrap().iter().find(|item| item["type"] == "function_call").unwrap();
     assert_eq!((&body["status"], &call["status"]), (&json!("incomplete"), &json!("incomplete")));
 }

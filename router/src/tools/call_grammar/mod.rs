@@ -52,7 +52,7 @@ pub(crate) fn call_grammar(
     let calls = writer.calls(tools.parallel);
     let (call, schemas) = match syntax.call {
         CallSyntax::Object { .. } => {
-            (String::new(), vec![("call".to_owned(), json_call_schema(tools, syntax.call))])
+            (String::new(), vec![("call".to_owned(), json_call_schema(tools, format, syntax.call))])
         }
         CallSyntax::Named { .. } => writer.named(tools),
         CallSyntax::Tags(tags) => tags::tagged_calls(tags, tools, &|mark| writer.special(mark)),
@@ -96,9 +96,7 @@ impl GrammarWriter<'_> {
         }
         match (call, marks.as_slice()) {
             // One section has all calls.
-            (CallSyntax::Tags(tags), [close])
-                if !tags.is_padded && self.format != ToolFormat::SeedOss =>
-            {
+            (CallSyntax::Tags(tags), [close]) if !tags.is_padded && self.format != ToolFormat::SeedOss => {
                 let again = if several { " (SPACE? call)*" } else { "" };
                 format!("calls: SPACE? call{again} SPACE? {close} SPACE?\n{SPACE}")
             }
@@ -271,7 +269,7 @@ impl GrammarWriter<'_> {
 }
 
 /// Returns the schema of one call to any of the tools.
-fn json_call_schema(tools: &AllowedTools, syntax: CallSyntax) -> Value {
+fn json_call_schema(tools: &AllowedTools, format: ToolFormat, syntax: CallSyntax) -> Value {
     let (name, arguments) = match syntax {
         CallSyntax::Object { name, arguments } => (name, arguments),
         _ => ("name", "arguments"),
@@ -282,6 +280,12 @@ fn json_call_schema(tools: &AllowedTools, syntax: CallSyntax) -> Value {
     } else {
         json!({})
     };
+    // Mistral's templates write the id after the arguments.
+    let last = if format == ToolFormat::Mistral {
+        json!({"id": {"type": "string", "maxLength": 64}})
+    } else {
+        json!({})
+    };
     let calls: Vec<Value> = tools
         .callable()
         .enumerate()
@@ -289,6 +293,9 @@ fn json_call_schema(tools: &AllowedTools, syntax: CallSyntax) -> Value {
             let mut properties = id.clone();
             properties[name] = json!({"const": tool.name});
             properties[arguments] = json!({"$ref": format!("#/$defs/{index}")});
+            if let Some(id) = last.get("id") {
+                properties["id"] = id.clone();
+            }
             json!({
                 "type": "object",
                 "properties": properties,
