@@ -122,7 +122,7 @@ impl ConversationFields {
         };
         let messages = input::messages(self.system.as_ref(), &self.messages, template, &mut ignored)?;
         let variables = Some(self.variables(app, &mut ignored));
-        let thinking = self.thinking_options(fields, &mut ignored)?;
+        let thinking = self.thinking_options(app, fields, &mut ignored)?;
         Ok(ConversationRequest {
             messages,
             tools,
@@ -136,6 +136,7 @@ impl ConversationFields {
     /// Returns the budget of the thinking, and whether it is shown.
     fn thinking_options(
         &self,
+        app: &App,
         fields: &ThinkingFields,
         ignored: &mut IgnoredFields,
     ) -> Result<ThinkingOptions, MessagesError> {
@@ -147,6 +148,12 @@ impl ConversationFields {
             _ => None,
         };
         if let Some(thinking) = thinking {
+            // The count of a prompt has no answer that would note it.
+            let is_read =
+                app.service.reasoning_format().is_some() || app.service.template_may_read("thinking_budget");
+            if thinking.budget_tokens.is_some() && !is_read {
+                ignored.note(BUDGET);
+            }
             for (name, _) in thinking.rest.iter().filter(|(_, value)| !value.is_null()) {
                 ignored.note(&format!("thinking.{name}"));
             }

@@ -282,7 +282,7 @@ fn json_call_schema(tools: &AllowedTools, format: ToolFormat, syntax: CallSyntax
     };
     // Mistral's templates write the id after the arguments.
     let last = if format == ToolFormat::Mistral {
-        json!({"id": {"type": "string", "maxLength": 64}})
+        json!({"id": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}})
     } else {
         json!({})
     };
