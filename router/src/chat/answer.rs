@@ -7,11 +7,9 @@ use std::sync::Arc;
 use super::error::ChatError;
 use super::tools::CallableTools;
 use crate::grammar::{Grammar, MarkTokens, RequestedGrammar};
-use crate::reasoning::{
-    ReasoningFormat, ReasoningLimit, ReasoningPlace, ReasoningSplitter, ReasoningStart, after_reasoning,
-};
+use crate::reasoning::{ReasoningFormat, ReasoningPlace, ReasoningSplitter, ReasoningStart, after_reasoning};
 use crate::service::{Answer, FinishReason, Params, Service, TextEvent};
-use crate::text::{RenderedPrompt, SpecialTokens};
+use crate::text::RenderedPrompt;
 use crate::tools::{
     AllowedTools, AnswerDelta, HarmonyParser, ToolCallParser, ToolChoice, ToolFormat, call_grammar,
 };
@@ -120,23 +118,12 @@ impl AnswerFormat {
         if self.has_channels() && self.tools.is_some() {
             return false;
         }
-        let template = service.described().chat_template.as_deref().unwrap_or_default();
-        let configured = service.limits().thinking_budget_message.as_deref();
-        let message = || configured.unwrap_or_else(|| format.budget_message(template));
-        let closing = format!("{}{}", if tokens > 0 { message() } else { "" }, format.forced_close());
-        let encoded = service.tokenizer().encode_now(&closing, SpecialTokens::Omit);
-        let vocab_size = service.ready().map_or(u32::MAX, |ready| ready.vocab_size);
-        let Ok(closing) = encoded.map(|encoded| encoded.ids) else { return false };
-        if closing.is_empty() || closing.iter().any(|&id| id >= vocab_size) {
-            return false;
-        }
         let place = match self.has_channels() {
             true => ReasoningPlace::Channels(self.begun.clone()),
             false => ReasoningPlace::Marks(format.marks(), start),
         };
-        let shown = params.marks.clone();
-        params.reasoning_limit = Some(ReasoningLimit { tokens, closing: closing.into(), shown, place });
-        true
+        params.reasoning_limit = service.reasoning_limit(tokens, format, place, params.marks.clone());
+        params.reasoning_limit.is_some()
     }
 
     /// Whether the answers consist of messages in channels.

@@ -78,20 +78,39 @@ pub(super) fn thinking_options(
     ];
     let mut budget: Option<(&'static str, ThinkingBudget)> = None;
     for (field, value) in given.into_iter().flatten() {
-        let wrong = |message| Err(WrongThinking { field, message });
-        let parsed = match u32::try_from(value) {
-            Ok(tokens) => ThinkingBudget::Tokens(tokens),
-            Err(_) if value == -1 => ThinkingBudget::Unlimited,
-            Err(_) if value > 0 => ThinkingBudget::Tokens(u32::MAX),
-            Err(_) => return wrong(format!("`{field}` must be a number of tokens, or -1 for no limit")),
-        };
+        let parsed = parse_budget(field, value)?;
         match budget {
             Some((other, before)) if before != parsed => {
-                return wrong(format!("`{field}` and `{other}` ask for different budgets"));
+                let message = format!("`{field}` and `{other}` ask for different budgets");
+                return Err(WrongThinking { field, message });
             }
             _ => budget = budget.or(Some((field, parsed))),
         }
     }
     let is_hidden = fields.include_reasoning == Some(false) || exclude == Some(true);
     Ok(ThinkingOptions { budget, is_hidden })
+}
+
+/// Returns the budget of a request for a raw prompt, if it is limited.
+///
+/// # Errors
+/// [`WrongThinking`] if the budget is out of range.
+pub(super) fn raw_budget(thinking_token_budget: Option<i64>) -> Result<Option<u32>, WrongThinking> {
+    let Some(value) = thinking_token_budget else { return Ok(None) };
+    match parse_budget("thinking_token_budget", value)? {
+        ThinkingBudget::Unlimited => Ok(None),
+        ThinkingBudget::Tokens(tokens) => Ok(Some(tokens)),
+    }
+}
+
+fn parse_budget(field: &'static str, value: i64) -> Result<ThinkingBudget, WrongThinking> {
+    match u32::try_from(value) {
+        Ok(tokens) => Ok(ThinkingBudget::Tokens(tokens)),
+        Err(_) if value == -1 => Ok(ThinkingBudget::Unlimited),
+        Err(_) if value > 0 => Ok(ThinkingBudget::Tokens(u32::MAX)),
+        Err(_) => {
+            let message = format!("`{field}` must be a number of tokens, or -1 for no limit");
+            Err(WrongThinking { field, message })
+        }
+    }
 }

@@ -14,6 +14,7 @@
 //! | `generate`, `stream`, `answer` | runs a prepared request, and turns its tokens into text |
 //! | `context`, `caller` | the HTTP request and the API key for which a request runs |
 //! | `budget` | bounds the memory of answers that are not generated |
+//! | `reasoning_limit` | the tokens that end the reasoning at its budget |
 //! | `late_system` | tests whether a chat template renders late system messages |
 //! | `error` | errors of requests |
 
@@ -30,6 +31,7 @@ mod model;
 mod params;
 mod prepare;
 mod prepared;
+mod reasoning_limit;
 mod setup;
 mod stream;
 mod text;

@@ -65,6 +65,7 @@ impl Service {
             self.has_room_for(best_of)?;
         }
         limits.check_truncate(params.truncate)?;
+        self.limit_raw_reasoning(&prompt, &mut params)?;
         let ids = self.prompt_tokens(prompt, &params, limits, &ready).await?;
         let max_new_tokens = limits.new_tokens(ids.len(), params.max_new_tokens, params.clamp_new_tokens)?;
         if let Some(limit) = &mut params.reasoning_limit {

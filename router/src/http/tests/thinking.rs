@@ -102,6 +102,28 @@ async fn the_reasoning_ends_at_its_budget() {
 }
 
 #[tokio::test]
+async fn raw_prompts_have_a_budget() {
+    let server = server("Why not? Because.");
+    // The client has rendered the template itself.
+    let inputs = "user: hi; assistant: <think>\n";
+    let parameters = json!({"thinking_token_budget": 7, "max_new_tokens": 200});
+    let body = server.post("/generate", json!({"inputs": inputs, "parameters": parameters})).await.json();
+    assert_eq!(body["generated_text"], "Why not\n</think>? Because.", "{body}");
+    let asked = json!({"prompt": inputs, "max_tokens": 200, "thinking_token_budget": 7});
+    let body = server.post("/v1/completions", asked).await.json();
+    assert_eq!(body["choices"][0]["text"], "Why not\n</think>? Because.", "{body}");
+    let ids = json!({"prompt": [65, 66], "max_tokens": 9, "thinking_token_budget": 7});
+    let plain = json!({"prompt": "a", "max_tokens": 9, "thinking_token_budget": 7});
+    for (server, asked) in [(&server, ids), (&Server::saying("x"), plain)] {
+        let reply = server.post("/v1/completions", asked).await;
+        assert_eq!(
+            (reply.status.as_u16(), &reply.json()["error"]["param"]),
+            (400, &json!("thinking_token_budget"))
+        );
+    }
+}
+
+#[tokio::test]
 async fn wrong_budgets_are_refused() {
     let server = server("x");
     for (path, budget, field) in [
