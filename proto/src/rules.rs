@@ -86,6 +86,11 @@ pub fn is_mask(allowed: &[u32], vocab: usize) -> bool {
     inside && beyond == 0 && allowed.iter().any(|word| *word != 0)
 }
 
+/// Whether the tokens that a row may sample are a mask, or all tokens, for which `allowed` is empty.
+pub fn is_mask_or_free(allowed: &[u32], vocab: usize) -> bool {
+    allowed.is_empty() || is_mask(allowed, vocab)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,5 +154,6 @@ mod tests {
             assert!(!is_mask(wrong, 20), "{wrong:?}");
         }
         assert!(!is_mask(&[1, 1], 32));
+        assert!(is_mask_or_free(&[], 20) && is_mask_or_free(&[2], 20) && !is_mask_or_free(&[0], 20));
     }
 }

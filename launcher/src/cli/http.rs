@@ -121,6 +121,13 @@ pub(crate) struct HttpArgs {
     /// the chat template, `none` leaves the reasoning in the answer
     #[arg(long, env = "REASONING_PARSER", default_value = "auto", value_name = "FORMAT")]
     pub(crate) reasoning_parser: ReasoningParser,
+    /// Tokens that the model may think before it answers, for requests that do not give a budget
+    #[arg(long, env = "DEFAULT_THINKING_BUDGET", value_name = "TOKENS")]
+    pub(crate) default_thinking_budget: Option<u32>,
+    /// Text that tells the model at the end of its thinking budget that it must answer now; if
+    /// absent, the text that the model was trained on, or none
+    #[arg(long, env = "THINKING_BUDGET_MESSAGE", value_name = "TEXT")]
+    pub(crate) thinking_budget_message: Option<String>,
     /// Sampling parameters for requests of OpenAI's and Anthropic's APIs that do not give them:
     /// `auto` uses the model's generation_config.json, `none` uses the defaults of the API
     #[arg(long, env = "GENERATION_CONFIG", default_value = "auto")]

@@ -217,6 +217,8 @@ fn request_limits(http: &HttpArgs, engine: &EngineArgs) -> RequestLimits {
         grammar_worker: None,
         tool_format: http.tool_call_parser,
         reasoning: http.reasoning_parser,
+        default_thinking_budget: http.default_thinking_budget,
+        thinking_budget_message: http.thinking_budget_message.clone(),
         model_sampling: http.generation_config == GenerationConfig::Auto,
         pooling: http.pooling,
         watermark: Watermark { gamma: http.watermark_gamma, delta: http.watermark_delta },

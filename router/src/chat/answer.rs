@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::error::ChatError;
 use super::tools::CallableTools;
-use crate::grammar::{Grammar, RequestedGrammar};
-use crate::reasoning::{ReasoningFormat, ReasoningSplitter, ReasoningStart, after_reasoning};
+use crate::grammar::{Grammar, MarkTokens, RequestedGrammar};
+use crate::reasoning::{ReasoningFormat, ReasoningPlace, ReasoningSplitter, ReasoningStart, after_reasoning};
 use crate::service::{Answer, FinishReason, Params, Service, TextEvent};
 use crate::text::RenderedPrompt;
 use crate::tools::{
@@ -26,6 +26,8 @@ pub(crate) struct AnswerFormat {
     reasoning: Option<(ReasoningFormat, ReasoningStart)>,
     /// The beginning of the answer that is part of the prompt, for answers in channels.
     begun: Arc<str>,
+    /// Whether the reasoning is left out of the answers.
+    hides_reasoning: bool,
 }
 
 impl AnswerFormat {
@@ -42,8 +44,14 @@ impl AnswerFormat {
     ) -> Result<Self, ChatError> {
         let format = service.tool_format();
         let reasoning = service.reasoning_format().map(|format| (format, ReasoningStart::Possible));
-        let answer =
-            AnswerFormat { tools: None, custom: Arc::default(), format, reasoning, begun: "".into() };
+        let answer = AnswerFormat {
+            tools: None,
+            custom: Arc::default(),
+            format,
+            reasoning,
+            begun: "".into(),
+            hides_reasoning: false,
+        };
         let Some(CallableTools { tools, custom }) = callable else { return Ok(answer) };
         let (schema, field) = match params.grammar.take() {
             None => (None, "tools"),
@@ -58,7 +66,7 @@ impl AnswerFormat {
             }
         };
         let optional = tools.choice == ToolChoice::Auto && schema.is_none();
-        let grammar = call_grammar(&tools, format, service.tokenizer(), schema.as_ref());
+        let grammar = call_grammar(&tools, format, mark_tokens(service), schema.as_ref());
         params.grammar = grammar.map(|grammar| RequestedGrammar { grammar, field, optional });
         Ok(AnswerFormat { tools: Some(tools), custom: Arc::new(custom), ..answer })
     }
@@ -85,7 +93,7 @@ impl AnswerFormat {
             if let Some(wanted) = params.grammar.take() {
                 let grammar = match includes_reasoning {
                     true => wanted.grammar,
-                    false => after_reasoning(wanted.grammar, *format, *start, tokenizer),
+                    false => after_reasoning(wanted.grammar, *format, *start, mark_tokens(service)),
                 };
                 params.grammar = Some(RequestedGrammar { grammar, ..wanted });
             }
@@ -95,6 +103,27 @@ impl AnswerFormat {
             self.begun = HarmonyParser::begun_answer(&prompt.text).into();
         }
         (self.tools.is_some() || self.reasoning.is_some()).then_some(self)
+    }
+
+    /// Leaves the reasoning out of the answers.
+    pub(super) fn hide_reasoning(&mut self) {
+        self.hides_reasoning = true;
+    }
+
+    /// Limits the reasoning to `tokens` tokens. Returns false if it cannot be limited: the model
+    /// has none that is separated from the answer, or it calls tools in the channels of its
+    /// reasoning.
+    pub(super) fn limit_reasoning(&self, tokens: u32, service: &Service, params: &mut Params) -> bool {
+        let Some((format, start)) = self.reasoning else { return false };
+        if self.has_channels() && self.tools.is_some() {
+            return false;
+        }
+        let place = match self.has_channels() {
+            true => ReasoningPlace::Channels(self.begun.clone()),
+            false => ReasoningPlace::Marks(format.marks(), start),
+        };
+        params.reasoning_limit = service.reasoning_limit(tokens, format, place, params.marks.clone());
+        params.reasoning_limit.is_some()
     }
 
     /// Whether the answers consist of messages in channels.
@@ -110,14 +139,20 @@ impl AnswerFormat {
             parser.continue_from(&self.begun);
             AnswerParser::Channels(parser)
         } else {
-            AnswerParser::Marks {
-                reasoning: self
-                    .reasoning
-                    .map(|(format, start)| ReasoningSplitter::new(format.marks(), start)),
-                calls: self.tools.as_ref().map(|tools| Box::new(ToolCallParser::new(self.format, tools))),
-            }
+            let calls = || self.tools.as_ref().map(|tools| ToolCallParser::new(self.format, tools));
+            let splitter = |(format, start): (ReasoningFormat, ReasoningStart)| {
+                let calls = if self.format.always_has_marker() { calls() } else { None };
+                ReasoningSplitter::new(format.marks(), start).with_calls(calls)
+            };
+            AnswerParser::Marks { reasoning: self.reasoning.map(splitter), calls: calls().map(Box::new) }
         };
-        AnswerReader { parser, format: self.format, reasoning_tokens: 0 }
+        AnswerReader {
+            parser,
+            format: self.format,
+            hides_reasoning: self.hides_reasoning,
+            reasoning_tokens: 0,
+            unclosed_call_tokens: 0,
+        }
     }
 
     /// The names of the custom tools, whose calls carry a text.
@@ -137,8 +172,12 @@ impl AnswerFormat {
 pub(crate) struct AnswerReader {
     parser: AnswerParser,
     format: ToolFormat,
+    hides_reasoning: bool,
     /// The tokens of the reasoning and of its marks so far.
     reasoning_tokens: usize,
+    /// The tokens of a call in reasoning that is not closed. They are part of the reasoning if it
+    /// is closed later.
+    unclosed_call_tokens: usize,
 }
 
 #[derive(Debug)]
@@ -156,6 +195,15 @@ impl AnswerParser {
                 reasoning.as_ref().is_some_and(ReasoningSplitter::is_reasoning)
             }
             AnswerParser::Channels(parser) => parser.is_reasoning(),
+        }
+    }
+
+    fn has_unclosed_call(&self) -> bool {
+        match self {
+            AnswerParser::Marks { reasoning, .. } => {
+                reasoning.as_ref().is_some_and(ReasoningSplitter::has_unclosed_call)
+            }
+            AnswerParser::Channels(_) => false,
         }
     }
 
@@ -205,9 +253,15 @@ impl AnswerReader {
     /// Returns the reasoning, the text and the calls that a token adds.
     pub(crate) fn push(&mut self, event: &TextEvent) -> AnswerDelta {
         let was_reasoning = self.parser.is_reasoning();
-        let delta = self.parser.push(&event.text, event.finished.is_some());
-        if was_reasoning || self.parser.is_reasoning() {
-            self.reasoning_tokens += 1;
+        let had_call = self.parser.has_unclosed_call();
+        let mut delta = self.parser.push(&event.text, event.finished.is_some());
+        if self.hides_reasoning {
+            delta.reasoning.clear();
+        }
+        if self.parser.has_unclosed_call() || had_call && event.finished.is_some() {
+            self.unclosed_call_tokens += 1;
+        } else if was_reasoning || self.parser.is_reasoning() {
+            self.reasoning_tokens += 1 + std::mem::take(&mut self.unclosed_call_tokens);
         }
         delta
     }
@@ -233,4 +287,11 @@ impl AnswerReader {
     pub(crate) fn reasoning_tokens(&self) -> usize {
         self.reasoning_tokens
     }
+}
+
+/// Returns the special tokens that the model can generate. Before the model is loaded, these are
+/// all tokens of its tokenizer; no request is answered then.
+fn mark_tokens(service: &Service) -> MarkTokens<'_> {
+    let vocab_size = service.ready().map_or(u32::MAX, |ready| ready.vocab_size);
+    MarkTokens::new(service.tokenizer(), vocab_size)
 }

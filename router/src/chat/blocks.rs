@@ -34,6 +34,9 @@ pub(crate) struct BlockReader {
     /// Set if the answer may contain reasoning or tool calls.
     reader: Option<AnswerReader>,
     open: Option<AnswerBlock>,
+    /// A call of which no argument has come. A client would take it for a call without arguments if
+    /// the answer was cut off here.
+    bare_call: Option<AnswerBlock>,
     /// Whether there has been a block.
     begun: bool,
 }
@@ -41,7 +44,7 @@ pub(crate) struct BlockReader {
 impl BlockReader {
     /// A reader for one answer. `format` is set if the answer may contain reasoning or tool calls.
     pub(crate) fn new(format: Option<&AnswerFormat>) -> Self {
-        BlockReader { reader: format.map(AnswerFormat::reader), open: None, begun: false }
+        BlockReader { reader: format.map(AnswerFormat::reader), open: None, bare_call: None, begun: false }
     }
 
     /// Returns the events of a token. Every answer has at least one block, if only an empty text,
@@ -67,11 +70,18 @@ impl BlockReader {
         for call in delta.calls {
             if let (Some(name), Some(reader)) = (call.name, &self.reader) {
                 let id = reader.new_call_id();
-                self.begin(AnswerBlock::Call { id, name, arguments: String::new() }, &mut events);
+                self.begin_bare_call(&mut events);
+                self.bare_call = Some(AnswerBlock::Call { id, name, arguments: String::new() });
+            }
+            if !call.arguments.is_empty() {
+                self.begin_bare_call(&mut events);
             }
             self.append(call.arguments, &mut events);
         }
-        if event.finished.is_some() {
+        if let Some(finished) = &event.finished {
+            if finished.reason != FinishReason::Length {
+                self.begin_bare_call(&mut events);
+            }
             if !self.begun {
                 self.begin(AnswerBlock::Text(String::new()), &mut events);
             }
@@ -96,6 +106,12 @@ impl BlockReader {
     /// Returns the number of tokens of the reasoning so far.
     pub(crate) fn reasoning_tokens(&self) -> usize {
         self.reader.as_ref().map_or(0, AnswerReader::reasoning_tokens)
+    }
+
+    fn begin_bare_call(&mut self, events: &mut Vec<BlockEvent>) {
+        if let Some(call) = self.bare_call.take() {
+            self.begin(call, events);
+        }
     }
 
     fn begin(&mut self, block: AnswerBlock, events: &mut Vec<BlockEvent>) {

@@ -7,6 +7,7 @@ use super::error::ChatError;
 use super::ignored::IgnoredFields;
 use super::messages::{self, ContinuationOptions};
 use super::tools::ToolOptions;
+use crate::reasoning::ThinkingBudget;
 use crate::service::{Params, Prepared, Prompt, Service};
 use crate::text::RenderedPrompt;
 use crate::tools::{show_calls, show_tools};
@@ -29,8 +30,19 @@ pub(crate) struct ConversationRequest {
     /// Values for the template's variable `reasoning_effort`, each with the name of its field. A
     /// variable of the same name in `variables` takes precedence.
     pub(crate) effort: Vec<(&'static str, Value)>,
+    /// How much the model may think, and whether this is shown.
+    pub(crate) thinking: ThinkingOptions,
     /// Fields of the request that have no effect.
     pub(crate) ignored: IgnoredFields,
+}
+
+/// The fields of a request about the model's reasoning.
+#[derive(Debug, Default)]
+pub(crate) struct ThinkingOptions {
+    /// The budget, with the name of its field.
+    pub(crate) budget: Option<(&'static str, ThinkingBudget)>,
+    /// Whether the reasoning is left out of the answer.
+    pub(crate) is_hidden: bool,
 }
 
 /// A conversation that is ready to be answered.
@@ -51,7 +63,7 @@ impl ConversationRequest {
     /// # Errors
     /// [`ChatError`] says what is wrong with the conversation or its tools.
     pub(crate) async fn render(mut self, service: &Service) -> Result<RenderedPrompt, ChatError> {
-        self.read_effort(service);
+        self.read_thinking(service);
         let may_call = self.tools.check(&mut self.ignored)?.is_some();
         self.render_checked(service, may_call).await
     }
@@ -68,11 +80,22 @@ impl ConversationRequest {
     ) -> Result<PreparedChat, ChatError> {
         let tools = self.tools.check(&mut self.ignored)?;
         let may_call = tools.is_some();
-        let format = AnswerFormat::new(service, tools, &mut params)?;
-        self.read_effort(service);
+        let mut format = AnswerFormat::new(service, tools, &mut params)?;
+        if self.thinking.is_hidden {
+            format.hide_reasoning();
+        }
+        let budget = self.read_thinking(service);
+        let budget_field = self.thinking.budget.map(|(field, _)| field);
         let mut ignored = std::mem::take(&mut self.ignored);
         let prompt = self.render_checked(service, may_call).await?;
         let format = format.after_prompt(service, &prompt, &mut params);
+        if let Some(tokens) = budget {
+            let is_limited =
+                format.as_ref().is_some_and(|format| format.limit_reasoning(tokens, service, &mut params));
+            if !is_limited && let Some(field) = budget_field {
+                ignored.note(field);
+            }
+        }
         let characters = prompt.text.chars().count();
         let prepared = service.prepare(Prompt::Chat(prompt), params).await?;
         ignored.note_unenforced(&prepared);
@@ -109,16 +132,42 @@ impl ConversationRequest {
         }
     }
 
-    /// Moves the efforts that the template can read to its variables, and notes the others.
-    fn read_effort(&mut self, service: &Service) {
+    /// Reads the fields about the model's reasoning: adds the variables that the template can read,
+    /// and returns the number of tokens that the reasoning may have, if it is limited.
+    fn read_thinking(&mut self, service: &Service) -> Option<u32> {
+        let is_off = self.read_effort(service);
+        let default = service.limits().default_thinking_budget;
+        let tokens = match self.thinking.budget {
+            Some((_, ThinkingBudget::Tokens(tokens))) => Some(tokens),
+            _ if is_off => Some(0),
+            Some((_, ThinkingBudget::Unlimited)) => None,
+            None => default,
+        };
+        if let Some(tokens) = tokens {
+            let thinks =
+                THINKING_VARIABLES.map(|name| (name, false.into())).into_iter().filter(|_| tokens == 0);
+            for (name, value) in thinks.chain([(BUDGET_VARIABLE, tokens.into())]) {
+                if service.template_may_read(name) {
+                    self.variables.get_or_insert_default().entry(name).or_insert(value);
+                }
+            }
+        }
+        tokens
+    }
+
+    /// Moves the efforts that the template can read to its variables, and notes those that have no
+    /// effect. Returns whether one of them turns the reasoning off.
+    fn read_effort(&mut self, service: &Service) -> bool {
+        let mut is_off = false;
         for (field, value) in std::mem::take(&mut self.effort) {
             // A field named `effort` means the same as `reasoning_effort`.
             let name = if service.template_may_read(field) { field } else { EFFORT_VARIABLE };
             let thinks = value != "none";
+            is_off |= !thinks;
             let variables =
                 [(name, value)].into_iter().chain(THINKING_VARIABLES.map(|name| (name, thinks.into())));
             let read: Vec<_> = variables.filter(|(name, _)| service.template_may_read(name)).collect();
-            if read.is_empty() {
+            if read.is_empty() && (thinks || service.reasoning_format().is_none()) {
                 self.ignored.note(field);
             }
             for (name, value) in read {
@@ -128,9 +177,12 @@ impl ConversationRequest {
         if let Some(variables) = &mut self.variables {
             rename_thinking(service, variables);
         }
+        is_off
     }
 }
 
+/// The template variable for the number of tokens of the reasoning.
+const BUDGET_VARIABLE: &str = "thinking_budget";
 /// The template variables that turn thinking on and off.
 pub(crate) const THINKING_VARIABLES: [&str; 2] = ["enable_thinking", "thinking"];
 /// The template variable for the effort.

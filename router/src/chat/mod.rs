@@ -39,13 +39,17 @@ mod transcript;
 mod models_page_tests;
 #[cfg(test)]
 mod published_tests;
+#[cfg(test)]
+mod spoken_tests;
 
 pub(crate) use answer::{AnswerFormat, AnswerReader};
 pub(crate) use blocks::{AnswerBlock, BlockEvent, BlockReader};
 pub(crate) use custom_tools::{CUSTOM_INPUT, custom_function, is_text_format};
 pub(crate) use error::ChatError;
 pub(crate) use ignored::IgnoredFields;
-pub(crate) use input::{ConversationRequest, EFFORT_VARIABLE, PreparedChat, THINKING_VARIABLES};
+pub(crate) use input::{
+    ConversationRequest, EFFORT_VARIABLE, PreparedChat, THINKING_VARIABLES, ThinkingOptions,
+};
 pub(crate) use messages::ContinuationOptions;
 pub(crate) use tools::{MAX_TOOLS, ToolOptions, ToolSelection, check_function};
 pub(crate) use transcript::Transcript;

@@ -11,6 +11,7 @@
 //! | `bounds` | refuses grammars that are too large, before anything is compiled |
 //! | `limits` | limits that several modules apply |
 //! | `schema` | converts a client's JSON schema to one that llguidance compiles |
+//! | `mark_tokens` | the special tokens of a model in the server's own rules |
 //! | `vocabulary` | the model's tokens in llguidance's form |
 //! | `compiler` | schedules compilation: few grammars at a time, each grammar once |
 //! | `worker` | processes that try grammars under limits of time and memory |
@@ -31,6 +32,7 @@ mod error;
 mod factory;
 mod limits;
 mod llguidance_support;
+mod mark_tokens;
 mod matcher;
 mod metrics;
 mod parser_memory;
@@ -47,6 +49,7 @@ pub use compiled::CompiledGrammar;
 pub use compiler::GrammarCompiler;
 pub use definition::{Grammar, RequestedGrammar};
 pub use error::GrammarError;
+pub(crate) use mark_tokens::{MarkTokens, escape};
 pub use matcher::GrammarMatcher;
 pub use schema::UnenforcedKeywords;
 pub use worker::GrammarWorkerCommand;

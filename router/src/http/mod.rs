@@ -35,6 +35,7 @@ mod scores;
 mod sse;
 mod tei;
 mod tgi;
+mod thinking;
 mod unknown;
 mod vectors;
 

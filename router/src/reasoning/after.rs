@@ -1,84 +1,74 @@
 //! Grammars that restrict the text after the reasoning.
 
+use serde_json::Value;
+
 use super::format::{ReasoningFormat, ReasoningStart};
-use crate::grammar::Grammar;
-use crate::text::Tokenizer;
+use crate::grammar::{Grammar, MarkTokens};
 
 /// Returns a grammar of answers that begin with any reasoning and continue with a text of `answer`.
-/// After a prompt that does not open the reasoning, the answer may also begin at once.
+/// After a prompt that does not open the reasoning, the answer may also begin at once. The
+/// reasoning may contain everything, and the answer may end within it.
 pub(crate) fn after_reasoning(
     answer: Grammar,
     format: ReasoningFormat,
     start: ReasoningStart,
-    tokenizer: &Tokenizer,
+    tokens: MarkTokens,
 ) -> Grammar {
-    let rules = Rules { tokenizer };
-    let marks = format.marks();
     let rules = match format {
-        ReasoningFormat::Harmony => rules.harmony(),
-        _ => {
-            let thought = rules.up_to("thought", marks.close);
-            let open = rules.text(marks.open, marks.tokens);
-            let begin = match start {
-                ReasoningStart::Inside => "thought SPACE?".to_owned(),
-                ReasoningStart::Possible => format!("(SPACE? {open} thought SPACE?)?"),
-            };
-            format!("start: {begin} @answer\n{thought}SPACE: /[ \\n]{{1,4}}/\n")
-        }
+        ReasoningFormat::Harmony => harmony(tokens),
+        _ => marked(format, start, tokens),
     };
     Grammar::AfterReasoning { rules, answer: Box::new(answer) }
 }
 
-/// Writes rules in Lark.
-struct Rules<'a> {
-    tokenizer: &'a Tokenizer,
-}
-
-impl Rules<'_> {
-    fn special(&self, mark: &str) -> Option<u32> {
-        self.tokenizer.token_id(mark).filter(|&id| self.tokenizer.is_special(id))
-    }
-
-    /// Returns the rule for a mark, of which `tokens` may be special tokens.
-    fn text(&self, mark: &str, tokens: &[&str]) -> String {
-        let special = |token: &&str| Some((mark.strip_prefix(*token)?, self.special(token)?));
-        match tokens.iter().find_map(special) {
-            Some(("", id)) => format!("<[{id}]>"),
-            Some((rest, id)) => format!("<[{id}]> {}", quoted(rest)),
-            None => quoted(mark),
+/// Returns the rules for reasoning between marks.
+fn marked(format: ReasoningFormat, start: ReasoningStart, tokens: MarkTokens) -> String {
+    let marks = format.marks();
+    let thought = tokens.text_up_to("thought", marks.close);
+    let open = text(marks.open, marks.tokens, tokens);
+    let (closed, unclosed) = match start {
+        ReasoningStart::Inside => ("thought_end SPACE?".to_owned(), "thought".to_owned()),
+        ReasoningStart::Possible => {
+            (format!("(SPACE? {open} thought_end SPACE?)?"), format!("SPACE? {open} thought"))
         }
-    }
+    };
+    let (before, after) = around_answer(format, tokens);
+    format!("start: {closed} {before}@answer{after} | {unclosed}\n{thought}SPACE: /[ \\n]{{1,4}}/\n")
+}
 
-    /// Returns a rule for any text up to a mark and the mark.
-    fn up_to(&self, name: &str, mark: &str) -> String {
-        match self.special(mark) {
-            // Ordinary text never contains a special token.
-            Some(id) => format!("{name}: THOUGHT? <[{id}]>\nTHOUGHT: /(?s:.+)/\n"),
-            None => format!("{name}[lazy]: /(?s:.*){}/\n", escaped(mark)),
-        }
+/// Returns the rules for the marks that a model may write before and after an answer of any form.
+/// They are no part of the answer's text.
+fn around_answer(format: ReasoningFormat, tokens: MarkTokens) -> (String, String) {
+    let marks = format.answer_marks().iter();
+    let marks: Vec<_> =
+        marks.filter_map(|(before, after)| Some((tokens.special(before)?, tokens.special(after)?))).collect();
+    if marks.is_empty() {
+        return (String::new(), String::new());
     }
+    let any =
+        |ids: Vec<u32>| format!("<[{}]>?", ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","));
+    let (before, after) = marks.into_iter().unzip();
+    (any(before) + " ", format!(" {}", any(after)))
+}
 
-    /// Returns the rules for messages in the channel `analysis`, and one in the channel `final`.
-    fn harmony(&self) -> String {
-        let mark = |mark: &str| self.text(mark, &[mark]);
-        let (channel, message, start) = (mark("<|channel|>"), mark("<|message|>"), mark("<|start|>"));
-        let thought = self.up_to("thought", "<|end|>");
-        format!(
-            "start: before* {channel} \"final\" {message} @answer\n\
-             before: {channel} \"analysis\" {message} thought {start} \"assistant\"\n{thought}"
-        )
+/// Returns the rule for a mark, of which `special` may be special tokens.
+fn text(mark: &str, special: &[&str], tokens: MarkTokens) -> String {
+    let found = |token: &&str| Some((mark.strip_prefix(*token)?, tokens.special(token)?));
+    match special.iter().find_map(found) {
+        Some(("", id)) => format!("<[{id}]>"),
+        Some((rest, id)) => format!("<[{id}]> {}", Value::from(rest)),
+        None => Value::from(mark).to_string(),
     }
 }
 
-fn quoted(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
-}
-
-/// Returns a regular expression that matches exactly this text.
-fn escaped(text: &str) -> String {
-    let is_special = |c: char| c.is_ascii_punctuation() && !matches!(c, '_' | '<' | '>');
-    let escape = |c: char| if is_special(c) { format!("\\{c}") } else { c.to_string() };
-    text.chars().map(escape).collect()
+/// Returns the rules for messages in the channel `analysis`, and one in the channel `final`.
+fn harmony(tokens: MarkTokens) -> String {
+    let [channel, message, start] = ["<|channel|>", "<|message|>", "<|start|>"].map(|mark| tokens.mark(mark));
+    let thought = tokens.text_up_to("thought", "<|end|>");
+    format!(
+        "start: before* ({channel} \"final\" {message} @answer | {channel} \"analysis\" {message} thought)\n\
+         before: {channel} \"analysis\" {message} thought_end {start} \"assistant\"\n{thought}"
+    )
 }
 
 #[cfg(test)]
@@ -91,7 +81,7 @@ mod tests {
     use crate::engine::Constraint;
     use crate::grammar::{GrammarCompiler, GrammarMatcher};
     use crate::test_support::{self, EOS};
-    use crate::text::SpecialTokens;
+    use crate::text::{SpecialTokens, Tokenizer};
 
     /// Whether the grammar allows a text, and whether it may end there.
     async fn allows(tokenizer: &Tokenizer, grammar: &Grammar, text: &str) -> Option<bool> {
@@ -127,14 +117,20 @@ mod tests {
     async fn the_answer_after_the_reasoning_is_constrained() {
         for tokenizer in tokenizers() {
             for grammar in grammars() {
-                let after =
-                    |start| after_reasoning(grammar.clone(), ReasoningFormat::Think, start, &tokenizer);
+                let after = |start| {
+                    after_reasoning(grammar.clone(), ReasoningFormat::Think, start, (&tokenizer).into())
+                };
                 let (inside, possible) = (after(ReasoningStart::Inside), after(ReasoningStart::Possible));
                 let answer = "{\"n\": 12}";
                 for (grammar, text, expected) in [
                     (&inside, format!("Why <b> {{\n</think>\n\n{answer}"), Some(true)),
                     (&inside, "Why</think>{\"n\": 1".into(), Some(false)),
-                    (&inside, "Why".into(), Some(false)),
+                    // An answer may end within its reasoning, which may contain anything.
+                    (&inside, "Why".into(), Some(true)),
+                    (&inside, String::new(), Some(true)),
+                    (&inside, "Why <|message|> </thin".into(), Some(true)),
+                    (&inside, "A <|message|></think>{\"n\": 1}".into(), Some(true)),
+                    (&possible, "<think>Why".into(), Some(true)),
                     (&inside, "Why</think>no".into(), None),
                     (&possible, format!("<think>\nWhy\n</think>\n\n{answer}"), Some(true)),
                     (&possible, answer.into(), Some(true)),
@@ -152,7 +148,7 @@ mod tests {
         for tokenizer in tokenizers() {
             for grammar in grammars() {
                 let start = ReasoningStart::Possible;
-                let grammar = after_reasoning(grammar, ReasoningFormat::Harmony, start, &tokenizer);
+                let grammar = after_reasoning(grammar, ReasoningFormat::Harmony, start, (&tokenizer).into());
                 let last = "<|channel|>final<|message|>{\"n\": 12}";
                 let thought = "<|channel|>analysis<|message|>Why {<|end|><|start|>assistant";
                 for (text, expected) in [
@@ -160,6 +156,9 @@ mod tests {
                     (format!("{thought}{last}"), Some(true)),
                     (format!("{thought}{thought}{last}"), Some(true)),
                     (thought.into(), Some(false)),
+                    // An answer may end within its reasoning.
+                    ("<|channel|>analysis<|message|>Why".into(), Some(true)),
+                    (format!("{thought}<|channel|>analysis<|message|>"), Some(true)),
                     ("{\"n\"".into(), None),
                     ("<|channel|>final<|message|>no".into(), None),
                 ] {

@@ -159,6 +159,39 @@ impl ReasoningFormat {
         }
     }
 
+    /// Returns the text that ends the reasoning where the server ends it.
+    pub(crate) fn forced_close(self) -> String {
+        let close = self.marks().close;
+        match self {
+            ReasoningFormat::Think | ReasoningFormat::SeedOss => format!("\n{close}"),
+            ReasoningFormat::Harmony => format!("<|end|><|start|>assistant{close}"),
+            _ => close.to_owned(),
+        }
+    }
+
+    /// Returns the text that models of this format were trained to write when their reasoning has
+    /// used its budget, if the chat template shows that they were.
+    pub(crate) fn budget_message(self, template: &str) -> &'static str {
+        // The words are part of the model's format, as the marks are.
+        const SEED_OSS: &str = "<seed:cot_budget_reflect>I have exhausted my token budget, and now I will start \
+                                answering the question.</seed:cot_budget_reflect>";
+        if self == ReasoningFormat::SeedOss && template.contains("<seed:cot_budget_reflect>") {
+            SEED_OSS
+        } else {
+            ""
+        }
+    }
+
+    /// Returns the pairs of special tokens between which a model may write an answer.
+    pub(crate) fn answer_marks(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            ReasoningFormat::Cohere => {
+                &[("<|START_RESPONSE|>", "<|END_RESPONSE|>"), ("<|START_TEXT|>", "<|END_TEXT|>")]
+            }
+            _ => &[],
+        }
+    }
+
     /// Returns the state of the reasoning after this prompt.
     pub(crate) fn start(self, prompt: &str) -> ReasoningStart {
         // A long prompt ends with few white spaces, so this looks at its end only.

@@ -32,6 +32,11 @@ impl ReasoningGate {
         ReasoningGate { marks, state, close: SubstringMatcher::new(marks.close.to_owned()) }
     }
 
+    /// Whether the text so far ends within the reasoning.
+    pub(crate) fn is_reasoning(&self) -> bool {
+        matches!(self.state, GateState::Reasoning)
+    }
+
     /// Adds text. Returns the text of the reasoning and the text of the answer in it. Text at the
     /// beginning is held back until it is certain.
     pub(crate) fn push(&mut self, text: &str) -> (String, String) {

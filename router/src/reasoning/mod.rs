@@ -7,13 +7,17 @@
 //! | `splitter` | separates the reasoning of an answer from the rest while it is streamed |
 //! | `gate` | finds the beginning of the answer for the search for stop strings |
 //! | `after` | applies a grammar to the text after the reasoning |
+//! | `budget` | ends the reasoning after a number of tokens |
 
 mod after;
+mod budget;
 mod format;
 mod gate;
 mod splitter;
 
 pub(crate) use after::after_reasoning;
+pub(crate) use budget::ReasoningPlace;
+pub use budget::{ReasoningLimit, ThinkingBudget};
 pub use format::{ReasoningFormat, ReasoningMarks, ReasoningParser, ReasoningStart, UnknownReasoningParser};
 pub(crate) use gate::ReasoningGate;
 pub(crate) use splitter::ReasoningSplitter;

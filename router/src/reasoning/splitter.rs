@@ -3,9 +3,13 @@
 //! A stream is read piece by piece and a whole answer as one piece, with the same result. The end
 //! of the reasoning that may be its closing mark is held back, and white space around the reasoning
 //! is dropped. The time is linear in the text.
+//!
+//! Some models call a tool without closing their reasoning. Such a call ends the reasoning. But if
+//! the closing mark follows, the model has only rehearsed the call. Therefore the text from the
+//! first call on is held back until the closing mark or the end of the answer.
 
 use super::format::{Opening, ReasoningMarks, ReasoningStart, opening};
-use crate::tools::HeldText;
+use crate::tools::{HeldText, ToolCallParser};
 
 /// Reads one answer.
 #[derive(Debug)]
@@ -14,6 +18,32 @@ pub(crate) struct ReasoningSplitter {
     state: SplitterState,
     /// The end of the reasoning that may be the closing mark, and white space before it.
     held: HeldText,
+    /// Set if the answer may call tools with a marker.
+    calls: Option<CallWatch>,
+}
+
+/// Watches the reasoning for a call.
+#[derive(Debug)]
+struct CallWatch {
+    /// Reads the reasoning up to the first call of a known tool.
+    parser: Box<ToolCallParser>,
+    /// The text that may become a call, or the text from the first call on.
+    text: String,
+    has_call: bool,
+}
+
+impl CallWatch {
+    /// Adds a part of the reasoning. Text that is certainly not part of a call is appended to
+    /// `reasoning`.
+    fn push(&mut self, part: &str, reasoning: &mut String) {
+        self.text += part;
+        if self.has_call {
+            return;
+        }
+        let delta = self.parser.push(part);
+        reasoning.extend(self.text.drain(..delta.content.len()));
+        self.has_call = !delta.calls.is_empty();
+    }
 }
 
 #[derive(Debug)]
@@ -44,7 +74,20 @@ impl ReasoningSplitter {
             ReasoningStart::Inside => SplitterState::Reasoning { has_begun: false },
             ReasoningStart::Possible => SplitterState::Start(String::new()),
         };
-        ReasoningSplitter { marks, state, held: HeldText::new(marks.close) }
+        ReasoningSplitter { marks, state, held: HeldText::new(marks.close), calls: None }
+    }
+
+    /// Makes a call in reasoning that is not closed a part of the answer. `parser` reads answers
+    /// whose calls always have a marker.
+    pub(crate) fn with_calls(mut self, parser: Option<ToolCallParser>) -> Self {
+        self.calls =
+            parser.map(|parser| CallWatch { parser: Box::new(parser), text: String::new(), has_call: false });
+        self
+    }
+
+    /// Whether the text so far ends in reasoning that is not closed and calls a tool.
+    pub(crate) fn has_unclosed_call(&self) -> bool {
+        self.is_reasoning() && self.calls.as_ref().is_some_and(|calls| calls.has_call)
     }
 
     /// Whether the text so far ends within the reasoning.
@@ -70,7 +113,14 @@ impl ReasoningSplitter {
         match std::mem::replace(&mut self.state, SplitterState::Answer) {
             SplitterState::Start(answer) => SplitText { answer, ..SplitText::default() },
             SplitterState::Reasoning { .. } => {
-                SplitText { reasoning: self.held.take(), ..SplitText::default() }
+                let mut split = SplitText { reasoning: self.held.take(), ..SplitText::default() };
+                if let Some(mut calls) = self.calls.take() {
+                    let rest = std::mem::take(&mut split.reasoning);
+                    calls.push(&rest, &mut split.reasoning);
+                    let text = if calls.has_call { &mut split.answer } else { &mut split.reasoning };
+                    text.push_str(&calls.text);
+                }
+                split
             }
             SplitterState::Closed | SplitterState::Answer => SplitText::default(),
         }
@@ -92,8 +142,19 @@ impl ReasoningSplitter {
             SplitterState::Reasoning { has_begun: false } if c.is_whitespace() => {}
             SplitterState::Reasoning { has_begun } => {
                 *has_begun = true;
-                if self.held.push(c, &mut split.reasoning) {
-                    self.state = SplitterState::Closed;
+                let Some(calls) = &mut self.calls else {
+                    if self.held.push(c, &mut split.reasoning) {
+                        self.state = SplitterState::Closed;
+                    }
+                    return;
+                };
+                let mut released = String::new();
+                let is_closed = self.held.push(c, &mut released);
+                calls.push(&released, &mut split.reasoning);
+                if is_closed {
+                    // A call in reasoning that is closed was not meant.
+                    split.reasoning += &calls.text;
+                    (self.state, self.calls) = (SplitterState::Closed, None);
                 }
             }
             SplitterState::Closed if c == '\n' || c == '\r' => {}

@@ -61,7 +61,8 @@ pub enum Pooling {
 }
 
 /// A set of allowed tokens: bit `t % 32` of word `t / 32` stands for token t, and missing words are
-/// 0. At least one token of the vocabulary is allowed.
+/// 0. At least one token of the vocabulary is allowed. An empty mask allows all tokens, at no cost
+/// for the shards.
 pub type Mask = Arc<[u32]>;
 
 /// Scheduling priority. A request is ordered like a request of the next higher priority that

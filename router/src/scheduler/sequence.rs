@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use millrace_proto::rules::{MAX_TOP_N, check_sampling, is_mask};
+use millrace_proto::rules::{MAX_TOP_N, check_sampling, is_mask_or_free};
 use millrace_proto::{Row, Sampled, Sampling};
 
 use super::cache::BlockHashes;
@@ -142,7 +142,7 @@ impl Sequence {
             return Err(InfeasibleRequest::TooManyAlternatives { given, limit });
         }
         match &self.mask {
-            MaskState::Known(mask) if !is_mask(mask, vocab_size) => Err(InfeasibleRequest::EmptyMask),
+            MaskState::Known(mask) if !is_mask_or_free(mask, vocab_size) => Err(InfeasibleRequest::EmptyMask),
             _ => Ok(()),
         }
     }

@@ -6,6 +6,7 @@ use super::params::{Params, Prompt};
 use super::prepared::Prepared;
 use super::setup::Service;
 use super::stream::TextStream;
+use crate::engine::Constraint;
 use crate::grammar::GrammarMatcher;
 use crate::metrics;
 
@@ -17,12 +18,21 @@ impl Service {
     /// [`ServiceError::Overloaded`], [`ServiceError::LimitExceeded`] or
     /// [`ServiceError::Unavailable`] if the engine does not accept the request.
     pub fn start(&self, prepared: Prepared) -> Result<TextStream, ServiceError> {
-        let request = prepared.request.clone();
+        let mut request = prepared.request.clone();
         let account = prepared.account().cloned();
         let engine = self.0.engine.on_behalf_of(request.tenant.clone(), account.clone());
-        let submitted = match &prepared.grammar {
-            Some(grammar) => {
-                engine.submit_constrained(request, Box::new(GrammarMatcher::new(grammar.clone())))
+        let grammar = prepared.grammar.as_ref().map(|grammar| {
+            let matcher: Box<dyn Constraint> = Box::new(GrammarMatcher::new(grammar.clone()));
+            (matcher, grammar.first())
+        });
+        let constraint = match &prepared.params.reasoning_limit {
+            Some(limit) => Some(limit.start(grammar, &self.0.tokenizer)),
+            None => grammar,
+        };
+        let submitted = match constraint {
+            Some((constraint, first)) => {
+                request.mask = Some(first);
+                engine.submit_constrained(request, constraint)
             }
             None => engine.submit(request),
         };

@@ -54,6 +54,11 @@ pub struct RequestLimits {
     pub tool_format: Option<ToolFormat>,
     /// The format of the model's reasoning, and whether it is separated from the answer.
     pub reasoning: ReasoningParser,
+    /// The number of tokens of the reasoning, for requests that do not give it.
+    pub default_thinking_budget: Option<u32>,
+    /// The text with which the model is told that its reasoning ends at its budget, before the
+    /// closing mark; by default the text that the model was trained on, or none.
+    pub thinking_budget_message: Option<String>,
     /// Whether the sampling parameters of the model's `generation_config.json` apply if a request
     /// does not give them.
     pub model_sampling: bool,
@@ -85,6 +90,8 @@ impl Default for RequestLimits {
             grammar_worker: None,
             tool_format: None,
             reasoning: ReasoningParser::Auto,
+            default_thinking_budget: None,
+            thinking_budget_message: None,
             model_sampling: true,
             pooling: None,
             watermark: Watermark { gamma: 0.5, delta: 2.0 },

@@ -16,6 +16,7 @@
 //! | `context`, `caller` | the HTTP request and the API key for which a request runs |
 //! | `budget` | bounds the memory of answers that are not generated |
 //! | `contradictions` | warnings about files of the model that contradict each other |
+//! | `reasoning_limit` | the tokens that end the reasoning at its budget |
 //! | `late_system` | tests whether a chat template renders late system messages |
 //! | `error` | errors of requests |
 
@@ -33,6 +34,7 @@ mod model;
 mod params;
 mod prepare;
 mod prepared;
+mod reasoning_limit;
 mod setup;
 mod stream;
 mod text;

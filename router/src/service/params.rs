@@ -10,7 +10,7 @@ use super::limits::RequestLimits;
 use crate::assets::SamplingDefaults;
 use crate::engine::{Pooling, Priority};
 use crate::grammar::RequestedGrammar;
-use crate::reasoning::{ReasoningMarks, ReasoningStart};
+use crate::reasoning::{ReasoningLimit, ReasoningMarks, ReasoningStart};
 use crate::text::{RenderedPrompt, SpecialTokens, StopText};
 
 /// The text or tokens to continue.
@@ -99,6 +99,11 @@ pub struct Params {
     /// The marks of the reasoning before the answer, in which stop strings have no effect, and
     /// whether the prompt opens it.
     pub reasoning: Option<(ReasoningMarks, ReasoningStart)>,
+    /// The number of tokens of the reasoning after a raw prompt, if it is limited. Conversations
+    /// have a `reasoning_limit` at once.
+    pub thinking_budget: Option<u32>,
+    /// How the reasoning is ended, if the number of its tokens is limited.
+    pub reasoning_limit: Option<ReasoningLimit>,
     /// Number of alternatives to report at each token of the prompt, if the prompt shall be scored.
     pub prompt_logprobs: Option<u32>,
     /// Whether the prompt is part of the answer, so `max_new_tokens` may be 0.
@@ -145,6 +150,8 @@ impl Default for Params {
             min_new_tokens: 0,
             marks: Arc::default(),
             reasoning: None,
+            thinking_budget: None,
+            reasoning_limit: None,
             prompt_logprobs: None,
             echoes: false,
             pooling: None,

@@ -59,18 +59,22 @@ impl Service {
             return Err(ServiceError::invalid("model", detail));
         }
         let limits = self.0.limits.tokens(&ready).at_most(params.max_input);
-        let params = params.with_defaults(self.0.sampling);
+        let mut params = params.with_defaults(self.0.sampling);
         params.check(&self.0.limits, &ready)?;
         if let Some(best_of) = params.best_of.filter(|&best_of| best_of > 1) {
             self.has_room_for(best_of)?;
         }
         limits.check_truncate(params.truncate)?;
+        self.limit_raw_reasoning(&prompt, &mut params)?;
         let ids = self.prompt_tokens(prompt, &params, limits, &ready).await?;
         if params.pooling.is_some() && params.pooling_start >= ids.len() {
             let detail = "the model's prompt is not pooled, and it leaves no token of the text";
             return Err(ServiceError::invalid("inputs", detail));
         }
         let max_new_tokens = limits.new_tokens(ids.len(), params.max_new_tokens, params.clamp_new_tokens)?;
+        if let Some(limit) = &mut params.reasoning_limit {
+            limit.fit(max_new_tokens, &self.0.tokenizer);
+        }
         let grammar = match &params.grammar {
             Some(wanted) => self.compile(wanted, ready.vocab_size).await?,
             None => None,
@@ -95,7 +99,8 @@ impl Service {
             tenant: context.as_deref().map(RequestContext::tenant).unwrap_or_default(),
             cache_salt,
             block_hashes,
-            mask: grammar.as_ref().map(|grammar| grammar.first()),
+            // Known when the request starts.
+            mask: None,
             prompt_logprobs: params.prompt_logprobs,
             pooling: params.pooling,
             pooling_start: params.pooling_start as u32,

@@ -9,8 +9,8 @@ use tokio::sync::{mpsc, watch};
 use super::model::EOS;
 use crate::engine::handle::EngineCommand;
 use crate::engine::{
-    AdmissionBounds, Engine, EngineState, Finish, GeneratedToken, GenerationEvent, GenerationFailure,
-    GenerationStart, PromptToken, Request,
+    AdmissionBounds, Constraint, Engine, EngineState, Finish, GeneratedToken, GenerationEvent,
+    GenerationFailure, GenerationStart, PromptToken, Request,
 };
 
 /// Answers every request by the same script and records the requests and the cancellations.
@@ -28,6 +28,9 @@ pub(crate) struct FakeEngine {
 pub(crate) enum Script {
     /// Generates this text, one token per byte, and then end tokens until the answer ends.
     Say(String),
+    /// Generates this text like `Say`, except for tokens that the request's constraint forces: where
+    /// exactly one token is allowed and it is not the next one of the text, it is generated first.
+    Obey(String),
     /// Generates this text and then fails.
     Fail(String),
     /// Repeats this text until the reader leaves.
@@ -62,11 +65,13 @@ impl FakeEngine {
         let (left, cancelled) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             while let Some(command) = receiver.recv().await {
-                let EngineCommand::Submit { request, events, permit, .. } = command else { break };
+                let EngineCommand::Submit { request, events, permit, constraint, .. } = command else {
+                    break;
+                };
                 let _ = seen.send(request.clone());
                 let (script, left) = (script.clone(), left.clone());
                 tokio::spawn(async move {
-                    if !play(script, &request, &events).await {
+                    if !play(script, &request, constraint, &events).await {
                         let _ = left.send(());
                     }
                     drop(permit);
@@ -86,12 +91,19 @@ impl FakeEngine {
 }
 
 /// Runs the script. Returns false if the reader left.
-async fn play(script: Script, request: &Request, events: &mpsc::UnboundedSender<GenerationEvent>) -> bool {
+async fn play(
+    script: Script,
+    request: &Request,
+    mut constraint: Option<Box<dyn Constraint>>,
+    events: &mpsc::UnboundedSender<GenerationEvent>,
+) -> bool {
     let (text, forever) = match &script {
         Script::Vanish(text) if text.is_empty() => return true,
-        Script::Say(text) | Script::Fail(text) | Script::Silence(text) | Script::Vanish(text) => {
-            (text.bytes().collect(), false)
-        }
+        Script::Say(text)
+        | Script::Obey(text)
+        | Script::Fail(text)
+        | Script::Silence(text)
+        | Script::Vanish(text) => (text.bytes().collect(), false),
         Script::Forever(text) => (text.bytes().collect::<Vec<_>>(), true),
     };
     let started = GenerationStart { queued: Duration::from_millis(2), cached_tokens: 3 };
@@ -114,10 +126,20 @@ async fn play(script: Script, request: &Request, events: &mpsc::UnboundedSender<
     let ids: Box<dyn Iterator<Item = u32> + Send> = match &script {
         Script::Forever(_) => Box::new(script_ids.collect::<Vec<_>>().into_iter().cycle()),
         // The end token repeats because not every request stops at it.
-        Script::Say(_) => Box::new(script_ids.chain(std::iter::repeat(EOS))),
+        Script::Say(_) | Script::Obey(_) => Box::new(script_ids.chain(std::iter::repeat(EOS))),
         _ => Box::new(script_ids),
     };
-    for (i, id) in ids.enumerate() {
+    let mut ids = ids.peekable();
+    let obeys = matches!(script, Script::Obey(_));
+    let mut mask = request.mask.clone();
+    for i in 0.. {
+        let forced = mask.as_ref().filter(|_| obeys).and_then(|mask| only_token(mask));
+        let Some(id) = forced.filter(|forced| ids.peek() != Some(forced)).or_else(|| ids.next()) else {
+            break;
+        };
+        if obeys && let Some(constraint) = &mut constraint {
+            mask = constraint.advance(id).ok();
+        }
         let top = (0..request.sampling.top_n).map(|n| (id ^ n, -0.25 - n as f32)).collect();
         let finish = if i + 1 == request.max_new_tokens as usize {
             Some(Finish::Length)
@@ -148,6 +170,13 @@ async fn play(script: Script, request: &Request, events: &mpsc::UnboundedSender<
             .is_ok();
     }
     true
+}
+
+/// Returns the token that a mask allows if it allows exactly one.
+fn only_token(mask: &[u32]) -> Option<u32> {
+    let count: u32 = mask.iter().map(|word| word.count_ones()).sum();
+    let word = mask.iter().position(|word| *word != 0).filter(|_| count == 1)?;
+    Some(word as u32 * 32 + mask[word].trailing_zeros())
 }
 
 /// Sends the logprobs of the prompt if they are requested. Returns false if the reader left.

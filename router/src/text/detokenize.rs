@@ -74,6 +74,11 @@ impl Detokenizer {
         text
     }
 
+    /// Whether the text so far ends within a character.
+    pub(crate) fn is_within_character(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     /// Ends the text. Returns U+FFFD if the text ends within a character, and an empty string
     /// otherwise.
     pub fn finish(&mut self) -> String {

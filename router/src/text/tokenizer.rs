@@ -35,6 +35,8 @@ struct TokenizerData {
     longest: usize,
     /// Whether each token is a special token, by id. It is read for every generated token.
     special: Vec<bool>,
+    /// The ids of the special tokens, in ascending order.
+    special_ids: Vec<u32>,
     /// The token to put in front of raw prompts if the configuration asks for it and the
     /// post-processor does not add it.
     bos: Option<u32>,
@@ -103,6 +105,7 @@ impl Tokenizer {
             longest: token_bytes.longest(),
             library,
             token_bytes,
+            special_ids: (0..).zip(&special).filter(|(_, special)| **special).map(|(id, _)| id).collect(),
             special,
             bos,
             affixes,
@@ -286,6 +289,11 @@ impl Tokenizer {
     /// Whether a token is special: not part of the text, such as the end of a turn.
     pub fn is_special(&self, id: u32) -> bool {
         self.0.special.get(id as usize).copied().unwrap_or(false)
+    }
+
+    /// Returns the ids of the special tokens, in ascending order.
+    pub(crate) fn special_ids(&self) -> &[u32] {
+        &self.0.special_ids
     }
 
     /// Returns the exclusive upper bound of the token ids.

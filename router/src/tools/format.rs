@@ -58,13 +58,16 @@ pub enum ToolFormat {
     GigaChat,
     /// `<|tool_call_start|>[NAME(KEY=VALUE, …), …]<|tool_call_end|>`, the format of LFM2.
     Lfm2,
+    /// `<seed:tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></seed:tool_call>`,
+    /// the format of Seed-OSS.
+    SeedOss,
     /// `{"name", "arguments"}` as the whole answer, for models that were trained on no other
     /// format.
     Json,
 }
 
 /// All formats with the names that users give them.
-const NAMES: [(ToolFormat, &str); 22] = [
+const NAMES: [(ToolFormat, &str); 23] = [
     (ToolFormat::Hermes, "hermes"),
     (ToolFormat::Qwen3Coder, "qwen3_coder"),
     (ToolFormat::Llama3Json, "llama3_json"),
@@ -86,12 +89,13 @@ const NAMES: [(ToolFormat, &str); 22] = [
     (ToolFormat::Nemotron, "nemotron"),
     (ToolFormat::GigaChat, "gigachat"),
     (ToolFormat::Lfm2, "lfm2"),
+    (ToolFormat::SeedOss, "seed_oss"),
     (ToolFormat::Json, "json"),
 ];
 
 /// The texts by which a chat template shows its format, the most specific first. A template has
 /// the format of the first row of which it contains all texts.
-const TEMPLATE_MARKS: [(ToolFormat, &[&str]); 23] = [
+const TEMPLATE_MARKS: [(ToolFormat, &[&str]); 24] = [
     (ToolFormat::Harmony, &["<|channel|>", "<|message|>"]),
     (ToolFormat::DeepSeekV32, &["DSML｜", "function_calls>"]),
     (ToolFormat::DeepSeekV4, &["DSML｜", "tool_calls>"]),
@@ -99,6 +103,7 @@ const TEMPLATE_MARKS: [(ToolFormat, &[&str]); 23] = [
     (ToolFormat::DeepSeekV31, &["<｜tool▁calls▁begin｜>"]),
     (ToolFormat::KimiK2, &["<|tool_calls_section_begin|>"]),
     (ToolFormat::MiniMaxM2, &["minimax:tool_call"]),
+    (ToolFormat::SeedOss, &["seed:tool_call"]),
     (ToolFormat::Cohere, &["<|START_ACTION|>"]),
     (ToolFormat::Nemotron, &["<TOOLCALL>"]),
     (ToolFormat::GigaChat, &["<|function_call|>"]),
@@ -118,10 +123,11 @@ const TEMPLATE_MARKS: [(ToolFormat, &[&str]); 23] = [
 ];
 
 /// The tokens by which a vocabulary shows the format of a model whose template does not.
-const VOCABULARY_MARKS: [(ToolFormat, &str); 11] = [
+const VOCABULARY_MARKS: [(ToolFormat, &str); 12] = [
     (ToolFormat::Harmony, "<|channel|>"),
     (ToolFormat::KimiK2, "<|tool_calls_section_begin|>"),
     (ToolFormat::MiniMaxM2, "<minimax:tool_call>"),
+    (ToolFormat::SeedOss, "<seed:tool_call>"),
     (ToolFormat::Cohere, "<|START_ACTION|>"),
     (ToolFormat::Lfm2, "<|tool_call_start|>"),
     (ToolFormat::Glm45, "<arg_key>"),
@@ -197,6 +203,7 @@ mod tests {
             ("{{ '<tool_call>\\n' }}{{ tool_call | tojson }}", ToolFormat::Hermes),
             ("{{ '<tool_call>\\n<function=' ~ name }}", ToolFormat::Qwen3Coder),
             ("{{ '<tool_call>' ~ name ~ '<arg_key>' }}", ToolFormat::Glm45),
+            ("{{ '<seed:tool_call>\\n<function=' ~ name ~ '<parameter=' }}", ToolFormat::SeedOss),
             ("[gMASK]{{ message.metadata }}", ToolFormat::Glm4),
             ("{{ '[TOOL_CALLS]' ~ calls }}", ToolFormat::Mistral),
             ("{{ '[TOOL_CALLS]' ~ name ~ '[ARGS]' ~ arguments }}", ToolFormat::MistralV11),

@@ -16,6 +16,8 @@ pub(crate) struct HeldText {
     solid: usize,
     /// The text before this position is not part of a marker.
     free: usize,
+    /// The white space before the last complete marker.
+    space: String,
     /// `None` for a format without a marker, for which no text is held.
     mark: Option<SubstringMatcher>,
 }
@@ -27,12 +29,17 @@ impl HeldText {
         debug_assert!(mark.chars().all(|c| !c.is_whitespace()));
         debug_assert!(mark.bytes().next().is_none_or(|byte| byte.is_ascii_graphic()));
         let mark = (!mark.is_empty()).then(|| SubstringMatcher::new(mark.to_owned()));
-        HeldText { text: String::new(), solid: 0, free: 0, mark }
+        HeldText { text: String::new(), solid: 0, free: 0, space: String::new(), mark }
     }
 
     /// Holds back a character without searching for the marker.
     pub(crate) fn keep(&mut self, c: char) {
         self.text.push(c);
+    }
+
+    /// Removes and returns the white space before the last complete marker.
+    pub(crate) fn take_space(&mut self) -> String {
+        std::mem::take(&mut self.space)
     }
 
     /// Removes and returns all held text.
@@ -69,6 +76,8 @@ impl HeldText {
         }
         self.free = free;
         if complete {
+            // The text between is white space only.
+            self.space = self.text[self.solid..self.free].to_owned();
             self.take();
         } else if self.solid > self.text.len() / 2 {
             // This moves fewer bytes than were released since the last time.

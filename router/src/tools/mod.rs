@@ -32,7 +32,7 @@ mod text_argument;
 mod written;
 
 pub use allowed::{AllowedTools, Tool, ToolChoice};
-pub use call_grammar::call_grammar;
+pub(crate) use call_grammar::call_grammar;
 pub use delta::{AnswerDelta, CallDelta};
 pub use format::{ToolFormat, UnknownToolFormat};
 pub use harmony::HarmonyParser;

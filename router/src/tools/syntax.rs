@@ -270,6 +270,21 @@ impl ToolFormat {
                 marks: &["<tool_call>", "</tool_call>"],
                 ..MARKED
             },
+            ToolFormat::SeedOss => FormatSyntax {
+                open: Some("<seed:tool_call>"),
+                closing: &["</seed:tool_call>"],
+                call: CallSyntax::Tags(TagSyntax {
+                    function: ("<function=", ">"),
+                    parameter: ("<parameter=", ">"),
+                    key_end: "",
+                    has_type: false,
+                    end_of_value: "</parameter>",
+                    end: "</function>",
+                    is_padded: false,
+                }),
+                marks: &["<seed:tool_call>", "</seed:tool_call>"],
+                ..MARKED
+            },
             ToolFormat::Glm45 => FormatSyntax {
                 open: Some("<tool_call>"),
                 call: CallSyntax::Tags(TagSyntax {

@@ -13,6 +13,18 @@ impl ToolFormat {
         marks.filter(|&id| tokenizer.is_special(id)).collect()
     }
 
+    /// Returns the texts of the format that may be special tokens.
+    #[cfg(test)]
+    pub(crate) fn syntax_marks(self) -> &'static [&'static str] {
+        self.syntax().marks
+    }
+
+    /// Whether each call has a marker before it.
+    pub(crate) fn always_has_marker(self) -> bool {
+        let syntax = self.syntax();
+        syntax.open.is_some() && syntax.bare.is_empty()
+    }
+
     /// Writes a call in this format. `arguments` is an object.
     pub(super) fn write(self, name: &str, arguments: &Value) -> String {
         let syntax = self.syntax();

@@ -50,6 +50,16 @@ fn a_row_without_its_mask_is_deferred_and_runs_again() {
 }
 
 #[test]
+fn an_empty_mask_allows_every_token() {
+    let mut f = sampled();
+    f.rows(vec![late(0, 5, &[]), late(1, 2, &[])]).unwrap();
+    f.table.set_masks(&[mask(0, &[]), mask(1, &[0b110])], &mut f.batch).unwrap();
+    assert_eq!(f.batch.kept_tokens().collect::<Vec<_>>(), [(0, true), (1, true)]);
+    let allowed: Vec<_> = f.table.sample_rows(&f.batch).map(|row| row.allowed.map(<[u32]>::to_vec)).collect();
+    assert_eq!(allowed, [None, Some(vec![0b110])]);
+}
+
+#[test]
 fn only_the_last_token_of_a_sequence_can_wait_for_its_mask() {
     let wrong = |row: Row| {
         let error = sampled().rows(vec![row]).unwrap_err();

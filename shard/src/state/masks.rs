@@ -4,7 +4,7 @@
 //! come. Without a mask it is deferred: no token is sampled after it, and the next row of the slot
 //! runs the same token again. All ranks get the same masks, so they defer the same rows.
 
-use millrace_proto::rules::is_mask;
+use millrace_proto::rules::is_mask_or_free;
 use millrace_proto::{Row, RowMask};
 
 use super::{Batch, SequenceSlot, SlotTable, StepError};
@@ -25,7 +25,7 @@ impl SlotTable {
             if place.refused.is_some() {
                 continue;
             }
-            if is_mask(allowed, vocab) {
+            if is_mask_or_free(allowed, vocab) {
                 place.awaits_mask = false;
                 place.allowed.extend_from_slice(allowed);
             } else {

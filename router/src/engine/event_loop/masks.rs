@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use millrace_proto::rules::is_mask;
+use millrace_proto::rules::is_mask_or_free;
 use tokio::time::Instant;
 
 use super::engine_loop::EngineLoop;
@@ -31,7 +31,7 @@ impl EngineLoop<'_> {
         // The request may have been cancelled meanwhile.
         let Some(request) = self.requests.get_mut(&id) else { return };
         match result {
-            Ok((_, mask)) if !is_mask(&mask, self.limits.vocab_size) => {
+            Ok((_, mask)) if !is_mask_or_free(&mask, self.limits.vocab_size) => {
                 self.fail(id, GenerationFailure::Constraint(InfeasibleRequest::EmptyMask.to_string()));
             }
             Ok((constraint, mask)) => {

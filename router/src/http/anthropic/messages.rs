@@ -45,7 +45,7 @@ pub(super) async fn messages(
     let bytes = offload::bytes(&answers);
     let write = move || {
         if let Some(answer) = answers.into_iter().next() {
-            message.content = blocks.read_all(&answer).iter().map(content).collect();
+            message.content = blocks.read_all(&answer).iter().filter_map(content).collect();
             let finished = answer.finished;
             let (reason, sequence) = stop_reason(&finished, &blocks);
             (message.stop_reason, message.stop_sequence) = (Some(reason), sequence);

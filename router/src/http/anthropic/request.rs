@@ -7,11 +7,12 @@ use utoipa::ToSchema;
 use super::error::MessagesError;
 use super::input::{self, TemplateSupport};
 use super::tools;
-use crate::chat::{ConversationRequest, EFFORT_VARIABLE, IgnoredFields, THINKING_VARIABLES};
+use crate::chat::{ConversationRequest, EFFORT_VARIABLE, IgnoredFields, THINKING_VARIABLES, ThinkingOptions};
 use crate::grammar::{Grammar, RequestedGrammar};
 use crate::http::app::App;
 use crate::http::ignored::{UnservedField, check_fields, hint, refused};
 use crate::http::sampling;
+use crate::http::thinking::{ThinkingFields, thinking_options};
 use crate::service::Params;
 
 /// The body of `/v1/messages/count_tokens`.
@@ -19,6 +20,8 @@ use crate::service::Params;
 pub(super) struct CountRequest {
     #[serde(flatten)]
     conversation: ConversationFields,
+    #[serde(flatten)]
+    thinking: ThinkingFields,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
@@ -39,6 +42,8 @@ pub(super) struct MessagesRequest {
     /// The older name of `output_config.format`.
     output_format: Option<Value>,
     #[serde(flatten)]
+    thinking: ThinkingFields,
+    #[serde(flatten)]
     rest: Map<String, Value>,
 }
 
@@ -51,18 +56,22 @@ struct ConversationFields {
     system: Option<Value>,
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
-    thinking: Option<ThinkingOptions>,
+    thinking: Option<ThinkingConfig>,
     output_config: Option<OutputConfig>,
 }
 
 /// Whether the model thinks before it answers.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = AnthropicThinking)]
-struct ThinkingOptions {
+struct ThinkingConfig {
     #[serde(rename = "type")]
     kind: ThinkingKind,
-    /// Accepted without effect.
-    budget_tokens: Option<Value>,
+    /// The tokens that the model may think.
+    budget_tokens: Option<i64>,
+    /// Whether the answer has the text of the thinking: not if it is `omitted`.
+    display: Option<String>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
@@ -96,8 +105,14 @@ const UNSERVED: &[UnservedField] = &[
 ];
 
 impl ConversationFields {
-    /// Translates the fields for the chat core. `rest` has the other fields of the request.
-    fn chat(&self, app: &App, rest: &Map<String, Value>) -> Result<ConversationRequest, MessagesError> {
+    /// Translates the fields for the chat core. `fields` are those about the thinking that other
+    /// APIs have, and `rest` has the other fields of the request.
+    fn chat(
+        &self,
+        app: &App,
+        fields: &ThinkingFields,
+        rest: &Map<String, Value>,
+    ) -> Result<ConversationRequest, MessagesError> {
         let mut ignored = IgnoredFields::default();
         check_fields(UNSERVED, rest, &mut ignored).map_err(MessagesError::unsupported)?;
         let tools = tools::tool_options(self.tools.as_deref(), self.tool_choice.as_ref(), &mut ignored)?;
@@ -107,7 +122,52 @@ impl ConversationFields {
         };
         let messages = input::messages(self.system.as_ref(), &self.messages, template, &mut ignored)?;
         let variables = Some(self.variables(app, &mut ignored));
-        Ok(ConversationRequest { messages, tools, variables, ignored, ..ConversationRequest::default() })
+        let thinking = self.thinking_options(app, fields, &mut ignored)?;
+        Ok(ConversationRequest {
+            messages,
+            tools,
+            variables,
+            thinking,
+            ignored,
+            ..ConversationRequest::default()
+        })
+    }
+
+    /// Returns the budget of the thinking, and whether it is shown.
+    fn thinking_options(
+        &self,
+        app: &App,
+        fields: &ThinkingFields,
+        ignored: &mut IgnoredFields,
+    ) -> Result<ThinkingOptions, MessagesError> {
+        const BUDGET: &str = "thinking.budget_tokens";
+        let thinking = self.thinking.as_ref();
+        let own = match thinking {
+            Some(ThinkingConfig { kind: ThinkingKind::Disabled, .. }) => Some(("thinking.type", 0)),
+            Some(ThinkingConfig { budget_tokens: Some(budget), .. }) => Some((BUDGET, *budget)),
+            _ => None,
+        };
+        if let Some(thinking) = thinking {
+            // The count of a prompt has no answer that would note it.
+            let is_read =
+                app.service.reasoning_format().is_some() || app.service.template_may_read("thinking_budget");
+            if thinking.budget_tokens.is_some() && !is_read {
+                ignored.note(BUDGET);
+            }
+            for (name, _) in thinking.rest.iter().filter(|(_, value)| !value.is_null()) {
+                ignored.note(&format!("thinking.{name}"));
+            }
+        }
+        let mut options = thinking_options(fields, None, own, ignored)
+            .map_err(|wrong| MessagesError::invalid(wrong.message))?;
+        options.is_hidden |= thinking
+            .and_then(|thinking| thinking.display.as_deref())
+            .is_some_and(|display| display == "omitted");
+        // A request that turns the thinking off is not told that a model without thinking has none.
+        if own.is_some_and(|(field, _)| field != BUDGET) {
+            options.budget = options.budget.map(|(_, budget)| ("", budget));
+        }
+        Ok(options)
     }
 
     /// Returns the template variables for thinking and effort. Fields that the template does not
@@ -119,10 +179,9 @@ impl ConversationFields {
             let thinks = json!(thinking.kind != ThinkingKind::Disabled);
             let read = THINKING_VARIABLES.into_iter().filter(reads);
             variables.extend(read.map(|name| (name.to_owned(), thinks.clone())));
-            if variables.is_empty() && thinking.kind != ThinkingKind::Disabled {
+            let may_think = !variables.is_empty() || app.service.reasoning_format().is_some();
+            if !may_think && thinking.kind != ThinkingKind::Disabled {
                 ignored.note("thinking");
-            } else if thinking.budget_tokens.as_ref().is_some_and(|budget| !budget.is_null()) {
-                ignored.note("thinking.budget_tokens");
             }
         }
         let Some(config) = &self.output_config else { return variables };
@@ -146,7 +205,7 @@ impl CountRequest {
     }
 
     pub(super) fn chat(&self, app: &App) -> Result<ConversationRequest, MessagesError> {
-        self.conversation.chat(app, &self.rest)
+        self.conversation.chat(app, &self.thinking, &self.rest)
     }
 }
 
@@ -156,7 +215,7 @@ impl MessagesRequest {
     }
 
     pub(super) fn chat(&self, app: &App) -> Result<ConversationRequest, MessagesError> {
-        self.conversation.chat(app, &self.rest)
+        self.conversation.chat(app, &self.thinking, &self.rest)
     }
 
     /// The parameters of the generation.

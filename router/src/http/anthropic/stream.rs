@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::error::MessagesError;
-use super::types::{AnthropicMessage, content, stop_reason};
+use super::types::{AnthropicMessage, empty_content, signature, stop_reason};
 use crate::chat::{AnswerBlock, BlockEvent, BlockReader};
 use crate::http::sse::{self, Events};
 use crate::service::{ServiceError, TextEvent};
@@ -39,7 +39,7 @@ impl MessageStreamWriter {
                     AnswerBlock::Text(_) => BlockKind::Text,
                     AnswerBlock::Call { .. } => BlockKind::Call,
                 };
-                ("content_block_start", json!({"content_block": content(&block)}))
+                ("content_block_start", json!({"content_block": empty_content(&block)}))
             }
             BlockEvent::Append(more) => {
                 let delta = match self.kind {
@@ -49,7 +49,13 @@ impl MessageStreamWriter {
                 };
                 ("content_block_delta", json!({"delta": delta}))
             }
-            BlockEvent::End(_) => ("content_block_stop", json!({})),
+            BlockEvent::End(block) => {
+                if let AnswerBlock::Reasoning(text) = &block {
+                    let delta = json!({"type": "signature_delta", "signature": signature(text)});
+                    named("content_block_delta", json!({"delta": delta, "index": self.index}), to);
+                }
+                ("content_block_stop", json!({}))
+            }
         };
         fields["index"] = self.index.into();
         named(kind, fields, to);

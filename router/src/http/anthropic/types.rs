@@ -1,5 +1,7 @@
 //! The object that `/v1/messages` returns.
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD as BASE64;
 use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -58,17 +60,36 @@ impl AnthropicUsage {
     }
 }
 
-/// Returns a block as content. Arguments that were cut off become an empty object.
-pub(super) fn content(block: &AnswerBlock) -> Value {
+/// Returns a block of a whole answer as content. A call whose arguments were cut off is left out:
+/// the client must not run it.
+pub(super) fn content(block: &AnswerBlock) -> Option<Value> {
     match block {
-        // Nothing checks the reasoning of this server when a client sends it back.
-        AnswerBlock::Reasoning(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
-        AnswerBlock::Text(text) => json!({"type": "text", "text": text}),
+        AnswerBlock::Reasoning(text) => {
+            Some(json!({"type": "thinking", "thinking": text, "signature": signature(text)}))
+        }
+        AnswerBlock::Text(text) => Some(json!({"type": "text", "text": text})),
         AnswerBlock::Call { id, name, arguments } => {
-            let input = serde_json::from_str(arguments).ok().filter(Value::is_object);
-            json!({"type": "tool_use", "id": id, "name": name, "input": input.unwrap_or_else(|| json!({}))})
+            let input = serde_json::from_str(arguments).ok().filter(Value::is_object)?;
+            Some(json!({"type": "tool_use", "id": id, "name": name, "input": input}))
         }
     }
+}
+
+/// Returns a block that begins in a stream, still empty.
+pub(super) fn empty_content(block: &AnswerBlock) -> Value {
+    match block {
+        AnswerBlock::Reasoning(_) => json!({"type": "thinking", "thinking": "", "signature": ""}),
+        AnswerBlock::Text(_) => json!({"type": "text", "text": ""}),
+        AnswerBlock::Call { id, name, .. } => {
+            json!({"type": "tool_use", "id": id, "name": name, "input": {}})
+        }
+    }
+}
+
+/// Returns the signature of a text of thinking. Clients expect one and send it back with the text.
+/// Nothing checks it, and blocks without a signature are accepted, too.
+pub(super) fn signature(thinking: &str) -> String {
+    BASE64.encode(blake3::hash(thinking.as_bytes()).as_bytes())
 }
 
 /// Returns the reason why an answer ended, and the stop string that ended it.

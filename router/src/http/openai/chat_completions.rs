@@ -18,10 +18,12 @@ use super::tool_calls::{ChatAnswerReader, ChatDelta, ToolCall};
 use super::tool_choice::tool_selection;
 use super::types::{FINGERPRINT, ResponseHeader, TokenUsage, finish_reason};
 use crate::chat::{
-    AnswerFormat, ContinuationOptions, ConversationRequest, IgnoredFields, PreparedChat, ToolOptions,
+    AnswerFormat, ContinuationOptions, ConversationRequest, IgnoredFields, PreparedChat, ThinkingOptions,
+    ToolOptions,
 };
 use crate::http::app::App;
 use crate::http::sse::{self, EventDescription};
+use crate::http::thinking::{ReasoningField, ThinkingFields, thinking_options};
 use crate::service::{Answer, Params, TextEvent};
 use crate::text::Tokenizer;
 
@@ -42,6 +44,10 @@ pub(super) struct ChatRequest {
     reasoning_effort: Option<String>,
     /// The same as `reasoning_effort`.
     effort: Option<String>,
+    /// OpenRouter's field: the effort or the budget of the reasoning, and whether it is shown.
+    reasoning: Option<ReasoningField>,
+    #[serde(flatten)]
+    thinking: ThinkingFields,
     /// vLLM's field: report log-probabilities of the prompt's tokens, with so many alternatives.
     prompt_logprobs: Option<u32>,
     #[serde(flatten)]
@@ -138,6 +144,7 @@ pub(super) async fn chat_completions(
     let mut ignored = IgnoredFields::default();
     check_rest(&request.rest, &mut ignored)?;
     let names = request.common.chat_names();
+    let thinking = thinking_options(&request.thinking, request.reasoning.as_ref(), None, &mut ignored)?;
     let n = request.common.choices(&app, 1)?;
     let params = params(&request)?;
     let wants_logprobs = request.logprobs.unwrap_or(false);
@@ -146,6 +153,7 @@ pub(super) async fn chat_completions(
         ReportOptions { every_token: wants_logprobs || wants_ids, ..request.common.report_options() };
     let prompt_top_n = request.prompt_logprobs;
     let chat = chat_input(request, ignored).map_err(|error| OpenAiError::from_chat(error, &names))?;
+    let chat = ConversationRequest { thinking, ..chat };
     let chat = chat.prepare(&app.service, params).await;
     let PreparedChat { prepared, format, characters, ignored } =
         chat.map_err(|error| OpenAiError::from_chat(error, &names))?;
@@ -189,7 +197,11 @@ fn chat_input(
     request: ChatRequest,
     ignored: IgnoredFields,
 ) -> Result<ConversationRequest, crate::chat::ChatError> {
-    let effort = [("reasoning_effort", request.reasoning_effort), ("effort", request.effort)];
+    let effort = [
+        ("reasoning_effort", request.reasoning_effort),
+        ("effort", request.effort),
+        ("reasoning.effort", request.reasoning.and_then(|reasoning| reasoning.effort)),
+    ];
     let effort = effort.into_iter().filter_map(|(name, value)| Some((name, Value::String(value?))));
     Ok(ConversationRequest {
         messages: request.messages,
@@ -206,6 +218,7 @@ fn chat_input(
             add_generation_prompt: request.add_generation_prompt,
         },
         effort: effort.collect(),
+        thinking: ThinkingOptions::default(),
         ignored,
     })
 }

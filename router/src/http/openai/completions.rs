@@ -20,6 +20,7 @@ use super::types::{FINGERPRINT, ResponseHeader, TokenUsage, finish_reason};
 use crate::chat::IgnoredFields;
 use crate::http::app::App;
 use crate::http::sse::{self, EventDescription};
+use crate::http::thinking::raw_budget;
 use crate::service::{Answer, Params, Prompt, PromptToken, TextEvent};
 use crate::text::Tokenizer;
 
@@ -33,6 +34,8 @@ pub(super) struct CompletionRequest {
     best_of: Option<usize>,
     /// vLLM's field: report log-probabilities of the prompt's tokens, with so many alternatives.
     prompt_logprobs: Option<u32>,
+    /// vLLM's field: the tokens that the model may think before it must answer; -1 is no limit.
+    thinking_token_budget: Option<i64>,
     #[serde(flatten)]
     common: GenerationFields,
     #[serde(flatten)]
@@ -89,6 +92,7 @@ pub(super) async fn completions(
     let mut params = request.common.params(request.logprobs.unwrap_or(0))?;
     params.grammar = request.guided.wanted(params.grammar.take())?;
     params.prompt_logprobs = request.prompt_logprobs.max(echoed_logprobs);
+    params.thinking_budget = raw_budget(request.thinking_token_budget)?;
     params.echoes = echo || request.prompt_logprobs.is_some();
     check_stream(&request.common, &params, request.prompt_logprobs)?;
     let prepare = |prompt| async {

@@ -12,6 +12,7 @@ use crate::chat::ChatError;
 use crate::http::field_names::FieldNames;
 use crate::http::model_name::UnknownModel;
 use crate::http::sse;
+use crate::http::thinking::WrongThinking;
 use crate::metrics;
 use crate::service::{ContextOverflow, ServiceError};
 
@@ -46,6 +47,12 @@ pub(in crate::http) struct OpenAiErrorEnvelope {
 const INVALID: &str = "invalid_request_error";
 /// The code of an error of a limit of an API key.
 const LIMIT_EXCEEDED: &str = "rate_limit_exceeded";
+
+impl From<WrongThinking> for OpenAiError {
+    fn from(wrong: WrongThinking) -> Self {
+        Self::invalid(wrong.field, wrong.message)
+    }
+}
 
 impl OpenAiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {

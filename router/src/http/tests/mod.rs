@@ -26,6 +26,7 @@ mod schemas;
 mod server;
 mod tei;
 mod tgi;
+mod thinking;
 mod tokens;
 mod tools;
 mod ui;

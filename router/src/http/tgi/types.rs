@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 use crate::grammar::RequestedGrammar;
 use crate::http::fields::PriorityField;
 use crate::http::grammar;
+use crate::http::thinking::raw_budget;
 use crate::service::{FinishReason, Params, ServiceError, TextToken};
 use crate::text::StopText;
 
@@ -56,6 +57,9 @@ pub(in crate::http) struct GenerateParameters {
     priority: Option<PriorityField>,
     /// Separates the cached prefixes of clients. An extension of this server.
     cache_salt: Option<String>,
+    /// The tokens that the model may think before it must answer; -1 is no limit. An extension of
+    /// this server.
+    thinking_token_budget: Option<i64>,
 }
 
 /// The parameters of a request without `parameters`, for which TGI samples. A request that has
@@ -124,6 +128,8 @@ impl GenerateParameters {
             cache_salt: self.cache_salt.as_deref().map(Into::into),
             grammar: self.grammar()?,
             watermark: self.watermark,
+            thinking_budget: raw_budget(self.thinking_token_budget)
+                .map_err(|wrong| ServiceError::invalid(wrong.field, wrong.message))?,
             ..Params::default()
         })
     }

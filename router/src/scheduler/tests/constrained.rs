@@ -54,6 +54,20 @@ fn a_constrained_sequence_waits_for_its_mask_and_others_do_not_wait_for_it() {
     pair.scheduler.cancel(free);
 }
 
+/// A constraint that allows every token changes no answer.
+#[test]
+fn an_empty_mask_allows_every_token() {
+    let free = request(9, 10);
+    let mut pair = Pair::new(LIMITS);
+    let request = Request { mask: Some([].into()), ..free.clone() };
+    let mut run = ConstrainedRun { id: pair.add(&request), got: Vec::new(), finish: None };
+    while run.finish.is_none() {
+        assert_eq!(run.step(&mut pair), Some(1));
+        pair.scheduler.release(run.id, run.got.len(), [].into());
+    }
+    assert_eq!((run.got, run.finish.unwrap()), alone(&free, LIMITS.vocab_size));
+}
+
 /// A scheduler with two steps in flight, one constrained sequence, and its shard.
 struct TwoSteps {
     pair: Pair,

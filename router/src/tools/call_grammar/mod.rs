@@ -17,21 +17,20 @@ use super::syntax::{
     ARGS, BareCalls, CALL_ID, CallSyntax, DEEPSEEK_CALL, DEEPSEEK_SEPARATOR, FormatSyntax, KIMI_ARGUMENTS,
     KIMI_CALL,
 };
-use crate::grammar::Grammar;
-use crate::text::Tokenizer;
-use terms::{definitions, escape, quoted};
+use crate::grammar::{Grammar, MarkTokens, escape};
+use terms::{definitions, quoted};
 
 /// Returns the grammar of an answer. The answer consists of calls or, unless a tool must be called,
 /// of JSON that follows the schema `answer`, or of any text if there is no schema. Returns `None`
 /// if a call cannot be distinguished from a text before it is complete.
-pub fn call_grammar(
+pub(crate) fn call_grammar(
     tools: &AllowedTools,
     format: ToolFormat,
-    tokenizer: &Tokenizer,
+    tokens: MarkTokens,
     answer: Option<&Value>,
 ) -> Option<Grammar> {
     let syntax = format.syntax();
-    let writer = GrammarWriter { format, syntax, tokenizer };
+    let writer = GrammarWriter { format, syntax, tokens };
     let must = tools.choice != ToolChoice::Auto;
     let answer = answer.filter(|_| !must);
     if format == ToolFormat::Harmony {
@@ -53,7 +52,7 @@ pub fn call_grammar(
     let calls = writer.calls(tools.parallel);
     let (call, schemas) = match syntax.call {
         CallSyntax::Object { .. } => {
-            (String::new(), vec![("call".to_owned(), json_call_schema(tools, syntax.call))])
+            (String::new(), vec![("call".to_owned(), json_call_schema(tools, format, syntax.call))])
         }
         CallSyntax::Named { .. } => writer.named(tools),
         CallSyntax::Tags(tags) => tags::tagged_calls(tags, tools, &|mark| writer.special(mark)),
@@ -65,7 +64,7 @@ pub fn call_grammar(
 struct GrammarWriter<'a> {
     format: ToolFormat,
     syntax: FormatSyntax,
-    tokenizer: &'a Tokenizer,
+    tokens: MarkTokens<'a>,
 }
 
 impl GrammarWriter<'_> {
@@ -75,13 +74,12 @@ impl GrammarWriter<'_> {
 
     /// Returns the rule for a marker: a single special token, or a text with any tokens.
     fn mark(&self, mark: &str) -> String {
-        match self.special(mark) {
-            Some(id) => format!("<[{id}]>"),
-            None => quoted(mark),
-        }
+        self.tokens.mark(mark)
     }
 
     /// Returns the rules for the calls after the opening marker, which consist of the rule `call`.
+    /// White space may follow the last call: many templates write it, so models generate it before
+    /// they end.
     fn calls(&self, several: bool) -> String {
         const SPACE: &str = "SPACE: /[ \\n]{1,8}/\n";
         let FormatSyntax { list, closing, call, again, .. } = self.syntax;
@@ -94,18 +92,18 @@ impl GrammarWriter<'_> {
                 (_, Some(close)) => format!(" SPACE? {close}"),
                 (_, None) => String::new(),
             };
-            return format!("calls: SPACE? \"[\" SPACE? call{again} SPACE? \"]\"{close}\n{SPACE}");
+            return format!("calls: SPACE? \"[\" SPACE? call{again} SPACE? \"]\"{close} SPACE?\n{SPACE}");
         }
         match (call, marks.as_slice()) {
             // One section has all calls.
-            (CallSyntax::Tags(tags), [close]) if !tags.is_padded => {
+            (CallSyntax::Tags(tags), [close]) if !tags.is_padded && self.format != ToolFormat::SeedOss => {
                 let again = if several { " (SPACE? call)*" } else { "" };
                 format!("calls: SPACE? call{again} SPACE? {close} SPACE?\n{SPACE}")
             }
             (CallSyntax::Named { .. }, [end @ .., close]) if !end.is_empty() => {
                 let end = end.join(" ");
                 let again = if several { format!(" (SPACE? call {end})*") } else { String::new() };
-                format!("calls: SPACE? call {end}{again} SPACE? {close}\n{SPACE}")
+                format!("calls: SPACE? call {end}{again} SPACE? {close} SPACE?\n{SPACE}")
             }
             // Every call has its own markers.
             _ => {
@@ -123,7 +121,7 @@ impl GrammarWriter<'_> {
                     if matches!(call, CallSyntax::Named { .. }) || is_single { "" } else { "SPACE? " };
                 let end = if close.is_empty() { String::new() } else { format!(" SPACE? {close}") };
                 let separator = if open == "SEPARATOR" { "SEPARATOR: /; ?/\n" } else { "" };
-                format!("calls: one{again}\none: {space}call{end}\n{SPACE}{separator}")
+                format!("calls: one{again} SPACE?\none: {space}call{end}\n{SPACE}{separator}")
             }
         }
     }
@@ -229,56 +227,49 @@ impl GrammarWriter<'_> {
     }
 
     /// Returns the grammar of gpt-oss's messages: any number in the channels for reasoning and
-    /// remarks, and then a call or the answer.
+    /// remarks, and then a call or the answer. The answer may end within the reasoning. The
+    /// recipient of a call is after the role or after the channel.
     fn harmony(&self, tools: &AllowedTools, answer: Option<&Value>) -> Grammar {
-        let [start, channel, constrain, message, end] =
-            ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"]
-                .map(|mark| self.mark(mark));
+        let [start, channel, constrain, message] =
+            ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"].map(|mark| self.mark(mark));
         let must = tools.choice != ToolChoice::Auto;
-        let any_text = match self.special("<|end|>") {
-            Some(_) => format!("text: TEXT? {end}\nTEXT: /(?s:.+)/\n"),
-            None => "text[lazy]: /(?s:.*)<\\|end\\|>/\nTEXT: /(?s:.+)/\n".to_owned(),
-        };
         let (mut calls, mut schemas) = (Vec::new(), Vec::new());
         for (index, tool) in tools.callable().enumerate() {
-            let to = quoted(&format!("commentary to=functions.{}", tool.name));
-            calls.push(format!("{to} \" \"? ({constrain}? \"json\")? {message} json_{index}"));
+            let to = quoted(&format!("to=functions.{}", tool.name));
+            let arguments = format!("SPACE? ({constrain}? \"json\")? {message} json_{index}");
+            calls.push(format!("{channel} CALLING SPACE {to} {arguments}"));
+            calls.push(format!("SPACE? {to} SPACE? {channel} CALLING {arguments}"));
             schemas.push((format!("json_{index}"), tool.parameters.clone()));
         }
         let last = match (must, answer) {
             (true, _) => "call".to_owned(),
-            (false, Some(_)) => format!("(call | {channel} \"final\" {message} answer)"),
-            (false, None) => format!("(call | {channel} \"final\" {message} TEXT?)"),
+            (false, Some(_)) => format!("call | {channel} \"final\" {message} answer"),
+            (false, None) => format!("call | {channel} \"final\" {message} TEXT?"),
         };
+        let thought = self.tokens.text_up_to("thought", "<|end|>");
         let rules = format!(
-            "start: before* {last}\n\
-             before: {channel} (\"analysis\" | \"commentary\") {message} text {start} \"assistant\"\n\
-             call: {channel} ({})\n{any_text}",
+            "start: before* ({last} | {channel} \"analysis\" {message} thought)\n\
+             before: {channel} CHANNEL {message} thought_end {start} \"assistant\"\n\
+             CHANNEL: \"analysis\" | \"commentary\"\nCALLING: \"commentary\" | \"analysis\"\nSPACE: \" \"\n\
+             call: {}\n{thought}TEXT: /(?s:.+)/\n",
             calls.join(" | ")
         );
         Grammar::Calls { rules, schemas, answer: answer.cloned() }
     }
 
     fn special(&self, mark: &str) -> Option<u32> {
-        self.tokenizer.token_id(mark).filter(|&id| self.tokenizer.is_special(id))
+        self.tokens.special(mark)
     }
 
     /// Returns the rules for any text, followed by `rule` after an opening marker.
     fn after_text(&self, rule: &str) -> String {
-        let open = self.syntax.open.unwrap_or_default();
-        if let Some(id) = self.special(open) {
-            // Ordinary text never contains a special token.
-            return format!("start: TEXT? (<[{id}]> {rule})?\nTEXT: /(?s:.+)/");
-        }
-        let escaped = escape(open);
-        format!(
-            "start: TEXT? | before {rule}\nbefore[lazy]: /(?s:.*){escaped}/\nTEXT: /(?s:.+)/ & ~/(?s:.*){escaped}(?s:.*)/"
-        )
+        let text = self.tokens.text_up_to("before", self.syntax.open.unwrap_or_default());
+        format!("start: before | before_end {rule}\n{text}")
     }
 }
 
 /// Returns the schema of one call to any of the tools.
-fn json_call_schema(tools: &AllowedTools, syntax: CallSyntax) -> Value {
+fn json_call_schema(tools: &AllowedTools, format: ToolFormat, syntax: CallSyntax) -> Value {
     let (name, arguments) = match syntax {
         CallSyntax::Object { name, arguments } => (name, arguments),
         _ => ("name", "arguments"),
@@ -289,6 +280,12 @@ fn json_call_schema(tools: &AllowedTools, syntax: CallSyntax) -> Value {
     } else {
         json!({})
     };
+    // Mistral's templates write the id after the arguments.
+    let last = if format == ToolFormat::Mistral {
+        json!({"id": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}})
+    } else {
+        json!({})
+    };
     let calls: Vec<Value> = tools
         .callable()
         .enumerate()
@@ -296,6 +293,9 @@ fn json_call_schema(tools: &AllowedTools, syntax: CallSyntax) -> Value {
             let mut properties = id.clone();
             properties[name] = json!({"const": tool.name});
             properties[arguments] = json!({"$ref": format!("#/$defs/{index}")});
+            if let Some(id) = last.get("id") {
+                properties["id"] = id.clone();
+            }
             json!({
                 "type": "object",
                 "properties": properties,

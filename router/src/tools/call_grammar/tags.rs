@@ -5,7 +5,8 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use super::terms::{definitions, escape, quoted, relocate};
+use super::terms::{definitions, quoted, relocate};
+use crate::grammar::escape;
 use crate::tools::allowed::{AllowedTools, Tool};
 use crate::tools::tagged_call::{self, TYPE, TagSyntax};
 
@@ -173,7 +174,8 @@ pub(super) fn python_calls(tools: &AllowedTools) -> (String, Vec<(String, Value)
 
 /// Returns the rules for the arguments of calls in Python's syntax, up to the closing parenthesis:
 /// first those that are required, and then others. Values are JSON, which Python reads in the same
-/// way but for the names of the truth values.
+/// way but for the names of the truth values. Strings may also be in single quotes, as Python and
+/// chat templates write them.
 pub(super) fn python_rests(tools: &AllowedTools) -> (String, Vec<(String, Value)>) {
     let (mut rules, mut schemas) = (String::new(), ValueSchemas::default());
     for (index, tool) in tools.callable().enumerate() {
@@ -182,7 +184,10 @@ pub(super) fn python_rests(tools: &AllowedTools) -> (String, Vec<(String, Value)
         for (name, schema) in tool.arguments() {
             let value = match schema["type"] == "boolean" {
                 true => "(\"True\" | \"False\")".to_owned(),
-                false => schemas.rule(&tool, schema),
+                false => {
+                    let json = schemas.rule(&tool, schema);
+                    single_quoted(schema).map_or_else(|| json.clone(), |text| format!("({json} | {text})"))
+                }
             };
             let argument = format!("{} {value}", quoted(&format!("{name}=")));
             let is_required = tool.required.contains(name.as_str());
@@ -201,5 +206,19 @@ pub(super) fn python_rests(tools: &AllowedTools) -> (String, Vec<(String, Value)
         };
         rules += &format!("rest_{index}: {arguments} \")\"\n");
     }
-    (rules + "COMMA: /, ?/\n", schemas.schemas)
+    (rules + "COMMA: /, ?/\nQUOTED: /'([^'\\\\\\n]|\\\\['\"\\\\nrt])*'/\n", schemas.schemas)
+}
+
+/// Returns the rule for a string of Python in single quotes, if the schema allows any string or has
+/// a list of strings.
+fn single_quoted(schema: &Value) -> Option<String> {
+    const OTHER_KEYWORDS: [&str; 5] = ["const", "pattern", "format", "minLength", "maxLength"];
+    if schema["type"] != "string" || OTHER_KEYWORDS.iter().any(|keyword| schema.get(keyword).is_some()) {
+        return None;
+    }
+    let Some(values) = schema["enum"].as_array() else { return Some("QUOTED".to_owned()) };
+    let is_plain = |text: &&str| !text.contains(['\'', '\\', '\n']);
+    let texts = values.iter().filter_map(Value::as_str).filter(is_plain);
+    let texts: Vec<String> = texts.map(|text| quoted(&format!("'{text}'"))).collect();
+    (!texts.is_empty()).then(|| texts.join(" | "))
 }

@@ -9,18 +9,6 @@ pub(super) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// Returns a regular expression that matches exactly this text.
-pub(super) fn escape(text: &str) -> String {
-    let mut escaped = String::new();
-    for character in text.chars() {
-        if character.is_ascii_punctuation() && !matches!(character, '_' | '<' | '>') {
-            escaped.push('\\');
-        }
-        escaped.push(character);
-    }
-    escaped
-}
-
 /// Returns the schemas of the tools' arguments by the tools' indices.
 pub(super) fn definitions<'a>(tools: impl Iterator<Item = (usize, &'a Tool)>) -> Map<String, Value> {
     let moved = |(index, tool): (usize, &Tool)| {

@@ -10,6 +10,7 @@ use super::*;
 use crate::engine::Constraint;
 use crate::grammar::{GrammarCompiler, GrammarMatcher};
 use crate::test_support::{self, EOS};
+use crate::text::Tokenizer;
 use crate::tools::{AnswerDelta, HarmonyParser, Tool, ToolCallParser};
 
 fn tools(choice: ToolChoice, parallel: bool) -> AllowedTools {
@@ -108,7 +109,7 @@ async fn required_calls_start_with_the_first_token() {
             for choice in [ToolChoice::Required, ToolChoice::Named("set".into())] {
                 for parallel in [false, true] {
                     let tools = tools(choice.clone(), parallel);
-                    let grammar = call_grammar(&tools, format, &tokenizer, None).unwrap();
+                    let grammar = call_grammar(&tools, format, (&tokenizer).into(), None).unwrap();
                     for seed in 0..4 {
                         let (text, ended) = random(&tokenizer, &grammar, seed, "").await.unwrap();
                         let calls = check(&text, format, &tools, ended);
@@ -137,7 +138,7 @@ async fn usual_schemas_are_accepted() {
         AllowedTools { tools: (0..30).map(tool).collect(), choice: ToolChoice::Required, parallel: true };
     for tokenizer in tokenizers() {
         for format in formats() {
-            let grammar = call_grammar(&tools, format, &tokenizer, None).unwrap();
+            let grammar = call_grammar(&tools, format, (&tokenizer).into(), None).unwrap();
             let (text, _) = random(&tokenizer, &grammar, 1, "").await.unwrap();
             assert!(text.contains("tool"), "{text}");
         }
@@ -163,6 +164,7 @@ async fn optional_calls_are_restricted_after_their_marker() {
             (ToolFormat::Glm45, "<tool_call>"),
             (ToolFormat::KimiK2, "<|tool_calls_section_begin|>"),
             (ToolFormat::MiniMaxM2, "<minimax:tool_call>\n"),
+            (ToolFormat::SeedOss, "<seed:tool_call>\n<function="),
             (ToolFormat::Phi4Mini, "<|tool_call|>["),
             (ToolFormat::Cohere, "<|START_ACTION|>[\n    "),
             (ToolFormat::Nemotron, "<TOOLCALL>["),
@@ -170,7 +172,7 @@ async fn optional_calls_are_restricted_after_their_marker() {
             (ToolFormat::Lfm2, "<|tool_call_start|>["),
         ] {
             let tools = tools(ToolChoice::Auto, true);
-            let grammar = call_grammar(&tools, format, &tokenizer, None).unwrap();
+            let grammar = call_grammar(&tools, format, (&tokenizer).into(), None).unwrap();
             let text = "Any text, { < [ with whatever.\n";
             let led = random(&tokenizer, &grammar, 1, text).await.unwrap();
             assert_eq!(check(&led.0, format, &tools, led.1), 0, "{format}: {}", led.0);
@@ -185,7 +187,10 @@ async fn optional_calls_are_restricted_after_their_marker() {
                 "{format}"
             );
         }
-        assert_eq!(call_grammar(&tools(ToolChoice::Auto, true), ToolFormat::Json, &tokenizer, None), None);
+        assert_eq!(
+            call_grammar(&tools(ToolChoice::Auto, true), ToolFormat::Json, (&tokenizer).into(), None),
+            None
+        );
     }
 }
 
@@ -194,7 +199,7 @@ async fn optional_calls_are_restricted_after_their_marker() {
 async fn json_that_is_not_a_call_is_text() {
     let tools = tools(ToolChoice::Auto, true);
     for tokenizer in tokenizers() {
-        let grammar = call_grammar(&tools, ToolFormat::Llama3Json, &tokenizer, None).unwrap();
+        let grammar = call_grammar(&tools, ToolFormat::Llama3Json, (&tokenizer).into(), None).unwrap();
         for text in [
             r#"{"answer": 42, "list": [{"name": "get", "parameters": 7}]}"#,
             r#"{"name": "Ada", "age": 36}"#,
@@ -229,8 +234,9 @@ async fn answers_without_calls_have_the_requested_form() {
     for tokenizer in tokenizers() {
         for format in formats() {
             let tools = tools(ToolChoice::Auto, true);
-            let grammar =
-                |tools: &AllowedTools| call_grammar(tools, format, &tokenizer, Some(&answer)).unwrap();
+            let grammar = |tools: &AllowedTools| {
+                call_grammar(tools, format, (&tokenizer).into(), Some(&answer)).unwrap()
+            };
             let either = grammar(&tools);
             let (text, ended) = random(&tokenizer, &either, 1, "{\"sum\": 7").await.unwrap();
             let delta = parse(&text, format, &tools);
@@ -260,7 +266,7 @@ async fn tagged_arguments_follow_their_schemas() {
     let (known, any) = (tool("known", &parameters), tool("any", &json!({"type": "object"})));
     let tools = AllowedTools { tools: vec![known, any], choice: ToolChoice::Required, parallel: true };
     for tokenizer in tokenizers() {
-        let grammar = call_grammar(&tools, ToolFormat::Qwen3Coder, &tokenizer, None).unwrap();
+        let grammar = call_grammar(&tools, ToolFormat::Qwen3Coder, (&tokenizer).into(), None).unwrap();
         let text = "<tool_call>\n<function=known>\n<parameter=s>\nany \"text\" <at> all\n</parameter>\n<parameter=e>\n";
         for (ends, follows) in [
             ("c\n</parameter>\n<parameter=n>\n12\n</parameter>\n</function>\n</tool_call>", true),
@@ -290,6 +296,83 @@ async fn tagged_arguments_follow_their_schemas() {
     }
 }
 
+/// Templates write white space after a call, so models generate it before they end.
+#[tokio::test(start_paused = true)]
+async fn an_answer_may_end_after_white_space() {
+    for tokenizer in tokenizers() {
+        for format in formats() {
+            for choice in [ToolChoice::Required, ToolChoice::Auto] {
+                let tools = tools(choice, true);
+                let Some(grammar) = call_grammar(&tools, format, (&tokenizer).into(), None) else { continue };
+                // A bare call is the whole answer.
+                let space = if format.syntax().bare.is_empty() { "\n" } else { "" };
+                let call = format.write("get", &json!({"n": 1}));
+                let (text, ended) = random(&tokenizer, &grammar, 1, &format!("{call}{space}"))
+                    .await
+                    .unwrap_or_else(|| panic!("{call}"));
+                assert_eq!((text.clone(), ended), (format!("{call}{space}"), true), "{format}");
+                assert_eq!(check(&text, format, &tools, ended), 1, "{format}: {text}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_of_mistral_may_have_an_id() {
+    let tools = tools(ToolChoice::Auto, true);
+    for tokenizer in tokenizers() {
+        let grammar = call_grammar(&tools, ToolFormat::Mistral, (&tokenizer).into(), None).unwrap();
+        let text = "[TOOL_CALLS][{\"name\": \"get\", \"arguments\": {\"n\": 1}, \"id\": \"call00000\"}, {\"name\": \"set\", \"arguments\": {\"to\": \"here\"}}]";
+        let (said, ended) = random(&tokenizer, &grammar, 1, text).await.unwrap();
+        assert_eq!((said.as_str(), ended), (text, true));
+        assert_eq!(check(text, ToolFormat::Mistral, &tools, true), 2);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn strings_of_python_may_be_in_single_quotes() {
+    let parameters = json!({"type": "object", "properties": {"s": {"type": "string"}, "e": {"type": "string", "enum": ["a b", "it's"]}}});
+    let tool = Tool { name: "say".into(), parameters };
+    let tools = AllowedTools { tools: vec![tool], choice: ToolChoice::Required, parallel: true };
+    for tokenizer in tokenizers() {
+        let grammar = call_grammar(&tools, ToolFormat::Lfm2, (&tokenizer).into(), None).unwrap();
+        for (arguments, follows) in [
+            (r#"s='a \'b\' "c"\n', e="it's""#, true),
+            ("e='a b'", true),
+            ("s=\"a\"", true),
+            ("e='c'", false),
+            ("s='a\n'", false),
+        ] {
+            let text = format!("<|tool_call_start|>[say({arguments})]<|tool_call_end|>");
+            assert_eq!(random(&tokenizer, &grammar, 1, &text).await.is_some(), follows, "{text}");
+            if follows {
+                let mut parser = ToolCallParser::new(ToolFormat::Lfm2, &tools);
+                let call = parser.push(&text).calls[0].arguments.clone();
+                assert!(serde_json::from_str::<Value>(&call).is_ok_and(|value| value.is_object()), "{call}");
+            }
+        }
+    }
+}
+
+/// Special tokens that are no marks of calls may come before them.
+#[tokio::test(start_paused = true)]
+async fn text_before_calls_may_have_special_tokens() {
+    let marks = ["<tool_call>", "</tool_call>", "<|START_RESPONSE|>", "<|START_ACTION|>", "<|END_ACTION|>"];
+    let tokenizer = Tokenizer::new(&test_support::assets_with(&marks), 1).unwrap();
+    let tools = tools(ToolChoice::Auto, true);
+    for format in [ToolFormat::Hermes, ToolFormat::Cohere, ToolFormat::Nemotron] {
+        let grammar = call_grammar(&tools, format, (&tokenizer).into(), None).unwrap();
+        let call = format.write("get", &json!({"n": 1}));
+        for text in
+            ["<|START_RESPONSE|>Hello", "<|START_RESPONSE|>", "a<|START_RESPONSE|>b<|START_RESPONSE|>"]
+        {
+            assert!(random(&tokenizer, &grammar, 1, text).await.unwrap().1, "{format}: {text}");
+            let (said, ended) = random(&tokenizer, &grammar, 1, &format!("{text}{call}")).await.unwrap();
+            assert!(ended && said.ends_with(&call), "{format}: {said}");
+        }
+    }
+}
+
 #[test]
 fn copies_of_definitions_are_bounded() {
     let definition: String = "x".repeat(100_000);
@@ -301,7 +384,7 @@ fn copies_of_definitions_are_bounded() {
     let mut tools = tools(ToolChoice::Auto, true);
     tools.tools[0].parameters = parameters;
     let Some(Grammar::Calls { schemas, .. }) =
-        call_grammar(&tools, ToolFormat::Qwen3Coder, &test_support::tokenizer(), None)
+        call_grammar(&tools, ToolFormat::Qwen3Coder, (&test_support::tokenizer()).into(), None)
     else {
         panic!("no grammar");
     };
@@ -319,21 +402,32 @@ async fn calls_of_harmony_follow_the_reasoning() {
         let last = "<|channel|>final<|message|>Hello";
         for (choice, must) in [(ToolChoice::Required, true), (ToolChoice::Auto, false)] {
             let tools = tools(choice, true);
-            let grammar = call_grammar(&tools, format, &tokenizer, None).unwrap();
-            for text in [call.to_owned(), format!("{before}{call}")] {
+            let grammar = call_grammar(&tools, format, (&tokenizer).into(), None).unwrap();
+            // The recipient may also follow the role.
+            let role = " to=functions.get<|channel|>commentary json<|message|>{\"n\": 1";
+            let constrained = " to=functions.get<|channel|>commentary <|constrain|>json<|message|>{\"n\": 1";
+            for text in [call, role, constrained]
+                .into_iter()
+                .flat_map(|call| [call.to_owned(), format!("{before}{call}")])
+            {
                 let (text, ended) = random(&tokenizer, &grammar, 1, &text).await.unwrap();
                 assert_eq!(check(&text, format, &tools, ended), 1, "{text}");
                 assert_eq!(!parse(&text, format, &tools).reasoning.is_empty(), text.contains("analysis"));
             }
             let final_answer = random(&tokenizer, &grammar, 1, &format!("{before}{last}")).await;
             assert_eq!(final_answer.is_none(), must);
-            let wrong = "<|channel|>commentary to=functions.other";
-            assert!(random(&tokenizer, &grammar, 1, wrong).await.is_none());
+            for wrong in ["<|channel|>commentary to=functions.other", " to=functions.other"] {
+                assert!(random(&tokenizer, &grammar, 1, wrong).await.is_none());
+            }
+            // An answer may end within its reasoning.
+            let thought = "<|channel|>analysis<|message|>Which";
+            let (text, ended) = random(&tokenizer, &grammar, 1, thought).await.unwrap();
+            assert_eq!((text.as_str(), ended), (thought, true));
         }
         let answer = json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"],
                             "additionalProperties": false});
         let tools = tools(ToolChoice::Auto, true);
-        let grammar = call_grammar(&tools, format, &tokenizer, Some(&answer)).unwrap();
+        let grammar = call_grammar(&tools, format, (&tokenizer).into(), Some(&answer)).unwrap();
         assert!(random(&tokenizer, &grammar, 1, "<|channel|>final<|message|>{\"sum\": 7").await.is_some());
         assert!(random(&tokenizer, &grammar, 1, last).await.is_none());
     }

@@ -29,6 +29,8 @@ pub struct ToolCallParser {
     state: ParserState,
     /// Text that may be part of a marker, or white space before one.
     held: HeldText,
+    /// The white space before the marker of the current call, which is dropped if it is a call.
+    space: String,
 }
 
 #[derive(Debug)]
@@ -101,6 +103,7 @@ impl ToolCallParser {
             calls: 0,
             state: if syntax.bare.is_empty() { ParserState::Text } else { ParserState::Start },
             held: HeldText::new(syntax.open.unwrap_or_default()),
+            space: String::new(),
         }
     }
 
@@ -123,7 +126,8 @@ impl ToolCallParser {
         let mut delta = AnswerDelta::default();
         match std::mem::replace(&mut self.state, ParserState::Done) {
             ParserState::Before { raw, .. } | ParserState::Call { raw, started: false, .. } => {
-                delta.content += &raw
+                delta.content += &std::mem::take(&mut self.space);
+                delta.content += &raw;
             }
             ParserState::Start | ParserState::Text => {
                 let held = self.held.take();
@@ -160,6 +164,7 @@ impl ToolCallParser {
     fn text(&mut self, c: char, delta: &mut AnswerDelta) {
         if self.held.push(c, &mut delta.content) {
             let open = self.syntax.open.unwrap_or_default();
+            self.space = self.held.take_space();
             self.state = ParserState::Before { raw: open.to_owned(), list: false };
         }
     }
@@ -328,6 +333,7 @@ impl ToolCallParser {
             delta.call(index, None, "{}");
         }
         let list = *list;
+        self.space.clear();
         self.calls += 1;
         self.state = match self.calls < self.max_calls {
             true => ParserState::After { list, seen: String::new() },
@@ -350,6 +356,7 @@ impl ToolCallParser {
         if let ParserState::Before { raw, .. } | ParserState::Call { raw, .. } =
             std::mem::replace(&mut self.state, ParserState::Text)
         {
+            delta.content += &std::mem::take(&mut self.space);
             delta.content += &raw;
         }
     }

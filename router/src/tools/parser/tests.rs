@@ -81,7 +81,7 @@ const CASES: &[Case] = &[
         ToolFormat::Hermes,
         true,
         "x <tool_call>{\"name\": \"other\", \"arguments\": {}}</tool_call>",
-        "x<tool_call>{\"name\": \"other\", \"arguments\": {}}</tool_call>",
+        "x <tool_call>{\"name\": \"other\", \"arguments\": {}}</tool_call>",
         &[],
     ),
     (ToolFormat::Hermes, true, "<tool_call>nonsense", "<tool_call>nonsense", &[]),
@@ -333,6 +333,14 @@ const CASES: &[Case] = &[
          </invoke>\n<invoke name=\"set\">\n</invoke>\n</minimax:tool_call>\nDone.",
         "Wait.Done.",
         &[("get", "{\"s\": \"\\na\\n\", \"n\": 7}"), ("set", "{}")],
+    ),
+    (
+        ToolFormat::SeedOss,
+        true,
+        "Wait.\n<seed:tool_call>\n<function=get>\n<parameter=s>a b</parameter>\n<parameter=n>7</parameter>\n</function>\n\
+         </seed:tool_call>\n<seed:tool_call>\n<function=set>\n</function>\n</seed:tool_call>",
+        "Wait.",
+        &[("get", "{\"s\": \"a b\", \"n\": 7}"), ("set", "{}")],
     ),
     (
         ToolFormat::Phi4Mini,

@@ -1,5 +1,6 @@
 //! The items of an output: reasoning, messages and tool calls, one after the other.
 
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::super::logprobs::ChatLogprobs;
@@ -176,6 +177,11 @@ impl ResponseOutput {
             }
             ItemKind::Reasoning | ItemKind::Message | ItemKind::FunctionCall => {}
         }
+        // A call that the model has not completed must not be run.
+        let is_cut = match &block {
+            AnswerBlock::Call { arguments, .. } => serde_json::from_str::<IgnoredAny>(arguments).is_err(),
+            AnswerBlock::Reasoning(_) | AnswerBlock::Text(_) => is_cut,
+        };
         let item = self.item(&block, if is_cut { "incomplete" } else { "completed" });
         match &block {
             AnswerBlock::Call { arguments, .. } => match &self.kind {

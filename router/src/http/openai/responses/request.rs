@@ -15,6 +15,7 @@ use crate::grammar::RequestedGrammar;
 use crate::http::app::App;
 use crate::http::field_names::FieldNames;
 use crate::http::ignored::{UnservedField, check_fields, hint, refused};
+use crate::http::thinking::{ReasoningField, ThinkingFields, thinking_options};
 use crate::http::{grammar, sampling};
 use crate::service::Params;
 
@@ -32,7 +33,9 @@ pub(in super::super) struct ResponsesRequest {
     pub(super) tool_choice: Option<Value>,
     pub(super) parallel_tool_calls: Option<bool>,
     pub(super) text: Option<ResponseTextOptions>,
-    pub(super) reasoning: Option<ReasoningOptions>,
+    pub(super) reasoning: Option<ReasoningField>,
+    #[serde(flatten)]
+    thinking: ThinkingFields,
     #[serde(default)]
     pub(super) include: Option<Vec<String>>,
     pub(super) metadata: Option<Map<String, Value>>,
@@ -47,15 +50,6 @@ pub(in super::super) struct ResponsesRequest {
 pub(in super::super) struct ResponseTextOptions {
     pub(super) format: Option<Value>,
     verbosity: Option<String>,
-}
-
-/// Options for the model's reasoning.
-#[derive(Debug, Deserialize, ToSchema)]
-#[schema(as = ResponseReasoning)]
-pub(in super::super) struct ReasoningOptions {
-    effort: Option<String>,
-    #[serde(flatten)]
-    rest: Map<String, Value>,
 }
 
 /// The efforts of OpenAI's API.
@@ -107,16 +101,15 @@ impl ResponsesRequest {
     /// Returns the effort, if the template can read it.
     fn effort(&self, app: &App, ignored: &mut IgnoredFields) -> Result<Option<String>, OpenAiError> {
         let Some(reasoning) = &self.reasoning else { return Ok(None) };
-        for (name, _) in reasoning.rest.iter().filter(|(_, value)| !value.is_null()) {
-            ignored.note(&format!("reasoning.{name}"));
-        }
         let Some(effort) = &reasoning.effort else { return Ok(None) };
         if !EFFORTS.contains(&effort.as_str()) {
             let message = format!("`reasoning.effort` must be one of {}", EFFORTS.join(", "));
             return Err(OpenAiError::invalid("reasoning.effort", message));
         }
+        // Without an effort, the reasoning ends as soon as it begins.
+        let ends = effort == "none" && app.service.reasoning_format().is_some();
         let mut variables = THINKING_VARIABLES.into_iter().chain([EFFORT_VARIABLE]);
-        if variables.any(|name| app.service.template_may_read(name)) {
+        if ends || variables.any(|name| app.service.template_may_read(name)) {
             return Ok(Some(effort.clone()));
         }
         ignored.note("reasoning.effort");
@@ -132,6 +125,7 @@ impl ResponsesRequest {
         let mut ignored = IgnoredFields::default();
         self.check_rest(&mut ignored)?;
         let effort = self.effort(app, &mut ignored)?;
+        let thinking = thinking_options(&self.thinking, self.reasoning.as_ref(), None, &mut ignored)?;
         let lists = input::tool_lists(self.tools.as_deref(), &self.input);
         let mut tools = ToolSet::new(lists, &mut ignored).map_err(about)?;
         let choice = tools.choice(self.tool_choice.as_ref()).map_err(about)?;
@@ -153,6 +147,7 @@ impl ResponsesRequest {
                 continue_final_message: Some(false),
                 add_generation_prompt: None,
             },
+            thinking,
             ignored,
             ..ConversationRequest::default()
         };

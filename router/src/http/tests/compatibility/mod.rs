@@ -75,12 +75,13 @@ repository, in the folder `chat-templates` of `MILLRACE_TEST_DATA`:
 /// Routes that take the same requests as another route.
 const SAME: &[&str] = &["/generate_stream", "/tokenize", "/invocations"];
 
-/// An answer that shows every effect: it has text, a stop string, and two calls.
-const ANSWER: &str = "one END two <tool_call>{\"name\": \"get\", \"arguments\": {}}</tool_call>\
+/// An answer that shows every effect: it has reasoning, text, a stop string, and two calls.
+const ANSWER: &str = "<think>a</think>one END two <tool_call>{\"name\": \"get\", \"arguments\": {}}</tool_call>\
 <tool_call>{\"name\": \"get\", \"arguments\": {}}</tool_call>";
 
-/// A template without tools, so that the prompt shows how tools are described to the model.
-const TEMPLATE: &str = "{% if documents %}{{ documents | tojson }}{% endif %}\
+/// A template without tools, so that the prompt shows how tools are described to the model. Its
+/// comment shows the format of the reasoning.
+const TEMPLATE: &str = "{# <think></think> #}{% if documents %}{{ documents | tojson }}{% endif %}\
 {% if thinking %}think{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}\
 {% if add_generation_prompt %}<|assistant|>{% endif %}";
 

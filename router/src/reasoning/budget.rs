@@ -1,0 +1,277 @@
+//! Ends the reasoning of an answer after a number of tokens.
+//!
+//! The budget is a constraint of the engine. Until the reasoning has used its budget, every token
+//! is allowed, or those that the request's grammar allows. Then each mask allows exactly one token,
+//! until the closing mark is complete, and the answer follows.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::format::{ReasoningMarks, ReasoningStart};
+use super::gate::ReasoningGate;
+use crate::engine::{Constraint, Mask};
+use crate::text::{Detokenizer, Tokenizer};
+use crate::tools::HarmonyParser;
+
+/// The largest part of an answer's tokens that is kept for the text after the reasoning: one of so
+/// many.
+const ANSWER_SHARE: u32 = 8;
+/// The largest number of tokens that are kept for the text after the reasoning.
+const MAX_ANSWER_RESERVE: u32 = 1024;
+/// White space that a model may write before it opens its reasoning, in tokens.
+const SPACE_TOKENS: u32 = 2;
+
+/// The number of tokens that the reasoning of an answer may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ThinkingBudget {
+    /// Any number.
+    Unlimited,
+    /// At most so many. With 0 the model does not think.
+    Tokens(u32),
+}
+
+/// How the reasoning of an answer is found and ended.
+#[derive(Debug, Clone)]
+pub struct ReasoningLimit {
+    /// The budget of the request.
+    pub(crate) tokens: u32,
+    /// The tokens that end the reasoning; not empty.
+    pub(crate) closing: Arc<[u32]>,
+    /// The special tokens that are shown as text.
+    pub(crate) shown: Arc<[u32]>,
+    pub(crate) place: ReasoningPlace,
+}
+
+/// Where an answer has reasoning.
+#[derive(Debug, Clone)]
+pub(crate) enum ReasoningPlace {
+    /// Between marks.
+    Marks(ReasoningMarks, ReasoningStart),
+    /// In a channel. The text is the part of the answer that the prompt contains.
+    Channels(Arc<str>),
+}
+
+impl ReasoningLimit {
+    /// Lowers the budget so that the closing mark and an answer fit into `max_new_tokens`.
+    pub(crate) fn fit(&mut self, max_new_tokens: u32, tokenizer: &Tokenizer) {
+        let reserve = (max_new_tokens / ANSWER_SHARE).clamp(1, MAX_ANSWER_RESERVE);
+        let opening = match &self.place {
+            ReasoningPlace::Marks(_, ReasoningStart::Inside) => 0,
+            ReasoningPlace::Marks(marks, ReasoningStart::Possible) => {
+                SPACE_TOKENS + tokens(tokenizer, marks.open)
+            }
+            ReasoningPlace::Channels(_) => SPACE_TOKENS + tokens(tokenizer, "<|channel|>analysis<|message|>"),
+        };
+        let other = reserve.saturating_add(opening).saturating_add(self.closing.len() as u32);
+        self.tokens = self.tokens.min(max_new_tokens.saturating_sub(other));
+    }
+
+    /// Returns the constraint of one answer and the mask of its first token. `inner` is the
+    /// constraint of the answer's grammar with its first mask.
+    pub(crate) fn start(
+        &self,
+        inner: Option<(Box<dyn Constraint>, Mask)>,
+        tokenizer: &Tokenizer,
+    ) -> (Box<dyn Constraint>, Mask) {
+        let (inner, mask) = match inner {
+            Some((inner, mask)) => (Some(inner), mask),
+            None => (None, free()),
+        };
+        let mut limited = LimitedReasoning {
+            inner,
+            detokenizer: tokenizer.detokenizer(true, true).showing(self.shown.clone()),
+            reader: self.reader(),
+            left: self.tokens,
+            closing: self.closing.clone(),
+            forced: None,
+        };
+        let mask = limited.restrict(mask);
+        (Box::new(limited), mask)
+    }
+
+    fn reader(&self) -> ReasoningReader {
+        match &self.place {
+            ReasoningPlace::Marks(marks, start) => ReasoningReader::Marks(ReasoningGate::new(*marks, *start)),
+            ReasoningPlace::Channels(begun) => {
+                let mut parser = HarmonyParser::new(None);
+                parser.continue_from(begun);
+                ReasoningReader::Channels(parser)
+            }
+        }
+    }
+}
+
+fn tokens(tokenizer: &Tokenizer, text: &str) -> u32 {
+    tokenizer.encode_now(text, crate::text::SpecialTokens::Omit).map_or(0, |encoded| encoded.ids.len() as u32)
+}
+
+/// Finds the reasoning in the text of an answer.
+enum ReasoningReader {
+    Marks(ReasoningGate),
+    Channels(HarmonyParser),
+}
+
+impl ReasoningReader {
+    fn push(&mut self, text: &str) {
+        match self {
+            ReasoningReader::Marks(gate) => _ = gate.push(text),
+            ReasoningReader::Channels(parser) => _ = parser.push(text),
+        }
+    }
+
+    fn is_reasoning(&self) -> bool {
+        match self {
+            ReasoningReader::Marks(gate) => gate.is_reasoning(),
+            ReasoningReader::Channels(parser) => parser.is_reasoning(),
+        }
+    }
+}
+
+/// The constraint of one answer.
+struct LimitedReasoning {
+    inner: Option<Box<dyn Constraint>>,
+    detokenizer: Detokenizer,
+    reader: ReasoningReader,
+    /// The number of tokens that the reasoning may still have.
+    left: u32,
+    closing: Arc<[u32]>,
+    /// The position in `closing` of the token that the last mask has forced.
+    forced: Option<usize>,
+}
+
+impl LimitedReasoning {
+    /// Returns the mask for the next token, if the grammar's mask is `mask`.
+    fn restrict(&mut self, mask: Mask) -> Mask {
+        let next = match self.forced.take() {
+            Some(last) => last + 1,
+            None if self.left > 0 || !self.reader.is_reasoning() => return mask,
+            // The rest of a character cannot be replaced by the mark.
+            None if self.detokenizer.is_within_character() => return mask,
+            None => 0,
+        };
+        match self.closing.get(next) {
+            Some(&token) if allows(&mask, token) => {
+                self.forced = Some(next);
+                only(token)
+            }
+            _ => mask,
+        }
+    }
+}
+
+impl Constraint for LimitedReasoning {
+    fn advance(&mut self, token: u32) -> Result<Mask, String> {
+        let mask = match &mut self.inner {
+            Some(inner) => inner.advance(token)?,
+            None => free(),
+        };
+        let was_reasoning = self.reader.is_reasoning();
+        let text = self.detokenizer.push(token);
+        self.reader.push(&text);
+        self.left = self.left.saturating_sub(u32::from(was_reasoning));
+        Ok(self.restrict(mask))
+    }
+
+    fn expected_cost(&self) -> Duration {
+        self.inner.as_ref().map_or(Duration::ZERO, |inner| inner.expected_cost())
+    }
+}
+
+/// Returns the mask that allows every token.
+fn free() -> Mask {
+    Arc::new([])
+}
+
+/// Returns the mask that allows one token.
+fn only(token: u32) -> Mask {
+    let mut words = vec![0; token as usize / 32 + 1];
+    words[token as usize / 32] = 1 << (token % 32);
+    words.into()
+}
+
+fn allows(mask: &Mask, token: u32) -> bool {
+    mask.is_empty() || mask.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reasoning::ReasoningFormat;
+    use crate::test_support;
+    use crate::text::SpecialTokens;
+
+    fn limit(tokens: u32, start: ReasoningStart) -> ReasoningLimit {
+        let closing = "\n</think>".bytes().map(u32::from).collect();
+        let place = ReasoningPlace::Marks(ReasoningFormat::Think.marks(), start);
+        ReasoningLimit { tokens, closing, shown: Arc::default(), place }
+    }
+
+    /// Returns the text that a model generates which would say `says`, one token per byte.
+    fn answer(limit: &ReasoningLimit, inner: Option<(Box<dyn Constraint>, Mask)>, says: &str) -> String {
+        let (mut constraint, mut mask) = limit.start(inner, &test_support::tokenizer());
+        let (mut text, mut says) = (Vec::new(), says.bytes().peekable());
+        while says.peek().is_some() {
+            let wanted = says.next_if(|&byte| allows(&mask, byte.into()));
+            let byte = wanted.unwrap_or_else(|| (0..=255).find(|&byte| allows(&mask, byte.into())).unwrap());
+            text.push(byte);
+            mask = constraint.advance(byte.into()).unwrap();
+        }
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    #[test]
+    fn the_closing_mark_is_forced_after_the_budget() {
+        use ReasoningStart::{Inside, Possible};
+        for (budget, start, says, expected) in [
+            (3, Inside, "Why not?", "Why\n</think> not?"),
+            (0, Inside, "So.", "\n</think>So."),
+            (100, Inside, "Why?</think>So.", "Why?</think>So."),
+            // The model closes its reasoning with the last tokens of the budget.
+            (11, Inside, "Why</think>So </think>.", "Why</think>So </think>."),
+            (3, Possible, "<think>Why not?", "<think>Why\n</think> not?"),
+            (0, Possible, "\n<think>Why", "\n<think>\n</think>Why"),
+            (0, Possible, "So <think>.", "So <think>."),
+            // A character is not cut.
+            (1, Inside, "\u{fc}ber", "\u{fc}\n</think>ber"),
+        ] {
+            assert_eq!(answer(&limit(budget, start), None, says), expected, "{budget}: {says}");
+        }
+    }
+
+    /// Allows the bytes of a text and nothing else.
+    struct Text(std::vec::IntoIter<u8>);
+
+    impl Constraint for Text {
+        fn advance(&mut self, _: u32) -> Result<Mask, String> {
+            self.0.next().map(|byte| only(byte.into())).ok_or_else(|| "the end".into())
+        }
+    }
+
+    #[test]
+    fn the_grammar_decides_when_the_mark_may_come() {
+        let grammar = |text: &str| -> Option<(Box<dyn Constraint>, Mask)> {
+            let mut bytes = text.as_bytes().to_vec().into_iter();
+            let first = only(bytes.next().unwrap().into());
+            Some((Box::new(Text(bytes)), first))
+        };
+        // The grammar allows no line break before the third token.
+        let text = "abc\n</think>d.";
+        assert_eq!(answer(&limit(1, ReasoningStart::Inside), grammar(text), "abcd"), "abc\n</think>d");
+    }
+
+    #[test]
+    fn an_answer_fits_after_the_reasoning() {
+        let tokenizer = test_support::tokenizer();
+        for (asked, max, expected) in
+            [(16, 64, 16), (64, 64, 64 - 8 - 9), (31_999, 32_000, 32_000 - 1024 - 9), (5, 10, 0), (5, 0, 0)]
+        {
+            let mut limit = limit(asked, ReasoningStart::Inside);
+            limit.fit(max, &tokenizer);
+            assert_eq!(limit.tokens, expected, "{asked} of {max}");
+        }
+        let mut possible = limit(64, ReasoningStart::Possible);
+        possible.fit(64, &tokenizer);
+        assert_eq!(possible.tokens, 64 - 8 - 9 - 7 - 2);
+        assert!(tokenizer.encode_now("</think>", SpecialTokens::Omit).unwrap().ids.len() == 8);
+    }
+}
