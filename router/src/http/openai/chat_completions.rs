@@ -21,6 +21,7 @@ use crate::chat::{
     AnswerFormat, ContinuationOptions, ConversationRequest, IgnoredFields, PreparedChat, ToolOptions,
 };
 use crate::http::app::App;
+use crate::http::json_errors::flattened;
 use crate::http::sse::{self, EventDescription};
 use crate::service::{Answer, Params, TextEvent};
 use crate::text::Tokenizer;
@@ -44,9 +45,9 @@ pub(super) struct ChatRequest {
     effort: Option<String>,
     /// vLLM's field: report log-probabilities of the prompt's tokens, with so many alternatives.
     prompt_logprobs: Option<u32>,
-    #[serde(flatten)]
+    #[serde(flatten, deserialize_with = "flattened")]
     common: GenerationFields,
-    #[serde(flatten)]
+    #[serde(flatten, deserialize_with = "flattened")]
     guided: GuidedFields,
     #[serde(flatten)]
     rest: Map<String, Value>,

@@ -19,6 +19,7 @@ use super::prompts::{PromptList, prompt_text};
 use super::types::{FINGERPRINT, ResponseHeader, TokenUsage, finish_reason};
 use crate::chat::IgnoredFields;
 use crate::http::app::App;
+use crate::http::json_errors::flattened;
 use crate::http::sse::{self, EventDescription};
 use crate::service::{Answer, Params, Prompt, PromptToken, TextEvent};
 use crate::text::Tokenizer;
@@ -33,9 +34,9 @@ pub(super) struct CompletionRequest {
     best_of: Option<usize>,
     /// vLLM's field: report log-probabilities of the prompt's tokens, with so many alternatives.
     prompt_logprobs: Option<u32>,
-    #[serde(flatten)]
+    #[serde(flatten, deserialize_with = "flattened")]
     common: GenerationFields,
-    #[serde(flatten)]
+    #[serde(flatten, deserialize_with = "flattened")]
     guided: GuidedFields,
     #[serde(flatten)]
     rest: Map<String, Value>,
