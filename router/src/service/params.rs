@@ -25,6 +25,18 @@ pub enum Prompt {
     Ids(Vec<u32>),
 }
 
+impl Prompt {
+    /// Returns the approximate number of tokens, without tokenizing a text. The tokens of usual
+    /// texts have about four bytes.
+    pub(super) fn estimated_tokens(&self) -> usize {
+        match self {
+            Prompt::Text(text, _) => text.len() / 4,
+            Prompt::Chat(prompt) => prompt.text.len() / 4,
+            Prompt::Ids(ids) => ids.len(),
+        }
+    }
+}
+
 /// The parameters of a generation. By default it is greedy, and ends when the model ends it or the
 /// context is full.
 #[derive(Debug, Clone)]

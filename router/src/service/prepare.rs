@@ -17,7 +17,28 @@ use crate::grammar::{CompiledGrammar, GrammarError, RequestedGrammar};
 use crate::metrics;
 use crate::text::SpecialTokens;
 
+/// The state of a request between the checks of its parameters and its prompt.
+struct Validation {
+    received: Instant,
+    limits: TokenLimits,
+    ready: Arc<Ready>,
+    context: Option<Arc<RequestContext>>,
+}
+
 impl Service {
+    /// Charges the account of the current caller for work whose result was refused. A server that
+    /// is full charges nothing.
+    pub(super) fn charge_refused(error: &ServiceError, tokens: usize) {
+        let is_invalid = matches!(
+            error,
+            ServiceError::Validation { .. } | ServiceError::ContextLength(_) | ServiceError::Template(_)
+        );
+        let context = RequestContext::current().filter(|_| is_invalid);
+        if let Some(account) = context.as_deref().and_then(RequestContext::account) {
+            account.charge_refused(tokens);
+        }
+    }
+
     /// Validates a request and tokenizes its prompt.
     ///
     /// # Errors
@@ -65,6 +86,21 @@ impl Service {
             self.has_room_for(best_of)?;
         }
         limits.check_truncate(params.truncate)?;
+        let work = prompt.estimated_tokens();
+        self.tokenized(prompt, params, Validation { received, limits, ready, context })
+            .await
+            .inspect_err(|error| Self::charge_refused(error, work))
+    }
+
+    /// Tokenizes the prompt of a request whose parameters are valid, and compiles its grammar.
+    async fn tokenized(
+        &self,
+        prompt: Prompt,
+        params: Params,
+        validation: Validation,
+    ) -> Result<Prepared, ServiceError> {
+        let Validation { received, limits, ready, context } = validation;
+        let caller = context.as_deref().and_then(RequestContext::caller);
         let ids = self.prompt_tokens(prompt, &params, limits, &ready).await?;
         let max_new_tokens = limits.new_tokens(ids.len(), params.max_new_tokens, params.clamp_new_tokens)?;
         let grammar = match &params.grammar {
