@@ -6,7 +6,7 @@ use super::answer::AnswerFormat;
 use super::error::ChatError;
 use super::ignored::IgnoredFields;
 use super::messages::{self, ContinuationOptions};
-use super::tools::ToolOptions;
+use super::tools::{CallableTools, ToolOptions};
 use crate::reasoning::ThinkingBudget;
 use crate::service::{Params, Prepared, Prompt, Service};
 use crate::text::RenderedPrompt;
@@ -80,6 +80,7 @@ impl ConversationRequest {
     ) -> Result<PreparedChat, ChatError> {
         let tools = self.tools.check(&mut self.ignored)?;
         let may_call = tools.is_some();
+        let callable: Vec<String> = tools.iter().flat_map(CallableTools::names).collect();
         let mut format = AnswerFormat::new(service, tools, &mut params)?;
         if self.thinking.is_hidden {
             format.hide_reasoning();
@@ -99,6 +100,9 @@ impl ConversationRequest {
         let characters = prompt.text.chars().count();
         let prepared = service.prepare(Prompt::Chat(prompt), params).await?;
         ignored.note_unenforced(&prepared);
+        for name in prepared.tools_left_out().filter_map(|index| callable.get(index)) {
+            ignored.note(&format!("tools.{name:.40}.parameters"));
+        }
         Ok(PreparedChat { prepared, format, characters, ignored })
     }
 
@@ -107,7 +111,9 @@ impl ConversationRequest {
     async fn render_checked(self, service: &Service, may_call: bool) -> Result<RenderedPrompt, ChatError> {
         let format = service.tool_format();
         let knows_role = |role: &str| service.template_quotes(role);
-        let (mut conversation, begun) = messages::conversation(self.messages, self.continuation, knows_role)?;
+        let writes_late = |role: &str| service.template_writes_late(role);
+        let (mut conversation, begun) =
+            messages::conversation(self.messages, self.continuation, knows_role, writes_late)?;
         conversation.tools = Some(self.tools.tools).filter(|tools| !tools.is_empty());
         conversation.documents = self.documents.filter(|documents| !documents.is_empty());
         conversation.more = template_variables(service, self.variables)?;

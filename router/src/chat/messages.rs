@@ -2,8 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
+use super::call_arguments::call_arguments;
 use super::custom_tools::CUSTOM_INPUT;
 use super::error::ChatError;
+use super::late_system;
 use crate::text::{Conversation, RenderedPrompt};
 
 /// The roles that every request may use. A template may know more.
@@ -20,6 +22,8 @@ pub(crate) struct ContinuationOptions {
 
 /// Returns the conversation for the template and, if the answer continues the last message, the
 /// text of that message. A role must be one of [`ROLES`] or one that `knows_role` accepts.
+/// `writes_late` says whether the template writes messages of a role, `system` or `developer`, that
+/// follow others.
 ///
 /// # Errors
 /// [`ChatError::Invalid`] names the message that is wrong.
@@ -27,7 +31,11 @@ pub(super) fn conversation(
     messages: Vec<Value>,
     options: ContinuationOptions,
     knows_role: impl Fn(&str) -> bool,
+    writes_late: impl Fn(&str) -> bool,
 ) -> Result<(Conversation, Option<String>), ChatError> {
+    if messages.is_empty() {
+        return Err(ChatError::invalid("messages", "`messages` cannot be empty"));
+    }
     let continues = match (options.continue_final_message, options.add_generation_prompt) {
         (Some(true), Some(true)) => {
             let message = "`continue_final_message` and `add_generation_prompt` cannot both be true";
@@ -53,7 +61,7 @@ pub(super) fn conversation(
         return Err(ChatError::invalid("continue_final_message", message));
     }
     let add_generation_prompt = begun.is_none() && options.add_generation_prompt.unwrap_or(true);
-    let messages = messages.into_iter().map(Value::Object).collect();
+    let messages = late_system::placed(messages, writes_late).into_iter().map(Value::Object).collect();
     Ok((Conversation { messages, add_generation_prompt, ..Conversation::default() }, begun))
 }
 
@@ -109,36 +117,48 @@ fn message(
         // OpenAI's newer name of the system role.
         message.insert("role".into(), "system".into());
     }
-    let is_understood = match message.get_mut("tool_calls") {
-        None => true,
-        Some(Value::Null) => message.remove("tool_calls").is_some(),
-        Some(Value::Array(calls)) => calls.iter_mut().all(translate_call),
+    match message.get_mut("tool_calls") {
+        None => {}
+        Some(Value::Null) => drop(message.remove("tool_calls")),
+        Some(Value::Array(calls)) => {
+            for (call_index, call) in calls.iter_mut().enumerate() {
+                translate_call(call).map_err(|fault| match fault {
+                    CallFault::NoName => wrong("has a tool call without a function's name"),
+                    CallFault::Arguments(what) => {
+                        let param = format!("{param}.tool_calls[{call_index}].function.arguments");
+                        ChatError::invalid(&param, format!("`{param}` {what}"))
+                    }
+                })?;
+            }
+        }
         Some(_) => return Err(wrong("must have a list of tool calls")),
-    };
-    if !is_understood {
-        return Err(wrong("has a tool call without a function's name"));
     }
     Ok(message)
 }
 
-/// Parses the arguments of a call, since templates write the object and not its text. Returns false
-/// if the call has no function name.
-fn translate_call(call: &mut Value) -> bool {
+/// The reason why a call is refused.
+enum CallFault {
+    /// The call has no name of a function.
+    NoName,
+    /// The arguments are no object.
+    Arguments(String),
+}
+
+/// Parses the arguments of a call, since templates write the object and not its text.
+fn translate_call(call: &mut Value) -> Result<(), CallFault> {
     if let (Some(name), Some(input)) = (call["custom"]["name"].as_str(), call["custom"]["input"].as_str()) {
         // For the model, a custom tool is a function with one string.
         let function = json!({"name": name, "arguments": {CUSTOM_INPUT: input}});
         let id = call["id"].take();
         *call = json!({"id": id, "type": "function", "function": function});
-        return true;
+        return Ok(());
     }
-    let Some(function) = call.get_mut("function").filter(|function| function["name"].is_string()) else {
-        return false;
-    };
-    let parsed = function["arguments"].as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
-    if let Some(arguments @ Value::Object(_)) = parsed {
-        function["arguments"] = arguments;
+    let function = call.get_mut("function").filter(|function| function["name"].is_string());
+    let function = function.ok_or(CallFault::NoName)?;
+    if !function["arguments"].is_object() {
+        function["arguments"] = call_arguments(&function["arguments"]).map_err(CallFault::Arguments)?;
     }
-    true
+    Ok(())
 }
 
 /// Returns the text of a list of content parts, all of which must be texts.

@@ -17,6 +17,8 @@
 //! |---|---|
 //! | `input` | a conversation, its prompt, and the request for the service |
 //! | `messages` | validation of messages, and the text that an answer continues |
+//! | `call_arguments` | the arguments of earlier tool calls |
+//! | `late_system` | moves system messages that the template would not write |
 //! | `transcript` | messages built from the items of an API that has other parts than messages |
 //! | `tools` | the tools of a request and the choice among them |
 //! | `custom_tools` | tools that take a text instead of JSON |
@@ -27,10 +29,12 @@
 
 mod answer;
 mod blocks;
+mod call_arguments;
 mod custom_tools;
 mod error;
 mod ignored;
 mod input;
+mod late_system;
 mod messages;
 mod tools;
 mod transcript;
@@ -44,6 +48,7 @@ mod spoken_tests;
 
 pub(crate) use answer::{AnswerFormat, AnswerReader};
 pub(crate) use blocks::{AnswerBlock, BlockEvent, BlockReader};
+pub(crate) use call_arguments::call_arguments;
 pub(crate) use custom_tools::{CUSTOM_INPUT, custom_function, is_text_format};
 pub(crate) use error::ChatError;
 pub(crate) use ignored::IgnoredFields;

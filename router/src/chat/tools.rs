@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::custom_tools::{custom_function, is_text_format};
 use super::error::ChatError;
 use super::ignored::IgnoredFields;
+use crate::grammar::with_plain_references;
 use crate::tools::{AllowedTools, Tool, ToolChoice};
 
 /// The most tools of one request.
@@ -53,6 +54,13 @@ pub(super) struct CallableTools {
     pub(super) tools: AllowedTools,
     /// The names of the custom tools among them.
     pub(super) custom: HashSet<String>,
+}
+
+impl CallableTools {
+    /// Returns the names of the tools that the choice permits.
+    pub(super) fn names(&self) -> impl Iterator<Item = String> {
+        self.tools.callable().map(|tool| tool.name.clone())
+    }
 }
 
 impl ToolOptions {
@@ -140,7 +148,8 @@ fn tool(index: usize, tool: &Value) -> Result<Tool, ChatError> {
         None | Some(Value::Null) => {
             json!({"type": "object", "properties": {}, "additionalProperties": false})
         }
-        Some(parameters) => parameters.clone(),
+        // References move with the schema, which only plain paths allow.
+        Some(parameters) => with_plain_references(parameters.clone()),
     };
     Ok(Tool { name, parameters })
 }

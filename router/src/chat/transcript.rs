@@ -41,39 +41,27 @@ impl Transcript {
     }
 
     /// Returns whether all messages so far have this role.
-    pub(crate) fn has_only(&self, role: &str) -> bool {
+    fn has_only(&self, role: &str) -> bool {
         self.messages.iter().all(|message| message["role"] == role)
     }
 
     /// Adds a paragraph to the last message. Returns false if that message has another role or no
     /// text.
-    pub(crate) fn extend_last(&mut self, role: &str, text: &str) -> bool {
+    fn extend_last(&mut self, role: &str, text: &str) -> bool {
         self.messages.last_mut().is_some_and(|last| extend(last, role, text))
     }
 
-    /// Adds a paragraph to the system prompt.
-    fn extend_system(&mut self, text: &str) {
-        if !self.messages.first_mut().is_some_and(|first| extend(first, "system", text)) {
-            self.messages.insert(0, json!({"role": "system", "content": text}));
-        }
-    }
-
-    /// Adds a system message at any place of the conversation. `late_system` says whether the
-    /// template writes system messages behind others; most templates refuse or drop them.
-    ///
-    /// Where the template does not write it, the text is appended to the user message before it, so
-    /// that the prompt up to there stays the same and stays cached. Without a user message before
-    /// it, the text becomes a part of the system prompt.
-    pub(crate) fn say_system(&mut self, text: String, late_system: bool) {
-        if late_system && !self.has_only("system") {
+    /// Adds a system message at any place of the conversation. System messages at the beginning
+    /// become one: agents send several, and many templates take only one. The chat core moves later
+    /// ones where the template does not write them.
+    pub(crate) fn say_system(&mut self, text: String) {
+        if !(self.has_only("system") && self.extend_last("system", &text)) {
             self.say("system", text);
-        } else if !self.extend_last("user", &text) {
-            self.extend_system(&text);
         }
     }
 
-    /// Adds a tool call to the assistant's last message, or to a new one. `arguments` are an object
-    /// or its JSON.
+    /// Adds a tool call to the assistant's last message, or to a new one. `arguments` are an
+    /// object.
     pub(crate) fn call(&mut self, id: &str, name: &str, arguments: Value) {
         if self.messages.last().is_none_or(|last| last["role"] != "assistant") {
             self.say("assistant", String::new());
@@ -83,8 +71,13 @@ impl Transcript {
         if let Some(message) = self.messages.last_mut() {
             if let Some(more) = reasoning {
                 // All calls of one message share its reasoning.
-                let so_far = message["reasoning_content"].as_str().map(|text| format!("{text}\n"));
-                message["reasoning_content"] = (so_far.unwrap_or_default() + &more).into();
+                match &mut message["reasoning_content"] {
+                    Value::String(so_far) => {
+                        so_far.push('\n');
+                        so_far.push_str(&more);
+                    }
+                    none => *none = more.into(),
+                }
             }
             match &mut message["tool_calls"] {
                 Value::Array(calls) => calls.push(call),
@@ -116,42 +109,45 @@ fn extend(message: &mut Value, role: &str, text: &str) -> bool {
         return false;
     }
     let Value::String(content) = &mut message["content"] else { return false };
-    if !content.is_empty() && !text.is_empty() {
-        content.push_str("\n\n");
-    }
-    content.push_str(text);
+    add_paragraph(content, text);
     true
+}
+
+/// Adds a paragraph to a text.
+pub(super) fn add_paragraph(to: &mut String, text: &str) {
+    if !to.is_empty() && !text.is_empty() {
+        to.push_str("\n\n");
+    }
+    to.push_str(text);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The roles and texts of a conversation that ends with the system message `late`.
-    fn with_late_system(before: &[(&str, &str)], late_system: bool) -> Vec<(String, String)> {
+    #[test]
+    fn system_messages_at_the_beginning_become_one() {
         let mut transcript = Transcript::default();
-        before.iter().for_each(|(role, text)| transcript.say(role, (*text).to_owned()));
-        transcript.say_system("late".into(), late_system);
-        let text = |value: &Value| value.as_str().unwrap().to_owned();
-        let messages = transcript.into_messages();
-        messages.iter().map(|message| (text(&message["role"]), text(&message["content"]))).collect()
+        for text in ["a", "b"] {
+            transcript.say_system(text.into());
+        }
+        transcript.say("user", "u".into());
+        transcript.say_system("late".into());
+        let message = |role: &str, text: &str| json!({"role": role, "content": text});
+        let expected = [message("system", "a\n\nb"), message("user", "u"), message("system", "late")];
+        assert_eq!(transcript.into_messages(), expected);
     }
 
     #[test]
-    fn a_late_system_message_is_placed_where_the_template_writes_it() {
-        let message = |role: &str, text: &str| (role.to_owned(), text.to_owned());
-        let user = [("system", "s"), ("user", "u")];
-        let expected = [message("system", "s"), message("user", "u"), message("system", "late")];
-        assert_eq!(with_late_system(&user, true), expected);
-        assert_eq!(with_late_system(&user, false), [message("system", "s"), message("user", "u\n\nlate")]);
-        // Behind an answer there is no user message to append to.
-        let answered = [("user", "u"), ("assistant", "a")];
-        let expected = [message("system", "late"), message("user", "u"), message("assistant", "a")];
-        assert_eq!(with_late_system(&answered, false), expected);
-        // System messages at the beginning are one message in any case.
-        for late_system in [false, true] {
-            assert_eq!(with_late_system(&[("system", "s")], late_system), [message("system", "s\n\nlate")]);
-            assert_eq!(with_late_system(&[], late_system), [message("system", "late")]);
+    fn calls_of_one_message_share_its_reasoning() {
+        let mut transcript = Transcript::default();
+        for (id, thought) in [("1", "why"), ("2", "how")] {
+            transcript.reason(thought);
+            transcript.call(id, "f", json!({}));
         }
+        let messages = transcript.into_messages();
+        assert_eq!(messages.len(), 1);
+        assert_eq!(messages[0]["reasoning_content"], "why\nhow");
+        assert_eq!(messages[0]["tool_calls"].as_array().map(Vec::len), Some(2));
     }
 }

@@ -132,6 +132,12 @@ impl Account {
         }
     }
 
+    /// Charges the work for a prompt that was refused after it had been rendered or tokenized. The
+    /// work is about that of so many tokens.
+    pub(crate) fn charge_refused(&self, tokens: usize) {
+        self.charge(tokens);
+    }
+
     /// Charges a generated token.
     pub(crate) fn charge_generated(&self) {
         self.charge(1);

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use llguidance::TokenParser;
 
 use super::parser_memory::ParserMemory;
+use super::repeated_keys::QuoteTokens;
 use super::schema::UnenforcedKeywords;
 use crate::engine::Mask;
 
@@ -21,6 +22,8 @@ pub struct CompiledGrammar {
     /// The counter for the memory of the parsers of requests.
     memory: ParserMemory,
     unenforced: UnenforcedKeywords,
+    /// Set if objects of the answer may have keys that the grammar does not list.
+    quotes: Option<Arc<QuoteTokens>>,
     /// The moving average over all requests of the CPU time of one mask, in nanoseconds.
     mask_cost: AtomicU64,
 }
@@ -40,6 +43,11 @@ impl CompiledGrammar {
     /// Returns the keywords of its schemas that it does not enforce.
     pub fn unenforced(&self) -> &UnenforcedKeywords {
         &self.unenforced
+    }
+
+    /// Returns the tokens that may complete a key, if keys may repeat in the grammar.
+    pub(super) fn quotes(&self) -> Option<&QuoteTokens> {
+        self.quotes.as_deref()
     }
 
     pub(super) fn vocab_size(&self) -> u32 {
@@ -76,10 +84,10 @@ impl CompiledGrammar {
 
     /// Creates a compiled grammar from a parser that has not consumed any token.
     pub(super) fn new(parser: TokenParser, parts: CompiledParts) -> Self {
-        let CompiledParts { first, vocab_size, bytes, memory, unenforced, mask_cost } = parts;
+        let CompiledParts { first, vocab_size, bytes, memory, unenforced, quotes, mask_cost } = parts;
         let mask_cost = AtomicU64::new(mask_cost.as_nanos() as u64);
         let prototype = Mutex::new(parser);
-        CompiledGrammar { prototype, first, vocab_size, bytes, memory, unenforced, mask_cost }
+        CompiledGrammar { prototype, first, vocab_size, bytes, memory, unenforced, quotes, mask_cost }
     }
 }
 
@@ -95,6 +103,8 @@ pub(super) struct CompiledParts {
     pub(super) memory: ParserMemory,
     /// Keywords of the grammar's schemas that the grammar does not enforce.
     pub(super) unenforced: UnenforcedKeywords,
+    /// The tokens that may complete a key, if keys may repeat in the grammar.
+    pub(super) quotes: Option<Arc<QuoteTokens>>,
     /// CPU time that the first mask took.
     pub(super) mask_cost: Duration,
 }

@@ -160,6 +160,7 @@ impl GrammarCompiler {
             // The work itself holds the permit. If the client disconnects, the permit stays taken
             // until the check is done.
             let _permit = permit;
+            let grammar = with_plain_references(grammar);
             let bytes = job_bytes(&grammar, vocab_size);
             let key = compiler.0.keys.of(&bytes);
             if let Some(known) = compiler.cache().get(key) {
@@ -329,6 +330,22 @@ impl GrammarCompiler {
     #[cfg(test)]
     pub(super) fn free_permits(&self) -> (usize, usize) {
         (self.0.quick.available_permits(), self.0.slow.available_permits())
+    }
+}
+
+/// Returns a grammar in whose schemas all references are plain paths.
+fn with_plain_references(grammar: Grammar) -> Grammar {
+    use super::schema::with_plain_references as plain;
+    match grammar {
+        Grammar::Json(schema) => Grammar::Json(plain(schema)),
+        Grammar::Calls { rules, schemas, answer } => {
+            let schemas = schemas.into_iter().map(|(name, schema)| (name, plain(schema))).collect();
+            Grammar::Calls { rules, schemas, answer: answer.map(plain) }
+        }
+        Grammar::AfterReasoning { rules, answer } => {
+            Grammar::AfterReasoning { rules, answer: Box::new(with_plain_references(*answer)) }
+        }
+        other @ (Grammar::Regex(_) | Grammar::Lark(_)) => other,
     }
 }
 

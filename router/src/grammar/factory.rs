@@ -1,8 +1,10 @@
 //! Compiling of one grammar on the current thread. Its time and memory depend on the grammar, up to
 //! llguidance's limits. These do not bound everything; the limits of [`worker`](super::worker) do.
 
+use std::sync::Arc;
+
 use llguidance::api::{ParserLimits, TopLevelGrammar};
-use llguidance::{JsonCompileOptions, ParserFactory};
+use llguidance::{JsonCompileOptions, ParserFactory, TokenParser};
 use serde_json::Value;
 use toktrie::InferenceCapabilities;
 
@@ -11,7 +13,8 @@ use super::definition::Grammar;
 use super::error::GrammarError;
 use super::llguidance_support::{catch_panics, error_summary, mask_of, next_mask, parser_bytes};
 use super::parser_memory::ParserMemory;
-use super::schema::{self, SchemaPurpose, UnenforcedKeywords};
+use super::repeated_keys::QuoteTokens;
+use super::schema::{self, SchemaPurpose, UnenforcedKeywords, without_broken_tools};
 use super::vocabulary::Vocabulary;
 use crate::engine::thread_time;
 
@@ -46,6 +49,7 @@ fn limits() -> ParserLimits {
 pub(super) struct GrammarFactory {
     factory: ParserFactory,
     memory: ParserMemory,
+    quotes: Arc<QuoteTokens>,
 }
 
 impl GrammarFactory {
@@ -56,11 +60,13 @@ impl GrammarFactory {
     pub(super) fn new(vocabulary: &Vocabulary) -> Result<Self, GrammarError> {
         let slices = llguidance::earley::SlicedBiasComputer::general_slices();
         let capabilities = InferenceCapabilities::default();
-        let mut factory = ParserFactory::new(&vocabulary.environment(), capabilities, &slices)
-            .map_err(|error| invalid(&error))?;
+        let environment = vocabulary.environment();
+        let quotes = Arc::new(QuoteTokens::of(environment.tok_trie()));
+        let mut factory =
+            ParserFactory::new(&environment, capabilities, &slices).map_err(|error| invalid(&error))?;
         *factory.limits_mut() = limits();
         factory.quiet();
-        Ok(GrammarFactory { factory, memory: ParserMemory::default() })
+        Ok(GrammarFactory { factory, memory: ParserMemory::default(), quotes })
     }
 
     /// Compiles a grammar for a model with `vocab_size` tokens on the current thread, which needs a
@@ -73,9 +79,10 @@ impl GrammarFactory {
         grammar: &Grammar,
         vocab_size: u32,
     ) -> Result<CompiledGrammar, GrammarError> {
-        let mut unenforced = UnenforcedKeywords::default();
-        let source = llguidance_source(grammar, &mut unenforced)?;
-        let mut parser = self.factory.create_parser(source).map_err(|error| invalid(&error))?;
+        let (mut parser, unenforced) = match self.parser(grammar) {
+            Ok(created) => created,
+            Err(error) => self.parser_without_broken_tools(grammar).ok_or(error)??,
+        };
         parser.start_without_prompt();
         let since = thread_time();
         let first = catch_panics(|| next_mask(&mut parser)).map_err(|error| invalid(&error))?;
@@ -92,9 +99,40 @@ impl GrammarFactory {
             )));
         }
         let memory = self.memory.clone();
-        let parts = CompiledParts { first, vocab_size, bytes, memory, unenforced, mask_cost };
+        let quotes = unenforced.has_open_objects.then(|| self.quotes.clone());
+        let parts = CompiledParts { first, vocab_size, bytes, memory, unenforced, quotes, mask_cost };
         Ok(CompiledGrammar::new(parser, parts))
     }
+}
+
+impl GrammarFactory {
+    /// Creates a parser for a grammar.
+    fn parser(&self, grammar: &Grammar) -> Result<(TokenParser, UnenforcedKeywords), GrammarError> {
+        let mut unenforced = UnenforcedKeywords::default();
+        let source = llguidance_source(grammar, &mut unenforced)?;
+        let parser = self.factory.create_parser(source).map_err(|error| invalid(&error))?;
+        Ok((parser, unenforced))
+    }
+
+    /// Creates a parser for a grammar of tool calls whose tools include some with schemas that
+    /// cannot be compiled. The arguments of these tools become any JSON, because one tool must not
+    /// make the others useless. Returns `None` if each tool can be compiled by itself.
+    fn parser_without_broken_tools(
+        &self,
+        grammar: &Grammar,
+    ) -> Option<Result<(TokenParser, UnenforcedKeywords), GrammarError>> {
+        let compiles = |schema: &Value| self.parser(&tool_grammar(schema.clone())).is_ok();
+        let (grammar, left_out) = without_broken_tools(grammar, &compiles)?;
+        Some(
+            self.parser(&grammar)
+                .map(|(parser, unenforced)| (parser, UnenforcedKeywords { left_out, ..unenforced })),
+        )
+    }
+}
+
+/// Returns a grammar of the arguments of one tool.
+fn tool_grammar(schema: Value) -> Grammar {
+    Grammar::Calls { rules: "start: json_0\n".into(), schemas: vec![("json_0".into(), schema)], answer: None }
 }
 
 fn llguidance_source(

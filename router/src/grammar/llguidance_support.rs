@@ -45,11 +45,15 @@ pub(super) fn parser_bytes(parser: &TokenParser) -> usize {
     parser.parser.lexer_stats().num_bytes
 }
 
-/// Returns the first line of an error, which is meant for the author of the grammar. The following
-/// lines describe the parser's internals.
+/// Returns the part of an error that is meant for the author of the grammar. For an expression
+/// these are all lines, which show the place and the reason. Otherwise it is the first line,
+/// because the following lines describe the parser's internals.
 pub(super) fn error_summary(error: &anyhow::Error) -> String {
     const MAX_CHARS: usize = 300;
     let text = error.to_string();
+    if let Some(summary) = regex_error(&text) {
+        return summary;
+    }
     let line = text.lines().next().unwrap_or_default().trim();
     if line.starts_with("panic:") {
         return "it could not be processed".into();
@@ -59,4 +63,22 @@ pub(super) fn error_summary(error: &anyhow::Error) -> String {
         return "no text matches it".into();
     }
     line.chars().take(MAX_CHARS).collect()
+}
+
+/// Returns all lines of an error in an expression, which show the place and the reason, or the
+/// reason alone if the expression is long. Returns `None` if the error is not about an expression.
+fn regex_error(text: &str) -> Option<String> {
+    const TITLE: &str = "regex parse error:";
+    const MAX_CHARS: usize = 300;
+    let error = &text[text.find(TITLE)?..];
+    let reason = error.lines().rfind(|line| line.starts_with("error: "))?;
+    let end = error.rfind(reason)? + reason.len();
+    let whole = &error[..end];
+    match whole.chars().count() <= MAX_CHARS {
+        true => Some(whole.to_owned()),
+        false => {
+            let reason = reason.trim_start_matches("error: ");
+            Some(format!("{TITLE} {reason}").chars().take(MAX_CHARS).collect())
+        }
+    }
 }

@@ -8,6 +8,7 @@ use llguidance::TokenParser;
 use super::compiled::CompiledGrammar;
 use super::llguidance_support::{catch_panics, error_summary, mask_of, next_mask, parser_bytes};
 use super::parser_memory::ParserMemoryShare;
+use super::repeated_keys::KeyTracker;
 use crate::engine::{Constraint, Mask, thread_time};
 
 /// The size of an item of the parser's table in bytes.
@@ -20,6 +21,8 @@ pub struct GrammarMatcher {
     /// requests, so that expensive work of one request does not slow down the others.
     parser: Option<TokenParser>,
     memory: ParserMemoryShare,
+    /// The keys of the answer's objects.
+    keys: KeyTracker,
     /// The number of items that the request's tokens have added to the parser's table.
     items: usize,
 }
@@ -28,7 +31,7 @@ impl GrammarMatcher {
     /// Creates a matcher at the beginning of the grammar.
     pub fn new(grammar: Arc<CompiledGrammar>) -> Self {
         let memory = grammar.memory().share();
-        GrammarMatcher { grammar, parser: None, memory, items: 0 }
+        GrammarMatcher { grammar, parser: None, memory, keys: KeyTracker::default(), items: 0 }
     }
 
     fn next(&mut self, token: u32) -> anyhow::Result<toktrie::SimpleVob> {
@@ -39,7 +42,13 @@ impl GrammarMatcher {
             anyhow::ensure!(backtracked == 0, "the parser went back");
             parser.check_stop()?;
             self.items += parser.parser.stats().all_items.saturating_sub(before);
-            next_mask(parser)
+            let mut allowed = next_mask(parser)?;
+            if let Some(quotes) = self.grammar.quotes() {
+                let trie = parser.token_env.tok_trie();
+                self.keys.push(trie.token(token));
+                self.keys.exclude_repeated(&mut allowed, quotes, trie);
+            }
+            Ok(allowed)
         })
     }
 }

@@ -11,6 +11,7 @@
 //! | `bounds` | refuses grammars that are too large, before anything is compiled |
 //! | `limits` | limits that several modules apply |
 //! | `schema` | converts a client's JSON schema to one that llguidance compiles |
+//! | `gbnf` | translates grammars of llama.cpp and vLLM to Lark |
 //! | `mark_tokens` | the special tokens of a model in the server's own rules |
 //! | `vocabulary` | the model's tokens in llguidance's form |
 //! | `compiler` | schedules compilation: few grammars at a time, each grammar once |
@@ -19,6 +20,7 @@
 //! | `compiled` | a compiled grammar, which any number of requests can use |
 //! | `cache` | compiled grammars and refusals that are remembered |
 //! | `matcher` | the state of one request in its grammar |
+//! | `repeated_keys` | excludes keys that an object has already |
 //! | `parser_memory` | bounds on the memory of all requests' parsers |
 //! | `llguidance_support` | masks, panics and error texts of llguidance |
 //! | `metrics` | this module's metrics |
@@ -30,12 +32,14 @@ mod compiler;
 mod definition;
 mod error;
 mod factory;
+mod gbnf;
 mod limits;
 mod llguidance_support;
 mod mark_tokens;
 mod matcher;
 mod metrics;
 mod parser_memory;
+mod repeated_keys;
 mod schema;
 mod vocabulary;
 pub mod worker;
@@ -49,7 +53,9 @@ pub use compiled::CompiledGrammar;
 pub use compiler::GrammarCompiler;
 pub use definition::{Grammar, RequestedGrammar};
 pub use error::GrammarError;
+pub(crate) use gbnf::{is_gbnf, to_lark};
 pub(crate) use mark_tokens::{MarkTokens, escape};
 pub use matcher::GrammarMatcher;
 pub use schema::UnenforcedKeywords;
+pub(crate) use schema::with_plain_references;
 pub use worker::GrammarWorkerCommand;

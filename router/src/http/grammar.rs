@@ -2,13 +2,13 @@
 
 use serde_json::{Value, json};
 
-use crate::grammar::Grammar;
+use crate::grammar::{self, Grammar};
 
 /// TGI's error for a value that is not a schema.
 const NOT_SUPPORTED: &str = "grammar is not supported";
 
 /// Reads a grammar in TGI's form, `{"type", "value"}`. The types are `json` (or `json_object`),
-/// `json_schema`, `regex`, and `lark` as an extension.
+/// `json_schema`, `regex`, and as extensions `lark`, `gbnf` and `ebnf`.
 ///
 /// # Errors
 /// A text for the client that says what is wrong.
@@ -21,9 +21,23 @@ pub(super) fn from_tgi(grammar: &Value) -> Result<Grammar, String> {
             None => Err("grammar is not valid: a json_schema needs a `schema`".into()),
         },
         (Some("regex"), Value::String(expression)) => Ok(Grammar::Regex(expression.clone())),
-        (Some("lark"), Value::String(text)) => Ok(Grammar::Lark(text.clone())),
-        (Some("regex" | "lark"), _) => Err("grammar is not valid: the `value` must be a text".into()),
-        _ => Err("grammar is not valid: the `type` must be json, json_schema, regex or lark".into()),
+        (Some("lark"), Value::String(text)) => from_text(text),
+        (Some("gbnf" | "ebnf"), Value::String(text)) => grammar::to_lark(text).map(Grammar::Lark),
+        (Some("regex" | "lark" | "gbnf" | "ebnf"), _) => {
+            Err("grammar is not valid: the `value` must be a text".into())
+        }
+        _ => Err("grammar is not valid: the `type` must be json, json_schema, regex, lark or gbnf".into()),
+    }
+}
+
+/// Reads a grammar in Lark's language or in GBNF, which its first rule shows.
+///
+/// # Errors
+/// A text for the client that says what is wrong.
+pub(super) fn from_text(text: &str) -> Result<Grammar, String> {
+    match grammar::is_gbnf(text) {
+        true => grammar::to_lark(text).map(Grammar::Lark),
+        false => Ok(Grammar::Lark(text.to_owned())),
     }
 }
 
@@ -59,7 +73,9 @@ pub(super) fn from_response_format(format: &Value) -> Result<Option<Grammar>, St
         (Some("json_object"), _, _) if format.get("value").is_none_or(Value::is_null) => {
             Ok(Some(Grammar::Json(json!({"type": "object"}))))
         }
-        (Some("json" | "json_object" | "json_schema" | "regex" | "lark"), _, _) => from_tgi(format).map(Some),
+        (Some("json" | "json_object" | "json_schema" | "regex" | "lark" | "gbnf" | "ebnf"), _, _) => {
+            from_tgi(format).map(Some)
+        }
         _ => Err("`response_format.type` must be text, json_object or json_schema".into()),
     }
 }
@@ -95,6 +111,21 @@ mod tests {
             from_tgi(&json!({"type": "lark", "value": "start: A"})),
             Ok(Grammar::Lark("start: A".into()))
         );
+    }
+
+    #[test]
+    fn gbnf_is_translated() {
+        let gbnf = "root ::= \"a\" | \"b\"";
+        let translated = from_text(gbnf);
+        assert!(
+            matches!(&translated, Ok(Grammar::Lark(text)) if text.starts_with("start: ")),
+            "{translated:?}"
+        );
+        for kind in ["gbnf", "ebnf", "lark"] {
+            assert_eq!(from_tgi(&json!({"type": kind, "value": gbnf})), translated, "{kind}");
+        }
+        let error = from_tgi(&json!({"type": "gbnf", "value": "start: A"})).unwrap_err();
+        assert!(error.starts_with("grammar is not valid: line 1: expected `::=`"), "{error}");
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod grammar;
 mod headers;
 mod health;
 mod ignored;
+mod json_errors;
 mod keys;
 mod kserve;
 mod metrics;

@@ -12,10 +12,15 @@ use axum::middleware::Next;
 use axum::response::Response;
 use http_body::{Frame, SizeHint};
 
+use super::anthropic;
+use super::api::Api;
 use crate::service::RequestContext;
 
 /// The header with the id of the request, which is also in logs and traces.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// The same header by the name that Anthropic's clients read.
+const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
 /// Characters of the longest id that is accepted from a client.
 const MAX_ID_LENGTH: usize = 128;
@@ -27,6 +32,8 @@ pub(super) async fn follow(request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().map_or("(no route)", MatchedPath::as_str);
     // Probes are frequent, so they have no span and their lines are logged at the debug level.
     let is_probe = request.method() != Method::POST;
+    let is_anthropic =
+        Api::of(request.uri().path()) == Api::Anthropic || anthropic::is_client(request.headers());
     let context =
         (!is_probe).then(|| RequestContext::begin(&id, request.method().as_str(), path, request.headers()));
     let mut log = RequestLog {
@@ -48,6 +55,9 @@ pub(super) async fn follow(request: Request, next: Next) -> Response {
         context.answered(response.status().as_u16());
     }
     if let Ok(id) = HeaderValue::from_str(&id) {
+        if is_anthropic {
+            response.headers_mut().insert(ANTHROPIC_REQUEST_ID, id.clone());
+        }
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response.map(|body| {

@@ -11,13 +11,19 @@ use crate::text::{ChatTemplate, Conversation};
 /// A text that no template contains.
 const PROBE: &str = "a-late-system-message";
 
-/// Whether the template renders a system message between a user message and an assistant message.
-pub(super) fn is_rendered(template: &ChatTemplate) -> bool {
+/// Returns the roles of instructions that the template renders behind other messages.
+pub(super) fn rendered_roles(template: &ChatTemplate) -> Vec<&'static str> {
+    ["system", "developer"].into_iter().filter(|role| is_rendered(template, role)).collect()
+}
+
+/// Whether the template renders a message of this role between a user message and an assistant
+/// message.
+fn is_rendered(template: &ChatTemplate, late_role: &str) -> bool {
     let message = |role: &str, content: &str| json!({"role": role, "content": content});
     let messages = vec![
         message("system", "a"),
         message("user", "b"),
-        message("system", PROBE),
+        message(late_role, PROBE),
         message("assistant", "c"),
         message("user", "d"),
     ];
@@ -30,7 +36,16 @@ mod tests {
     use super::*;
 
     fn is_rendered_by(template: &str) -> bool {
-        is_rendered(&ChatTemplate::new(template, None, None, None, 1).unwrap())
+        let roles = rendered_roles(&ChatTemplate::new(template, None, None, None, 1).unwrap());
+        roles.contains(&"system")
+    }
+
+    #[test]
+    fn the_roles_of_instructions_are_told_apart() {
+        let template =
+            "{% for m in messages %}{% if m.role != 'developer' %}{{ m.content }}{% endif %}{% endfor %}";
+        let template = ChatTemplate::new(template, None, None, None, 1).unwrap();
+        assert_eq!(rendered_roles(&template), ["system"]);
     }
 
     #[test]

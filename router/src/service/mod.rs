@@ -9,6 +9,7 @@
 //! | `model` | the model as clients see it |
 //! | `limits`, `params` | limits of the server, and the parameters of a request |
 //! | `text` | renders conversations and tokenizes texts |
+//! | `turns` | turns of tenants who render conversations |
 //! | `prepare`, `prepared` | validates a request and tokenizes its prompt |
 //! | `block_hashes` | hashes the prompt for the prefix cache |
 //! | `generate`, `stream`, `answer` | runs a prepared request, and turns its tokens into text |
@@ -38,6 +39,7 @@ mod reasoning_limit;
 mod setup;
 mod stream;
 mod text;
+mod turns;
 mod vectors;
 
 #[cfg(test)]

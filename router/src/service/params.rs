@@ -34,6 +34,18 @@ pub enum TruncationSide {
     Right,
 }
 
+impl Prompt {
+    /// Returns the approximate number of tokens, without tokenizing a text. The tokens of usual
+    /// texts have about four bytes.
+    pub(super) fn estimated_tokens(&self) -> usize {
+        match self {
+            Prompt::Text(text, _) => text.len() / 4,
+            Prompt::Chat(prompt) => prompt.text.len() / 4,
+            Prompt::Ids(ids) => ids.len(),
+        }
+    }
+}
+
 /// The parameters of a generation. By default it is greedy, and ends when the model ends it or the
 /// context is full.
 #[derive(Debug, Clone)]

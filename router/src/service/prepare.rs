@@ -17,7 +17,28 @@ use crate::grammar::{CompiledGrammar, GrammarError, RequestedGrammar};
 use crate::metrics;
 use crate::text::SpecialTokens;
 
+/// The state of a request between the checks of its parameters and its prompt.
+struct Validation {
+    received: Instant,
+    limits: TokenLimits,
+    ready: Arc<Ready>,
+    context: Option<Arc<RequestContext>>,
+}
+
 impl Service {
+    /// Charges the account of the current caller for work whose result was refused. A server that
+    /// is full charges nothing.
+    pub(super) fn charge_refused(error: &ServiceError, tokens: usize) {
+        let is_invalid = matches!(
+            error,
+            ServiceError::Validation { .. } | ServiceError::ContextLength(_) | ServiceError::Template(_)
+        );
+        let context = RequestContext::current().filter(|_| is_invalid);
+        if let Some(account) = context.as_deref().and_then(RequestContext::account) {
+            account.charge_refused(tokens);
+        }
+    }
+
     /// Validates a request and tokenizes its prompt.
     ///
     /// # Errors
@@ -66,6 +87,21 @@ impl Service {
         }
         limits.check_truncate(params.truncate)?;
         self.limit_raw_reasoning(&prompt, &mut params)?;
+        let work = prompt.estimated_tokens();
+        self.tokenized(prompt, params, Validation { received, limits, ready, context })
+            .await
+            .inspect_err(|error| Self::charge_refused(error, work))
+    }
+
+    /// Tokenizes the prompt of a request whose parameters are valid, and compiles its grammar.
+    async fn tokenized(
+        &self,
+        prompt: Prompt,
+        mut params: Params,
+        validation: Validation,
+    ) -> Result<Prepared, ServiceError> {
+        let Validation { received, limits, ready, context } = validation;
+        let caller = context.as_deref().and_then(RequestContext::caller);
         let ids = self.prompt_tokens(prompt, &params, limits, &ready).await?;
         if params.pooling.is_some() && params.pooling_start >= ids.len() {
             let detail = "the model's prompt is not pooled, and it leaves no token of the text";

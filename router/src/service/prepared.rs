@@ -43,6 +43,12 @@ impl Prepared {
         wanted.map(|(grammar, wanted)| grammar.unenforced().fields(wanted.field)).unwrap_or_default()
     }
 
+    /// The tools whose schemas the grammar leaves out, by their places among the tools that may be
+    /// called.
+    pub(crate) fn tools_left_out(&self) -> impl Iterator<Item = usize> {
+        self.grammar.iter().flat_map(|grammar| grammar.unenforced().left_out.iter().copied())
+    }
+
     /// The account that the request counts for, if it has one.
     pub(super) fn account(&self) -> Option<&Arc<Account>> {
         self.context.as_deref().and_then(RequestContext::account)

@@ -11,6 +11,7 @@ use super::error::ServiceError;
 use super::late_system;
 use super::limits::RequestLimits;
 use super::model::{ModelInfo, TokenizerDescription};
+use super::turns::TenantTurns;
 use super::vectors;
 use crate::assets::{AssetError, Assets, SamplingDefaults};
 use crate::embedding::{EmbeddingError, EmbeddingModel};
@@ -46,8 +47,8 @@ pub struct Service(pub(super) Arc<Inner>);
 pub(super) struct Inner {
     pub(super) tokenizer: Tokenizer,
     pub(super) template: Option<ChatTemplate>,
-    /// Whether the template renders system messages that follow other messages.
-    pub(super) late_system: bool,
+    /// The roles of instructions that the template renders behind other messages.
+    pub(super) late_roles: Vec<&'static str>,
     pub(super) tool_format: ToolFormat,
     /// The format of the model's reasoning; `None` if it is not separated from the answer.
     pub(super) reasoning: Option<ReasoningFormat>,
@@ -63,6 +64,8 @@ pub(super) struct Inner {
     /// Bounds the requests on their way to the engine: no more may wait for the tokenizer than may
     /// wait for the model.
     pub(super) entrance: Arc<Places>,
+    /// Tenants render conversations in turns.
+    pub(super) render_turns: TenantTurns,
     /// Bounds the memory of answers that are not generated and have not been sent yet.
     pub(super) answers: AnswerBudget,
 }
@@ -102,7 +105,7 @@ impl Service {
             }
             None => None,
         };
-        let late_system = template.as_ref().is_some_and(late_system::is_rendered);
+        let late_roles = template.as_ref().map(late_system::rendered_roles).unwrap_or_default();
         let shown = assets.tool_template.as_deref().or(assets.chat_template.as_deref());
         let tool_format = limits.tool_format.unwrap_or_else(|| ToolFormat::of(shown, &tokenizer));
         let reasoning = match limits.reasoning {
@@ -119,12 +122,13 @@ impl Service {
         }
         let eos: Arc<[u32]> = end_tokens(assets, &tokenizer, template.as_ref()).into();
         let sampling = if limits.model_sampling { assets.sampling } else { SamplingDefaults::default() };
+        let render_turns = TenantTurns::new(limits.validation_workers);
         let grammars =
             GrammarCompiler::with_workers(tokenizer.clone(), eos.clone(), limits.grammar_worker.clone());
         Ok(Service(Arc::new(Inner {
             tokenizer,
             template,
-            late_system,
+            late_roles,
             tool_format,
             reasoning,
             embedding,
@@ -136,6 +140,7 @@ impl Service {
             sampling,
             grammars,
             entrance: Arc::default(),
+            render_turns,
             answers: AnswerBudget::default(),
         })))
     }
@@ -217,9 +222,10 @@ impl Service {
         self.0.template.as_ref().is_some_and(ChatTemplate::writes_calls)
     }
 
-    /// Whether the model's chat template renders a system message that follows other messages.
-    pub fn template_takes_late_system(&self) -> bool {
-        self.0.late_system
+    /// Whether the model's chat template renders a message of this role, `system` or `developer`,
+    /// that follows other messages.
+    pub fn template_writes_late(&self, role: &str) -> bool {
+        self.0.late_roles.contains(&role)
     }
 
     /// The announcement of the loaded model. It stays the same while the shards are restarted.

@@ -2,6 +2,7 @@
 //! purpose.
 
 use super::budget::Reservation;
+use super::context::RequestContext;
 use super::error::ServiceError;
 use super::limits::TokenLimits;
 use super::params::{Params, TruncationSide};
@@ -39,11 +40,18 @@ impl Service {
     ) -> Result<RenderedPrompt, ServiceError> {
         let _place = self.enter().map_err(Self::reject)?;
         let template = self.0.template.as_ref().ok_or(TemplateError::Missing);
+        let messages = conversation.messages.len();
+        let tenant = RequestContext::current().map(|context| context.tenant()).unwrap_or_default();
+        let _turn = self.0.render_turns.take(tenant).await;
         match template {
             Ok(template) => template.render(conversation, guard).await,
             Err(missing) => Err(missing),
         }
-        .map_err(|error| Self::reject(ServiceError::Template(error.to_string())))
+        .map_err(|error| {
+            let error = ServiceError::Template(error.to_string());
+            Self::charge_refused(&error, messages);
+            Self::reject(error)
+        })
     }
 
     /// Whether the model's chat template contains this word in quotes, like the names of the roles

@@ -36,17 +36,63 @@ pub fn show_tools(
 /// Appends the assistant's calls to its messages, in the model's format.
 pub fn show_calls(messages: &mut [Value], format: ToolFormat) {
     for message in messages {
-        let calls = message.get("tool_calls").and_then(Value::as_array).cloned().unwrap_or_default();
-        for call in &calls {
+        let calls = message.get("tool_calls").and_then(Value::as_array).filter(|calls| !calls.is_empty());
+        let Some(calls) = calls else { continue };
+        // The text is built once: a message may have tens of thousands of calls.
+        let mut text = message["content"].as_str().unwrap_or_default().to_owned();
+        for call in calls {
             let function = &call["function"];
-            let between = if message["content"].as_str().is_none_or(str::is_empty) { "" } else { "\n" };
-            let name = function["name"].as_str().unwrap_or_default();
-            append(message, &format!("{between}{}", format.write(name, &function["arguments"])));
+            if !text.is_empty() {
+                text.push('\n');
+            }
+            text += &format.write(function["name"].as_str().unwrap_or_default(), &function["arguments"]);
         }
+        message["content"] = text.into();
     }
 }
 
 fn append(message: &mut Value, text: &str) {
     let content = message["content"].as_str().unwrap_or_default();
     message["content"] = format!("{content}{text}").into();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::engine::thread_time;
+
+    fn messages(calls: usize) -> Vec<Value> {
+        let call = json!({"function": {"name": "get", "arguments": {"n": 1}}});
+        vec![json!({"role": "assistant", "content": "Wait.", "tool_calls": vec![call; calls]})]
+    }
+
+    #[test]
+    fn calls_follow_the_text_in_lines_of_their_own() {
+        let mut two = messages(2);
+        show_calls(&mut two, ToolFormat::Json);
+        let call = "{\"name\": \"get\", \"arguments\": {\"n\":1}}";
+        assert_eq!(two[0]["content"], format!("Wait.\n{call}\n{call}"));
+        let mut none = messages(0);
+        show_calls(&mut none, ToolFormat::Json);
+        assert_eq!(none[0]["content"], "Wait.");
+    }
+
+    /// Four times the calls take about four times as long. Quadratic work takes 16 times as long.
+    /// The factor of 10 tolerates a noisy machine.
+    #[test]
+    fn many_calls_take_linear_time() {
+        let time = |calls: usize| {
+            let fastest = (0..5).map(|_| {
+                let mut messages = messages(calls);
+                let since = thread_time();
+                show_calls(&mut messages, ToolFormat::Json);
+                thread_time() - since
+            });
+            fastest.min().unwrap_or_default()
+        };
+        let (short, long) = (time(8_000), time(32_000));
+        assert!(long < short * 10 + Duration::from_millis(50), "{short:?}, then {long:?}");
+    }
 }

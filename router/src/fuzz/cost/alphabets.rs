@@ -328,6 +328,21 @@ items! {
     ITEMS = r##"{"role":"user","content":"a"}"##, r##"{"type":"function_call","call_id":"c§","name":"f","arguments":"{}"}"##,
         r##"{"type":"function_call_output","call_id":"c§","output":"a"}"##,
         r##"{"role":"user","content":[{"type":"input_text","text":"a"}]}"##, "{}";
+    /// Calls in one message of OpenAI's API.
+    CHAT_CALLS = r##"{"id":"c§","type":"function","function":{"name":"f","arguments":"{}"}}"##,
+        r##"{"id":"c§","type":"function","function":{"name":"f","arguments":""}}"##,
+        r##"{"function":{"name":"f","arguments":{"a":[§]}}}"##, r##"{"custom":{"name":"f","input":"a"}}"##;
+    /// Small messages that chat completions and Anthropic's API take.
+    SMALL_MESSAGES = r##"{"role":"user","content":"a"}"##, r##"{"role":"assistant","content":"b"}"##,
+        r##"{"role":"system","content":"a"}"##, r##"{"role":"assistant","content":""}"##;
+    /// Calls, their reasoning and their outputs in the input of `/v1/responses`.
+    CALL_ITEMS = r##"{"type":"function_call","call_id":"c§","name":"f","arguments":"{}"}"##,
+        r##"{"type":"reasoning","summary":[{"type":"summary_text","text":"a"}]}"##,
+        r##"{"type":"custom_tool_call","call_id":"c§","name":"f","input":"a"}"##, r##"{"role":"system","content":"a"}"##,
+        r##"{"role":"user","content":"a"}"##, r##"{"role":"developer","content":"a"}"##;
+    /// Blocks in a message of Anthropic's API.
+    CALL_BLOCKS = r##"{"type":"tool_use","id":"c§","name":"f","input":{}}"##, r##"{"type":"thinking","thinking":"a"}"##,
+        r##"{"type":"text","text":"a"}"##, r##"{"type":"tool_use","id":"c","name":"f","input":{"a":[§]}}"##;
     /// Parts of a message.
     PARTS = r##"{"type":"text","text":"a"}"##, r##"{"type":"text","text":""}"##, "{}";
     /// Tools of OpenAI's API.

@@ -154,6 +154,52 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("qwen_thinking", include_str!("../../../../integration-tests/oracle/templates/qwen_thinking.jinja")),
 ];
 
+/// Conversations of many small items, by route.
+const CONVERSATIONS: &[(&str, &[InputFrame])] = &[
+    (
+        "/v1/chat/completions",
+        &[
+            frame(
+                r#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"a","tool_calls":["#,
+                ",",
+                "]}]}",
+                &alphabets::CHAT_CALLS,
+            ),
+            frame(r#"{"messages":["#, ",", "]}", &alphabets::SMALL_MESSAGES),
+        ],
+    ),
+    (
+        "/v1/responses",
+        &[frame(r#"{"input":[{"role":"user","content":"a"},"#, ",", "]}", &alphabets::CALL_ITEMS)],
+    ),
+    (
+        "/v1/messages",
+        &[
+            frame(
+                r#"{"max_tokens":9,"messages":[{"role":"user","content":"a"},{"role":"assistant","content":["#,
+                ",",
+                "]}]}",
+                &alphabets::CALL_BLOCKS,
+            ),
+            frame(r#"{"max_tokens":9,"messages":["#, ",", "]}", &alphabets::SMALL_MESSAGES),
+        ],
+    ),
+    ("/tokenize", &[frame(r#"{"messages":["#, ",", "]}", &alphabets::SMALL_MESSAGES)]),
+];
+
+/// Chat templates with and without a place for tool calls. The second one drops late system
+/// messages.
+const CALL_TEMPLATES: [(&str, &str); 2] = [
+    (
+        "calls in the template",
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ m.reasoning_content }}{{ m.tool_calls }}{% endfor %}",
+    ),
+    (
+        "calls as text",
+        "{{ messages[0].content }}{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{{ m.reasoning_content }}{% endif %}{% endfor %}",
+    ),
+];
+
 /// The names of the tool call formats on the command line.
 const FORMATS: &[&str] = &["hermes", "qwen3_coder", "llama3_json", "mistral", "mistral_v11", "json"];
 
@@ -163,6 +209,7 @@ pub fn targets() -> Vec<CostTarget> {
     for &(path, frames) in BODIES {
         all.push(target(format!("body of {path}"), 3_000, frames, move |input| body(path, input)));
     }
+    all.extend(conversations());
     all.push(target("headers".into(), 5_000, &[bare(&alphabets::HEADER)], headers));
     all.extend(tokenizers());
     all.extend(templates());
@@ -195,6 +242,27 @@ fn target(
 fn body(path: &'static str, input: &str) -> Work {
     let request = fuzz::post(path, input.to_owned());
     Box::new(move || fuzz::assert_no_server_error(fuzz::app(), request))
+}
+
+/// Returns targets for whole conversations, with templates of both kinds.
+fn conversations() -> Vec<CostTarget> {
+    let mut all = Vec::new();
+    for (kind, template) in CALL_TEMPLATES {
+        let app = fuzz::runtime().block_on(async {
+            let engine = FakeEngine::new(Script::Say("x".into()), 8).engine;
+            let assets = Assets { chat_template: Some(template.into()), ..test_support::assets() };
+            router(service(&assets, engine, RequestLimits::default()), HttpConfig::default())
+        });
+        for &(path, frames) in CONVERSATIONS {
+            let app = app.clone();
+            let send = move |input: &str| -> Work {
+                let (app, request) = (app.clone(), fuzz::post(path, input.to_owned()));
+                Box::new(move || fuzz::assert_no_server_error(&app, request))
+            };
+            all.push(target(format!("conversation of {path}, {kind}"), 3_000, frames, send));
+        }
+    }
+    all
 }
 
 /// Sends a request with headers of this length to a server with API keys.

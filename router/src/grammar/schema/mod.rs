@@ -14,14 +14,21 @@
 //! All work is linear in the schema's size. [`bounds`](super::bounds) limits the size and the
 //! depth.
 
+mod broken_tools;
+mod formats;
+mod references;
+mod unique_items;
+
 use std::collections::{BTreeSet, HashSet};
 
 use llguidance::derivre::RegexBuilder;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::error::GrammarError;
 use super::limits::MAX_REPETITIONS;
 use super::llguidance_support::catch_panics;
+pub(super) use broken_tools::without_broken_tools;
+pub(crate) use references::with_plain_references;
 
 /// The text that a schema describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +46,11 @@ pub struct UnenforcedKeywords {
     pub answer: BTreeSet<&'static str>,
     /// Keywords of the tools' schemas.
     pub tools: BTreeSet<&'static str>,
+    /// The tools whose schemas cannot be compiled, by their places among the tools that may be
+    /// called. Their arguments are any JSON.
+    pub left_out: BTreeSet<usize>,
+    /// Whether objects may have keys that the schemas do not list. Such keys could repeat.
+    pub has_open_objects: bool,
 }
 
 impl UnenforcedKeywords {
@@ -100,16 +112,30 @@ pub(super) fn adapt(
 ) -> Result<Map<String, Value>, GrammarError> {
     let map = match schema {
         // `true` allows every value. It becomes an empty object, because options need an object.
-        Value::Bool(true) => return Ok(Map::new()),
+        Value::Bool(true) => {
+            unenforced.has_open_objects = true;
+            return Ok(Map::new());
+        }
         Value::Object(map) => map,
         _ => return Err(GrammarError::Invalid("a JSON schema must be an object".into())),
     };
     let composed = ComposedSchemas::of(schema);
     let expressions = RegexBuilder::new();
     let dropped = unenforced.of(purpose);
-    let mut adapter =
-        SchemaAdapter { root: schema, purpose, name, composed, expressions, path: Vec::new(), dropped };
-    adapter.object(schema, map)
+    let mut adapter = SchemaAdapter {
+        root: schema,
+        purpose,
+        name,
+        composed,
+        expressions,
+        path: Vec::new(),
+        dropped,
+        has_open_objects: false,
+    };
+    let adapted = adapter.object(schema, map);
+    let has_open_objects = adapter.has_open_objects;
+    unenforced.has_open_objects |= has_open_objects;
+    adapted
 }
 
 /// The schemas in the value of a keyword.
@@ -225,6 +251,8 @@ struct SchemaAdapter<'a> {
     /// The keys and indices that lead to the current schema.
     path: Vec<String>,
     dropped: &'a mut BTreeSet<&'static str>,
+    /// Whether objects may have keys that are not listed.
+    has_open_objects: bool,
 }
 
 /// The treatment of a keyword.
@@ -243,7 +271,10 @@ impl<'a> SchemaAdapter<'a> {
     fn schema(&mut self, schema: &'a Value) -> Result<Value, GrammarError> {
         match schema {
             Value::Object(fields) => self.object(schema, fields).map(Value::Object),
-            other => Ok(other.clone()),
+            other => {
+                self.has_open_objects |= *other == Value::Bool(true);
+                Ok(other.clone())
+            }
         }
     }
 
@@ -252,6 +283,9 @@ impl<'a> SchemaAdapter<'a> {
         schema: &'a Value,
         fields: &'a Map<String, Value>,
     ) -> Result<Map<String, Value>, GrammarError> {
+        if let Some(lists) = self.unique_lists(fields) {
+            return Ok(lists);
+        }
         let mut adapted = Map::new();
         let alone = !self.composed.has(schema) && !is_composition(fields);
         for (keyword, value) in fields {
@@ -272,10 +306,12 @@ impl<'a> SchemaAdapter<'a> {
                 KeywordAction::Refuse(keyword, why) => return Err(self.refusal(keyword, &why)),
             }
         }
+        tighten_format(&mut adapted);
         self.leave_patterns_open(fields, &mut adapted);
         if alone {
             close(fields, &mut adapted);
         }
+        self.has_open_objects |= is_open_object(&adapted);
         Ok(adapted)
     }
 
@@ -314,6 +350,17 @@ impl<'a> SchemaAdapter<'a> {
         }
     }
 
+    /// Returns a schema that enforces `uniqueItems`, if the items are among a few values.
+    fn unique_lists(&self, fields: &Map<String, Value>) -> Option<Map<String, Value>> {
+        fields.get("uniqueItems").filter(|unique| **unique == Value::Bool(true))?;
+        let items = fields.get("items")?;
+        let items = match items.get("$ref").and_then(Value::as_str) {
+            Some(reference) => target(self.root, reference)?,
+            None => items,
+        };
+        unique_items::written_out(fields, items.get("enum")?.as_array()?)
+    }
+
     /// Decides about a keyword. `alone` says that no other schema describes the same object.
     fn action(
         &mut self,
@@ -326,6 +373,8 @@ impl<'a> SchemaAdapter<'a> {
         match (keyword, value) {
             // llguidance treats every draft as the newest one that it supports.
             ("$schema" | "$dynamicAnchor" | "$recursiveAnchor", _) => KeywordAction::Drop,
+            // References are plain paths by now, which must not be relative to an address.
+            ("$id" | "$anchor", Value::String(_)) => KeywordAction::Drop,
             ("uniqueItems", Value::Bool(false)) => KeywordAction::Drop,
             ("uniqueItems", _) => KeywordAction::Unenforced("uniqueItems"),
             ("format", Value::String(format)) if !KNOWN_FORMATS.contains(&format.as_str()) => {
@@ -350,9 +399,12 @@ impl<'a> SchemaAdapter<'a> {
                     _ => "maxProperties",
                 })
             }
-            ("pattern", Value::String(pattern)) => self
-                .unsupported(pattern)
-                .map_or(KeywordAction::Keep, |why| KeywordAction::Refuse("pattern", why)),
+            ("pattern", Value::String(pattern)) => match self.unsupported(pattern) {
+                None => KeywordAction::Keep,
+                // The format describes the same texts, as in the schemas that pydantic writes.
+                Some(_) if has_known_format(fields) => KeywordAction::Unenforced("pattern"),
+                Some(why) => KeywordAction::Refuse("pattern", why),
+            },
             ("multipleOf", value) if !is_short_decimal(value) => {
                 KeywordAction::Refuse("multipleOf", "has too many digits".into())
             }
@@ -436,6 +488,40 @@ fn allows_all(schema: &Value) -> bool {
             .iter()
             .all(|(keyword, value)| keyword == "type" && value == "string" || keyword == "description"),
         _ => false,
+    }
+}
+
+/// Whether a schema describes objects with keys that it does not list. The parts of a composition
+/// count by themselves.
+fn is_open_object(adapted: &Map<String, Value>) -> bool {
+    let has = |keyword: &&str| adapted.contains_key(*keyword);
+    let may_be_object = match adapted.get("type") {
+        Some(Value::String(kind)) => kind == "object",
+        Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "object"),
+        _ => !["enum", "const", "$ref", "anyOf", "oneOf", "allOf"].iter().any(|keyword| has(&keyword)),
+    };
+    let is_closed = adapted.get("additionalProperties") == Some(&Value::Bool(false));
+    may_be_object && (!is_closed || adapted.contains_key("patternProperties"))
+}
+
+/// Whether a schema has a format that a grammar enforces.
+fn has_known_format(fields: &Map<String, Value>) -> bool {
+    let format = fields.get("format").and_then(Value::as_str);
+    format.is_some_and(|format| format != "unknown" && KNOWN_FORMATS.contains(&format))
+}
+
+/// Replaces a format by a stricter expression, if there is one.
+fn tighten_format(adapted: &mut Map<String, Value>) {
+    let format = adapted.get("format").and_then(Value::as_str);
+    let Some(expression) = format.and_then(formats::expression) else { return };
+    adapted.remove("format");
+    if !adapted.contains_key("pattern") {
+        adapted.insert("pattern".into(), expression.into());
+        return;
+    }
+    let all = adapted.entry("allOf").or_insert_with(|| Value::Array(Vec::new()));
+    if let Value::Array(all) = all {
+        all.push(json!({"pattern": expression}));
     }
 }
 

@@ -212,6 +212,7 @@ async fn a_refusal_names_the_keyword_and_its_place() {
         (json!({"if": {}, "then": {}}), "if", "is not supported"),
         (json!({"type": "string", "pattern": "a(?=b)"}), "pattern", "look-around"),
         (json!({"type": "string", "pattern": "("}), "pattern", "unclosed group"),
+        (json!({"type": "string", "pattern": "a(?=b)", "format": "color"}), "pattern", "look-around"),
         (json!({"type": "text"}), "type", "must be among null, boolean"),
         (json!({"$ref": "#/$defs/nothing"}), "$ref", "no place in the schema"),
         (json!({"propertyNames": {"maxLength": 3}}), "propertyNames", "is not supported"),
@@ -246,4 +247,88 @@ async fn a_refusal_names_the_tool() {
     let schema = json!({"anyOf": [{"$ref": "#/$defs/3"}], "$defs": {"3": tool}});
     let text = compile(arguments(schema)).await.unwrap_err().to_string();
     assert!(text.contains("`minLength` of tools[3] at /properties/p: more than"), "{text}");
+}
+
+#[tokio::test]
+async fn a_pattern_with_look_around_is_left_out_beside_a_known_format() {
+    let schema =
+        json!({"type": "string", "format": "email", "pattern": "^(?!\\.)(?!.*\\.\\.)[a-z.]+@[a-z.]+$"});
+    assert_eq!(unenforced(ANSWER(schema.clone())).await, ["response_format.pattern"]);
+    check(ANSWER, schema, &[r#""a@b.c""#], &[r#""a""#]).await;
+}
+
+#[tokio::test]
+async fn dates_and_times_can_be_read_by_the_usual_libraries() {
+    let string = |format: &str| json!({"type": "string", "format": format});
+    let good = [r#""23:59:59Z""#, r#""00:00:00.123456789+01:30""#];
+    let bad = [r#""23:59:60Z""#, r#""24:00:00Z""#, r#""00:00:00.1234567890Z""#, r#""00:00:00""#];
+    let days = [r#""2024-02-29""#, r#""2000-02-29""#, r#""2023-12-31""#];
+    let no_days =
+        [r#""2023-02-29""#, r#""1900-02-29""#, r#""2023-02-30""#, r#""2023-04-31""#, r#""2023-13-01""#];
+    for make in [ANSWER, arguments] {
+        check(make, string("time"), &good, &bad).await;
+        check(make, string("date"), &days, &no_days).await;
+        let moments = [r#""2024-02-29T23:59:59Z""#, r#""2023-01-31t00:00:00.5-08:00""#];
+        let no_moments = [r#""2023-02-29T23:59:59Z""#, r#""2024-02-29T23:59:60Z""#, r#""2024-02-29""#];
+        check(make, string("date-time"), &moments, &no_moments).await;
+    }
+    let late = json!({"type": "string", "format": "time", "pattern": "^23:"});
+    check(ANSWER, late, &[r#""23:00:00Z""#], &[r#""22:00:00Z""#, r#""23:00:60Z""#]).await;
+}
+
+#[tokio::test]
+async fn items_among_a_few_values_are_unique() {
+    let color = json!({"enum": ["red", "green", "blue"]});
+    let list =
+        json!({"type": "array", "items": {"$ref": "#/$defs/Color"}, "uniqueItems": true, "minItems": 1});
+    let schema =
+        json!({"type": "object", "properties": {"a": list}, "required": ["a"], "$defs": {"Color": color}});
+    let good = [r#"{"a": ["red"]}"#, r#"{"a": ["blue", "red"]}"#, r#"{"a": ["green", "blue", "red"]}"#];
+    let bad = [r#"{"a": []}"#, r#"{"a": ["red", "red"]}"#, r#"{"a": ["red", "green", "red"]}"#];
+    for make in [ANSWER, arguments] {
+        check(make, schema.clone(), &good, &bad).await;
+    }
+    assert!(unenforced(ANSWER(schema)).await.is_empty());
+    let many = json!({"type": "array", "items": {"enum": (0..9).collect::<Vec<_>>()}, "uniqueItems": true});
+    assert_eq!(unenforced(ANSWER(many)).await, ["response_format.uniqueItems"]);
+}
+
+#[tokio::test]
+async fn references_in_all_forms_are_followed() {
+    let definitions = json!({
+        "a/b": {"enum": [1]}, "c d": {"enum": [2]}, "named": {"$anchor": "here", "enum": [3]},
+        "own": {"$id": "own.json", "enum": [4]}, "tree": {"$anchor": "tree", "type": "array", "items": {"$ref": "#tree"}},
+    });
+    for (reference, good, bad) in [
+        ("#/$defs/a~1b", "1", "2"),
+        ("#/%24defs/c%20d", "2", "1"),
+        ("#here", "3", "1"),
+        ("own.json", "4", "1"),
+        ("#tree", "[[], [[]]]", "1"),
+    ] {
+        let schema = json!({"type": "object", "properties": {"p": {"$ref": reference}}, "required": ["p"], "$defs": definitions});
+        let [good, bad] = [good, bad].map(|value| format!("{{\"p\": {value}}}"));
+        for make in [ANSWER, arguments] {
+            check(make, schema.clone(), &[&good], &[&bad]).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn keys_that_are_not_listed_do_not_repeat() {
+    let integer = json!({"type": "integer"});
+    for schema in [
+        json!({"type": "object", "additionalProperties": integer, "minProperties": 2}),
+        json!({"type": "object", "patternProperties": {"^[a-z]+$": integer}, "additionalProperties": false, "minProperties": 2}),
+        json!({"type": "object"}),
+        json!({}),
+    ] {
+        let good = [r#"{"a": 1, "b": 2}"#, r#"{"a": 1, "aa": 2}"#];
+        for make in [ANSWER, arguments] {
+            check(make, schema.clone(), &good, &[r#"{"a": 1, "a": 2}"#]).await;
+        }
+    }
+    // If no other key is possible, the grammar decides.
+    let one = json!({"type": "object", "patternProperties": {"^a$": integer}, "additionalProperties": false});
+    check(ANSWER, one, &[r#"{"a": 1}"#], &[r#"{"b": 1}"#]).await;
 }

@@ -10,9 +10,10 @@ use utoipa::ToSchema;
 
 use crate::chat::ChatError;
 use crate::http::field_names::FieldNames;
+use crate::http::json_errors::BodyError;
 use crate::http::model_name::UnknownModel;
 use crate::metrics;
-use crate::service::ServiceError;
+use crate::service::{RequestContext, ServiceError};
 
 /// An error with its HTTP status.
 #[derive(Debug)]
@@ -30,6 +31,9 @@ pub(super) struct AnthropicErrorEnvelope {
     #[serde(rename = "type")]
     kind: &'static str,
     error: AnthropicErrorBody,
+    /// The id of the request, which the header `request-id` has, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request_id: Option<String>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -57,7 +61,7 @@ impl MessagesError {
     }
 
     /// The JSON of the error, for a response or an event of a stream.
-    pub(super) fn into_envelope(self) -> AnthropicErrorEnvelope {
+    pub(super) fn into_envelope(self, request_id: Option<String>) -> AnthropicErrorEnvelope {
         let kind = match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
             StatusCode::FORBIDDEN => "permission_error",
@@ -68,7 +72,8 @@ impl MessagesError {
             status if status.is_server_error() => "api_error",
             _ => "invalid_request_error",
         };
-        AnthropicErrorEnvelope { kind: "error", error: AnthropicErrorBody { kind, message: self.message } }
+        let error = AnthropicErrorBody { kind, message: self.message };
+        AnthropicErrorEnvelope { kind: "error", error, request_id }
     }
 }
 
@@ -114,23 +119,25 @@ impl From<UnknownModel> for MessagesError {
 
 impl From<JsonRejection> for MessagesError {
     fn from(rejection: JsonRejection) -> Self {
-        let status = match rejection.status() {
-            StatusCode::UNPROCESSABLE_ENTITY => StatusCode::BAD_REQUEST,
-            status => status,
-        };
-        Self::new(status, rejection.body_text())
+        let BodyError { status, message, .. } = rejection.into();
+        Self::new(status, message)
     }
 }
 
 impl IntoResponse for MessagesError {
     fn into_response(self) -> Response {
         let (status, retry_after) = (self.status, self.retry_after);
-        let mut response = (status, Json(self.into_envelope())).into_response();
+        let mut response = (status, Json(self.into_envelope(request_id()))).into_response();
         if let Some(seconds) = retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
         }
         response
     }
+}
+
+/// The id of the request for which this task works.
+pub(super) fn request_id() -> Option<String> {
+    RequestContext::current().map(|context| context.id().to_owned())
 }
 
 /// A JSON body, which is refused with a [`MessagesError`].

@@ -3,30 +3,22 @@
 use serde_json::Value;
 
 use super::error::MessagesError;
-use crate::chat::{IgnoredFields, Transcript};
+use crate::chat::{IgnoredFields, Transcript, call_arguments};
 
 /// The beginning of a block with the version of Claude Code, which is meant for Anthropic. The
 /// block differs between sessions, so sessions would share no cached prefix if it was in the system
 /// prompt.
 const BILLING_PREFIX: &str = "x-anthropic-billing-header:";
 
-/// The parts of a conversation that the template can write.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct TemplateSupport {
-    /// Whether the template writes system messages behind others.
-    pub(super) late_system: bool,
-    /// Whether the template may show the reasoning of earlier messages.
-    pub(super) reads_reasoning: bool,
-}
-
-/// Returns the messages for the template, the system prompt first.
+/// Returns the messages for the template, the system prompt first. `reads_reasoning` says whether
+/// the template may show the reasoning of earlier messages.
 ///
 /// # Errors
 /// The error names the message that is malformed or has content that is not served.
 pub(super) fn messages(
     system: Option<&Value>,
     messages: &[Value],
-    template: TemplateSupport,
+    reads_reasoning: bool,
     ignored: &mut IgnoredFields,
 ) -> Result<Vec<Value>, MessagesError> {
     if messages.is_empty() {
@@ -38,7 +30,7 @@ pub(super) fn messages(
         transcript.say("system", system);
     }
     for (index, message) in messages.iter().enumerate() {
-        add(message, template, &mut transcript)
+        add(message, reads_reasoning, &mut transcript)
             .map_err(|what| wrong(&format!("messages[{index}]"), &what))?;
     }
     Ok(transcript.into_messages())
@@ -63,12 +55,12 @@ fn system_text(system: &Value, ignored: &mut IgnoredFields) -> Result<String, St
     Ok(prompt)
 }
 
-fn add(message: &Value, template: TemplateSupport, to: &mut Transcript) -> Result<(), String> {
+fn add(message: &Value, reads_reasoning: bool, to: &mut Transcript) -> Result<(), String> {
     match message["role"].as_str() {
         Some("user") => add_user(&message["content"], to),
-        Some("assistant") => add_assistant(&message["content"], template, to),
+        Some("assistant") => add_assistant(&message["content"], reads_reasoning, to),
         Some("system") => {
-            to.say_system(text(&message["content"])?, template.late_system);
+            to.say_system(text(&message["content"])?);
             Ok(())
         }
         _ => Err("must have one of the roles user, assistant and system".into()),
@@ -120,7 +112,7 @@ fn result(block: &Value) -> Result<String, String> {
 /// Adds an assistant message, which is the texts of its blocks in one. A call belongs to the text
 /// before it. Thinking goes to the template, which decides in which messages it is shown. Redacted
 /// thinking, which Anthropic encrypts, is left out.
-fn add_assistant(content: &Value, template: TemplateSupport, to: &mut Transcript) -> Result<(), String> {
+fn add_assistant(content: &Value, reads_reasoning: bool, to: &mut Transcript) -> Result<(), String> {
     let Value::Array(blocks) = content else {
         to.say("assistant", text(content)?);
         return Ok(());
@@ -128,7 +120,7 @@ fn add_assistant(content: &Value, template: TemplateSupport, to: &mut Transcript
     let (mut pending, mut added) = (String::new(), false);
     for block in blocks {
         match block["type"].as_str() {
-            Some("thinking") if template.reads_reasoning => {
+            Some("thinking") if reads_reasoning => {
                 let thinking = block["thinking"].as_str().unwrap_or_default();
                 if !thinking.is_empty() {
                     to.reason(thinking);
@@ -139,9 +131,9 @@ fn add_assistant(content: &Value, template: TemplateSupport, to: &mut Transcript
                 if !pending.is_empty() {
                     to.say("assistant", std::mem::take(&mut pending));
                 }
-                let input = Some(&block["input"]).filter(|input| input.is_object());
-                let input = input.ok_or("has a block of type tool_use whose `input` is not an object")?;
-                to.call(field(block, "id")?, field(block, "name")?, input.clone());
+                let input = call_arguments(&block["input"])
+                    .map_err(|what| format!("has a block of type tool_use whose `input` {what}"))?;
+                to.call(field(block, "id")?, field(block, "name")?, input);
                 added = true;
             }
             _ => pending += &block_text(block)?,

@@ -5,12 +5,13 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::error::MessagesError;
-use super::input::{self, TemplateSupport};
+use super::input;
 use super::tools;
 use crate::chat::{ConversationRequest, EFFORT_VARIABLE, IgnoredFields, THINKING_VARIABLES, ThinkingOptions};
 use crate::grammar::{Grammar, RequestedGrammar};
 use crate::http::app::App;
 use crate::http::ignored::{UnservedField, check_fields, hint, refused};
+use crate::http::json_errors::flattened;
 use crate::http::sampling;
 use crate::http::thinking::{ThinkingFields, thinking_options};
 use crate::service::Params;
@@ -18,7 +19,7 @@ use crate::service::Params;
 /// The body of `/v1/messages/count_tokens`.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct CountRequest {
-    #[serde(flatten)]
+    #[serde(flatten, deserialize_with = "flattened")]
     conversation: ConversationFields,
     #[serde(flatten)]
     thinking: ThinkingFields,
@@ -29,7 +30,7 @@ pub(super) struct CountRequest {
 /// The body of `/v1/messages`.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct MessagesRequest {
-    #[serde(flatten)]
+    #[serde(flatten, deserialize_with = "flattened")]
     conversation: ConversationFields,
     /// The most tokens of the answer. If they do not fit behind the prompt, the answer is shorter.
     max_tokens: u32,
@@ -116,11 +117,8 @@ impl ConversationFields {
         let mut ignored = IgnoredFields::default();
         check_fields(UNSERVED, rest, &mut ignored).map_err(MessagesError::unsupported)?;
         let tools = tools::tool_options(self.tools.as_deref(), self.tool_choice.as_ref(), &mut ignored)?;
-        let template = TemplateSupport {
-            late_system: app.service.template_takes_late_system(),
-            reads_reasoning: app.service.template_reads_reasoning(),
-        };
-        let messages = input::messages(self.system.as_ref(), &self.messages, template, &mut ignored)?;
+        let reads_reasoning = app.service.template_reads_reasoning();
+        let messages = input::messages(self.system.as_ref(), &self.messages, reads_reasoning, &mut ignored)?;
         let variables = Some(self.variables(app, &mut ignored));
         let thinking = self.thinking_options(app, fields, &mut ignored)?;
         Ok(ConversationRequest {

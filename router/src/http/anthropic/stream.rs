@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::error::MessagesError;
+use super::error::{MessagesError, request_id};
 use super::types::{AnthropicMessage, empty_content, signature, stop_reason};
 use crate::chat::{AnswerBlock, BlockEvent, BlockReader};
 use crate::http::sse::{self, Events};
@@ -24,11 +24,13 @@ pub(super) struct MessageStreamWriter {
     index: usize,
     /// The kind of the open block.
     kind: BlockKind,
+    /// The id of the request, which an error in the stream repeats.
+    request_id: Option<String>,
 }
 
 impl MessageStreamWriter {
     pub(super) fn new(message: AnthropicMessage, blocks: BlockReader) -> Self {
-        MessageStreamWriter { message, blocks, index: 0, kind: BlockKind::Text }
+        MessageStreamWriter { message, blocks, index: 0, kind: BlockKind::Text, request_id: request_id() }
     }
 
     fn block_event(&mut self, event: BlockEvent, to: &mut Events) {
@@ -90,7 +92,7 @@ impl sse::Write for MessageStreamWriter {
     }
 
     fn error(&mut self, error: ServiceError, to: &mut Events) {
-        to.named("error", &MessagesError::from(error).into_envelope());
+        to.named("error", &MessagesError::from(error).into_envelope(self.request_id.take()));
     }
 
     fn silence(&mut self, to: &mut Events) {

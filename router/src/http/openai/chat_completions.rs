@@ -22,6 +22,7 @@ use crate::chat::{
     ToolOptions,
 };
 use crate::http::app::App;
+use crate::http::json_errors::flattened;
 use crate::http::sse::{self, EventDescription};
 use crate::http::thinking::{ReasoningField, ThinkingFields, thinking_options};
 use crate::service::{Answer, Params, TextEvent};
@@ -50,9 +51,9 @@ pub(super) struct ChatRequest {
     thinking: ThinkingFields,
     /// vLLM's field: report log-probabilities of the prompt's tokens, with so many alternatives.
     prompt_logprobs: Option<u32>,
-    #[serde(flatten)]
+    #[serde(flatten, deserialize_with = "flattened")]
     common: GenerationFields,
-    #[serde(flatten)]
+    #[serde(flatten, deserialize_with = "flattened")]
     guided: GuidedFields,
     #[serde(flatten)]
     rest: Map<String, Value>,

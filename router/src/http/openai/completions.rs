@@ -19,6 +19,7 @@ use super::prompts::{PromptList, prompt_text};
 use super::types::{FINGERPRINT, ResponseHeader, TokenUsage, finish_reason};
 use crate::chat::IgnoredFields;
 use crate::http::app::App;
+use crate::http::json_errors::flattened;
 use crate::http::sse::{self, EventDescription};
 use crate::http::thinking::raw_budget;
 use crate::service::{Answer, Params, Prompt, PromptToken, TextEvent};
@@ -36,9 +37,9 @@ pub(super) struct CompletionRequest {
     prompt_logprobs: Option<u32>,
     /// vLLM's field: the tokens that the model may think before it must answer; -1 is no limit.
     thinking_token_budget: Option<i64>,
-    #[serde(flatten)]
+    #[serde(flatten, deserialize_with = "flattened")]
     common: GenerationFields,
-    #[serde(flatten)]
+    #[serde(flatten, deserialize_with = "flattened")]
     guided: GuidedFields,
     #[serde(flatten)]
     rest: Map<String, Value>,

@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 
 use crate::chat::ChatError;
 use crate::http::field_names::FieldNames;
+use crate::http::json_errors::BodyError;
 use crate::http::model_name::UnknownModel;
 use crate::http::sse;
 use crate::http::thinking::WrongThinking;
@@ -204,12 +205,18 @@ impl From<UnknownModel> for OpenAiError {
 
 impl From<JsonRejection> for OpenAiError {
     fn from(rejection: JsonRejection) -> Self {
-        let status = match rejection.status() {
-            // OpenAI answers JSON of a wrong shape like a text that is no JSON.
-            StatusCode::UNPROCESSABLE_ENTITY => StatusCode::BAD_REQUEST,
-            status => status,
-        };
-        Self::new(status, INVALID, rejection.body_text())
+        BodyError::from(rejection).into()
+    }
+}
+
+impl From<BodyError> for OpenAiError {
+    fn from(error: BodyError) -> Self {
+        let BodyError { status, message, param } = error;
+        let error = Self::new(status, INVALID, message);
+        match param {
+            Some(param) => error.with_param(param),
+            None => error,
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 //! vLLM's fields for structured output: `structured_outputs`, and the older `guided_json`,
-//! `guided_regex`, `guided_choice` and `guided_grammar`.
+//! `guided_regex`, `guided_choice` and `guided_grammar`. `grammar` is the field of llama.cpp.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -26,8 +26,11 @@ pub(super) struct GuidedFields {
     guided_regex: Option<String>,
     /// vLLM's field: the texts among which the answer is chosen.
     guided_choice: Option<Vec<String>>,
-    /// vLLM's field: a grammar in Lark's language.
+    /// vLLM's field: a grammar in EBNF, GBNF or Lark's language.
     guided_grammar: Option<String>,
+    /// llama.cpp's field: a grammar in GBNF or Lark's language. TGI's objects are accepted, too.
+    #[schema(value_type = Option<String>)]
+    grammar: Option<Value>,
     /// vLLM's field: an object with one of `json`, `regex`, `choice`, `grammar` and `json_object`.
     #[schema(value_type = Option<Object>)]
     structured_outputs: Option<Map<String, Value>>,
@@ -58,11 +61,22 @@ impl GuidedFields {
             add("guided_choice", choice("guided_choice", texts)?);
         }
         if let Some(text) = &self.guided_grammar {
-            add("guided_grammar", lark("guided_grammar", text)?);
+            add("guided_grammar", grammar_text("guided_grammar", text)?);
+        }
+        match &self.grammar {
+            None | Some(Value::Null) => {}
+            Some(Value::String(text)) if text.is_empty() => {}
+            Some(Value::String(text)) => add("grammar", grammar_text("grammar", text)?),
+            Some(other) => {
+                let grammar = grammar::from_tgi(other);
+                add("grammar", grammar.map_err(|why| OpenAiError::invalid("grammar", why))?);
+            }
         }
         if let Some(grammar) = self.structured_outputs.as_ref().map(structured).transpose()?.flatten() {
             add(STRUCTURED, grammar);
         }
+        // Clients that know several servers send one constraint in the fields of each.
+        all.dedup_by(|second, first| second.grammar == first.grammar);
         if let [first, second, ..] = all.as_slice() {
             let message = format!(
                 "`{}` and `{}` both constrain the answer; give only one of them",
@@ -87,7 +101,10 @@ fn structured(fields: &Map<String, Value>) -> Result<Option<Grammar>, OpenAiErro
         let grammar = match name.as_str() {
             "json" => json_schema("structured_outputs.json", value)?,
             "regex" => Grammar::Regex(value.as_str().ok_or_else(|| wrong("a text"))?.to_owned()),
-            "grammar" => lark("structured_outputs.grammar", value.as_str().ok_or_else(|| wrong("a text"))?)?,
+            "grammar" => {
+                let text = value.as_str().ok_or_else(|| wrong("a text"))?;
+                grammar_text("structured_outputs.grammar", text)?
+            }
             "choice" => {
                 let texts =
                     value.as_array().into_iter().flatten().map(|text| text.as_str().map(str::to_owned));
@@ -147,12 +164,7 @@ fn escaped(text: &str) -> String {
     expression
 }
 
-/// Returns a grammar in Lark's language.
-fn lark(field: &str, text: &str) -> Result<Grammar, OpenAiError> {
-    if text.contains("::=") {
-        let message =
-            format!("`{field}` must be a grammar in Lark's language; GBNF (`root ::= …`) is not supported");
-        return Err(OpenAiError::invalid(field, message));
-    }
-    Ok(Grammar::Lark(text.to_owned()))
+/// Returns a grammar in Lark's language or in GBNF.
+fn grammar_text(field: &str, text: &str) -> Result<Grammar, OpenAiError> {
+    grammar::from_text(text).map_err(|why| OpenAiError::invalid(field, format!("`{field}`: {why}")))
 }

@@ -98,7 +98,6 @@ const UNSERVED: &[UnservedField] = &[
     refused("echo", &["false"]),
     refused("function_call", &["\"none\""]),
     refused("functions", &["[]"]),
-    refused("grammar", &["\"\""]),
     hint("guided_decoding_backend", &[]),
     refused("guided_whitespace_pattern", &[]),
     refused("include_stop_str_in_output", &["false"]),

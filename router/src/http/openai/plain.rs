@@ -1,10 +1,8 @@
 //! OpenAI's bodies on the routes of platforms, which have one route for the bodies of several APIs.
 
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::chat_completions::chat_completions;
@@ -15,14 +13,15 @@ use super::params::{GenerationFields, check_rest};
 use crate::chat::{ConversationRequest, IgnoredFields};
 use crate::http::app::App;
 use crate::http::field_names::FieldNames;
+use crate::http::json_errors::{flattened, typed};
 
 /// A body of `/v1/chat/completions` whose answer is plain text. It can have no tools.
 #[derive(Debug, Deserialize)]
 struct PlainChatRequest {
     messages: Vec<Value>,
-    #[serde(flatten)]
+    #[serde(flatten, deserialize_with = "flattened")]
     common: GenerationFields,
-    #[serde(flatten)]
+    #[serde(flatten, deserialize_with = "flattened")]
     guided: GuidedFields,
     #[serde(flatten)]
     rest: Map<String, Value>,
@@ -47,7 +46,7 @@ pub(in crate::http) async fn answer_text(app: &App, body: Value) -> Result<Strin
 pub(in crate::http) async fn answer_chat(state: State<App>, body: Value) -> Response {
     match typed(body) {
         Ok(request) => chat_completions(state, OpenAiJson(request)).await.into_response(),
-        Err(error) => error.into_response(),
+        Err(error) => OpenAiError::from(error).into_response(),
     }
 }
 
@@ -55,14 +54,6 @@ pub(in crate::http) async fn answer_chat(state: State<App>, body: Value) -> Resp
 pub(in crate::http) async fn answer_completion(state: State<App>, body: Value) -> Response {
     match typed(body) {
         Ok(request) => completions(state, OpenAiJson(request)).await.into_response(),
-        Err(error) => error.into_response(),
+        Err(error) => OpenAiError::from(error).into_response(),
     }
-}
-
-/// Converts a body that has been parsed already.
-fn typed<T: DeserializeOwned>(body: Value) -> Result<T, OpenAiError> {
-    serde_json::from_value(body).map_err(|error| {
-        let text = format!("Failed to deserialize the JSON body into the target type: {error}");
-        OpenAiError::plain(StatusCode::BAD_REQUEST, text)
-    })
 }

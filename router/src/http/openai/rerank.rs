@@ -37,7 +37,7 @@ pub(super) struct RerankRequest {
 
 /// A text, or an object with a text.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "each of `documents` must be a text or an object with a `text`")]
 #[schema(as = RerankInput)]
 enum Document {
     Text(String),

@@ -98,10 +98,16 @@ async fn errors_have_the_form_of_anthropics_api() {
             json!({"type": "sometimes"}),
             400,
             "invalid_request_error",
-            "unknown variant `sometimes`",
+            "`thinking.type` must be one of",
         ),
         ("container", json!("c"), 400, "invalid_request_error", "`container` is not supported"),
-        ("output_config", json!({"effort": 3}), 400, "invalid_request_error", "invalid type: integer `3`"),
+        (
+            "output_config",
+            json!({"effort": 3}),
+            400,
+            "invalid_request_error",
+            "`output_config.effort` must be a string, not a number",
+        ),
         (
             "output_format",
             json!({"type": "text"}),

@@ -164,8 +164,8 @@ async fn wrong_tools_and_choices_are_refused() {
             "`tool_use`, which is not supported here",
         ),
         (
-            message("assistant", json!({"type": "tool_use", "id": "c", "name": "get"})),
-            "whose `input` is not an object",
+            message("assistant", json!({"type": "tool_use", "id": "c", "name": "get", "input": [1]})),
+            "whose `input` must be a JSON object",
         ),
         (message("assistant", json!({"type": "tool_use", "name": "get", "input": {}})), "without `id`"),
     ] {

@@ -40,6 +40,15 @@ async fn vllms_fields_constrain_the_answer() {
         (json!({"structured_outputs": {"choice": ["yes", "no"], "json": null}}), b'y', b'x'),
         (json!({"structured_outputs": {"grammar": "start: \"yes\""}}), b'y', b'x'),
         (json!({"structured_outputs": {"json_object": true}}), b'{', b'x'),
+        (json!({"guided_grammar": "root ::= \"yes\" | \"no\""}), b'n', b'x'),
+        (json!({"structured_outputs": {"grammar": "root ::= a\na ::= \"(\" a \")\" | [0-9]"}}), b'(', b'x'),
+        (json!({"grammar": "root ::= [0-9]+"}), b'7', b'x'),
+        (json!({"grammar": "start: \"yes\""}), b'y', b'x'),
+        (json!({"grammar": {"type": "gbnf", "value": "root ::= [0-9]+"}}), b'7', b'x'),
+        (json!({"response_format": {"type": "gbnf", "value": "root ::= [0-9]+"}}), b'7', b'x'),
+        // One constraint in the fields of several servers.
+        (json!({"guided_regex": "[0-9]+", "structured_outputs": {"regex": "[0-9]+"}}), b'7', b'x'),
+        (json!({"grammar": "root ::= [0-9]+", "guided_grammar": "root ::= [0-9]+"}), b'7', b'x'),
     ] {
         for (path, body) in requests(&fields) {
             assert!(allows(&mut server, path, &body, first).await, "{path} {fields}");
@@ -56,8 +65,15 @@ async fn errors_name_the_field() {
         (json!({"guided_json": "{"}), "guided_json", "EOF while parsing"),
         (json!({"guided_json": {"type": "nonsense"}}), "guided_json", "must be among null, boolean"),
         (json!({"guided_regex": "("}), "guided_regex", "grammar is not valid"),
+        (json!({"guided_regex": "a(?=b)"}), "guided_regex", "a(?=b)\n     ^^^\nerror: look-around"),
         (json!({"guided_choice": []}), "guided_choice", "must have 1 to 1000 texts. Given: 0"),
-        (json!({"guided_grammar": "root ::= \"a\""}), "guided_grammar", "GBNF"),
+        (json!({"guided_grammar": "root ::= other"}), "guided_grammar", "the rule `other` is not defined"),
+        (json!({"grammar": "root ::= \"a"}), "grammar", "line 1: a text is not closed"),
+        (
+            json!({"structured_outputs": {"grammar": "root ::= <think>"}}),
+            "structured_outputs.grammar",
+            "tokens by their names or ids are not supported",
+        ),
         (json!({"guided_regex": "a", "guided_choice": ["a"]}), "guided_choice", "both constrain"),
         (
             json!({"guided_regex": "a", "response_format": {"type": "json_object"}}),

@@ -288,6 +288,28 @@ async fn the_tokens_of_a_key_are_limited() {
 }
 
 #[tokio::test]
+async fn refused_prompts_are_charged() {
+    let long = "a".repeat(5000);
+    let many = vec![json!({"role": "bad", "content": "a"}); 1200];
+    for (path, body, status) in [
+        ("/generate", json!({"inputs": long}), 422),
+        ("/v1/completions", json!({"prompt": long}), 400),
+        ("/v1/completions", json!({"prompt": vec![97; 5000], "echo": true, "max_tokens": 0}), 400),
+        ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": long}]}), 400),
+        // The template refuses this role.
+        ("/v1/chat/completions", json!({"messages": many}), 400),
+    ] {
+        let server = server(&["limited tokens-per-minute=1000"], None);
+        let refused = server.post_with(path, &[("x-api-key", "limited")], &body).await;
+        assert_eq!(refused.status.as_u16(), status, "{path}: {}", refused.body);
+        let small = json!({"inputs": "a", "parameters": {"max_new_tokens": 1}});
+        let reply = server.post_with("/generate", &[("x-api-key", "limited")], &small).await;
+        assert_eq!(reply.status, StatusCode::TOO_MANY_REQUESTS, "{path}: {}", reply.body);
+        assert!(reply.body.contains("has used its 1000 tokens"), "{path}: {}", reply.body);
+    }
+}
+
+#[tokio::test]
 async fn several_answers_that_exceed_a_limit_are_refused_before_any_starts() {
     let mut server = server(&["limited requests=2"], None);
     let chat = |n: usize| json!({"messages": [{"role": "user", "content": "a"}], "n": n});

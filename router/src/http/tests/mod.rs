@@ -15,6 +15,7 @@ mod embeddings;
 mod guided;
 mod hints;
 mod hostile_text;
+mod inputs;
 mod keys;
 mod names;
 mod platforms;

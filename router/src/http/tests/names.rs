@@ -58,7 +58,12 @@ async fn with_names_every_other_name_is_not_found() {
         assert_eq!(reply.status.as_u16(), status, "{path}: {}", reply.body);
         assert!(reply.body.contains("model not found: small"), "{path}: {}", reply.body);
     }
-    let reply = server.post("/v1/chat/completions", json!({"messages": [], "model": "small"})).await;
+    let reply = server
+        .post(
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "user", "content": "a"}], "model": "small"}),
+        )
+        .await;
     let error = reply.json()["error"].clone();
     assert_eq!((&error["code"], &error["param"]), (&json!("model_not_found"), &json!("model")));
     assert_eq!(server.get("/v2/models/small").await.status, 404);

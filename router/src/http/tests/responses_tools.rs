@@ -243,9 +243,9 @@ async fn wrong_tools_and_choices_are_refused() {
         (json!({"input": [output("c")]}), "input[0]", "no function was called by this `call_id`"),
         (json!({"input": [call, output("d")]}), "input[1]", "the output of d"),
         (
-            json!({"input": [{"type": "function_call", "call_id": "c", "name": "get"}]}),
-            "input[0]",
-            "`arguments`",
+            json!({"input": [{"type": "function_call", "call_id": "c", "name": "get", "arguments": "{\"a"}]}),
+            "input[0].arguments",
+            "`input[0].arguments` must be a JSON object, or the text of one: EOF",
         ),
         (json!({"input": [{"type": "reasoning", "summary": []}]}), "input", "has no message"),
         (

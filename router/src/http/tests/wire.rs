@@ -165,9 +165,19 @@ async fn every_answer_has_its_own_id() {
 }
 
 #[tokio::test]
-async fn a_conversation_may_be_empty() {
-    let reply = Server::saying("x").post("/v1/chat/completions", json!({"messages": []})).await;
-    assert_eq!(reply.json()["choices"][0]["message"]["content"], "x", "{}", reply.body);
+async fn a_conversation_has_messages() {
+    let server = Server::saying("x");
+    for (path, more, status) in [
+        ("/v1/chat/completions", json!({"messages": []}), 400),
+        ("/v1/responses", json!({"input": []}), 400),
+        ("/v1/messages", json!({"messages": [], "max_tokens": 9}), 400),
+        ("/tokenize", json!({"messages": []}), 422),
+        ("/chat_tokenize", json!({"messages": []}), 422),
+    ] {
+        let reply = server.post(path, more).await;
+        assert_eq!(reply.status.as_u16(), status, "{path}: {}", reply.body);
+        assert!(reply.body.contains("cannot be empty"), "{path}: {}", reply.body);
+    }
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::super::error::OpenAiError;
 use super::tool_set::{ToolSet, custom_arguments};
-use crate::chat::{IgnoredFields, Transcript};
+use crate::chat::{IgnoredFields, Transcript, call_arguments};
 
 /// Types of items about tools that only OpenAI or its models know. Templates cannot show them.
 const SKIPPED_ITEMS: &[&str] = &[
@@ -103,13 +103,11 @@ struct ItemReader<'a, 's> {
 }
 
 impl<'a> ItemReader<'a, '_> {
-    /// Adds a message. System messages at the beginning become one: Codex sends several, and many
-    /// templates take only one.
+    /// Adds a message.
     fn say(&mut self, role: &str, text: String) {
-        let joins =
-            role == "system" && self.transcript.has_only(role) && self.transcript.extend_last(role, &text);
-        if !joins {
-            self.transcript.say(role, text);
+        match role {
+            "system" => self.transcript.say_system(text),
+            role => self.transcript.say(role, text),
         }
     }
 
@@ -135,7 +133,11 @@ impl<'a> ItemReader<'a, '_> {
                 self.say(role, text(&item["content"], "content").map_err(wrong)?);
             }
             Some("function_call") => {
-                let (id, arguments) = (field("call_id")?, field("arguments")?.into());
+                let id = field("call_id")?;
+                let arguments = call_arguments(&item["arguments"]).map_err(|what| {
+                    let param = format!("{param}.arguments");
+                    OpenAiError::invalid(&param, format!("`{param}` {what}"))
+                })?;
                 self.call(id, item, field("name")?, arguments);
             }
             Some("custom_tool_call") => {
