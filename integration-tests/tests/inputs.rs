@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::collections::HashSet;
+use std::io::Write;
 
 use millrace_integration_tests::{JsonResponse, Server, post, post_with};
 use serde_json::{Value, json};
@@ -63,7 +64,12 @@ fn arguments_of_earlier_calls_are_objects() {
 
 #[test]
 fn late_instructions_and_empty_conversations_are_treated_alike() {
-    let server = Server::start(&[]);
+    // A template that refuses late system messages.
+    let template = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}\
+                    <|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n";
+    let mut config = tempfile::NamedTempFile::new().unwrap();
+    config.write_all(json!({"chat_template": template}).to_string().as_bytes()).unwrap();
+    let server = Server::start(&["--tokenizer-config-path", config.path().to_str().unwrap()]);
     for role in ["system", "developer"] {
         let history = [say("user", "a"), say(role, "Be brief."), say("assistant", "b"), say("user", "c")];
         let chat = post(&server.url(CHAT), &json!({"max_tokens": 4, "messages": history}));
@@ -75,7 +81,9 @@ fn late_instructions_and_empty_conversations_are_treated_alike() {
         if role == "system" {
             let message = post(&server.url(MESSAGES), &json!({"max_tokens": 4, "messages": history}));
             assert_eq!(message.status, 200, "{}", message.body);
-            assert_eq!(&message.body["usage"]["input_tokens"], tokens);
+            let path = format!("{MESSAGES}/count_tokens");
+            let count = post(&server.url(&path), &json!({"messages": history}));
+            assert_eq!(&count.body["input_tokens"], tokens);
         }
     }
     for (path, body) in [
@@ -157,6 +165,31 @@ fn answers_follow_schemas_in_all_their_forms() {
         assert_eq!(answer.header("x-millrace-ignored"), Some("response_format.pattern"));
         assert!(value["mail"].as_str().unwrap().contains('@'), "{value}");
     }
+}
+
+#[test]
+fn keys_that_are_not_listed_do_not_repeat() {
+    let server = Server::start(&[]);
+    let number = json!({"type": "integer", "minimum": 0, "maximum": 9});
+    let mut complete = 0;
+    for schema in [
+        json!({"type": "object", "additionalProperties": number, "minProperties": 3, "maxProperties": 3}),
+        json!({"type": "object", "patternProperties": {"^[a-z]+$": number}, "additionalProperties": false, "minProperties": 3, "maxProperties": 3}),
+    ] {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
+        for seed in 0..10 {
+            let body = json!({"messages": [say("user", "a a a")], "response_format": format, "seed": seed, "temperature": 0.7, "max_tokens": 200});
+            let answer = post(&server.url(CHAT), &body).body;
+            // An answer that was cut off is no object.
+            if answer["choices"][0]["finish_reason"] == "stop" {
+                let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
+                let value: Value = serde_json::from_str(text).unwrap();
+                assert_eq!(value.as_object().map(|object| object.len()), Some(3), "{text}");
+                complete += 1;
+            }
+        }
+    }
+    assert!(complete >= 5, "only {complete} answers are complete");
 }
 
 #[test]

@@ -173,6 +173,51 @@ pub(super) const SCHEMA: Alphabet = Alphabet {
     pairs: &[],
 };
 
+/// Schemas with names and references in all forms.
+pub(super) const REFERENCES: Alphabet = Alphabet {
+    pieces: &[
+        "\"k§\":{\"$ref\":\"#/%24defs/k§\"}",
+        "\"k§\":{\"$ref\":\"#a§\"}",
+        "\"k§\":{\"$ref\":\"b§\"}",
+        "\"k§\":{\"$ref\":\"#/$defs/k~1§\"}",
+        "\"k§\":{\"$anchor\":\"a§\"}",
+        "\"k§\":{\"$id\":\"b§\"}",
+        "\"k/§\":{\"items\":{\"$ref\":\"#\"}}",
+    ],
+    pairs: &[("\"k\":{\"items\":{\"$id\":\"b/\",\"$defs\":{", "}}}")],
+};
+
+/// Grammars in GBNF.
+pub(super) const GBNF: Alphabet = Alphabet {
+    pieces: &[
+        "root ::= ",
+        "a§ ::= ",
+        "a§ ",
+        "a ",
+        "\"x\" ",
+        "\"\\x41\" ",
+        "[a-z] ",
+        "[^\\n] ",
+        ". ",
+        "| ",
+        "* ",
+        "+ ",
+        "? ",
+        "{1,2} ",
+        "{2,} ",
+        "\n",
+        "# comment\n",
+        " ",
+        "\"",
+        "[",
+        "(",
+        ")",
+        "\na§ ::= root a§\n",
+        "::=",
+    ],
+    pairs: &[("(", ")"), ("(\"x\" ", ")*"), ("[", "]")],
+};
+
 /// Members of an enumeration in a JSON schema.
 pub(super) const MEMBERS: Alphabet =
     Alphabet { pieces: &["\"v§\"", "\"a\"", "1", "§", "null", "[§]", "\"{\"", "\"\\u0000\""], pairs: &[] };

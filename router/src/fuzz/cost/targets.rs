@@ -471,13 +471,30 @@ fn grammars() -> Vec<CostTarget> {
         frame("start: \"a\"\n", "", "", &alphabets::LARK),
         frame("start: A\nA: /", "", "/\n", &alphabets::REGEX),
     ];
+    const GBNF: &[InputFrame] = &[
+        frame("root ::= ", "", "\na ::= \"a\"\n", &alphabets::GBNF),
+        frame("root ::= a\n", "", "\na ::= root", &alphabets::GBNF),
+    ];
+    const REFERENCES: &[InputFrame] = &[
+        frame(r#"{"$defs":{"#, ",", "}}", &alphabets::REFERENCES),
+        frame(r#"{"$id":"https://a.example/","properties":{"#, ",", "}}", &alphabets::REFERENCES),
+    ];
     type Read = fn(&str) -> Grammar;
     let kinds: [(&str, &[InputFrame], Read); 3] = [
         ("JSON schema", SCHEMAS, schema),
         ("regex", &[bare(&alphabets::REGEX)], |input| Grammar::Regex(input.to_owned())),
         ("Lark grammar", LARK, |input| Grammar::Lark(input.to_owned())),
     ];
-    let mut all = Vec::new();
+    let mut all = vec![
+        target("translation of GBNF".into(), 3_000, GBNF, |input| {
+            let input = input.to_owned();
+            Box::new(move || drop(std::hint::black_box(grammar::to_lark(&input))))
+        }),
+        target("references of a JSON schema".into(), 3_000, REFERENCES, |input| {
+            let schema: Value = serde_json::from_str(input).unwrap_or_default();
+            Box::new(move || drop(std::hint::black_box(grammar::with_plain_references(schema))))
+        }),
+    ];
     for (name, frames, read) in kinds {
         all.push(target(format!("bounds of a {name}"), 2_000, frames, move |input| {
             within_bounds(read(input))

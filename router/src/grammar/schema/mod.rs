@@ -498,7 +498,7 @@ fn is_open_object(adapted: &Map<String, Value>) -> bool {
     let may_be_object = match adapted.get("type") {
         Some(Value::String(kind)) => kind == "object",
         Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "object"),
-        _ => !["enum", "const", "$ref", "anyOf", "oneOf", "allOf"].iter().any(|keyword| has(&keyword)),
+        _ => !["enum", "const", "$ref", "anyOf", "oneOf", "allOf"].iter().any(has),
     };
     let is_closed = adapted.get("additionalProperties") == Some(&Value::Bool(false));
     may_be_object && (!is_closed || adapted.contains_key("patternProperties"))
