@@ -15,8 +15,8 @@ const MAX_ADDED: usize = 1 << 16;
 pub struct Claims {
     /// The ids that files name, such as `eos_token_id` of `config.json`.
     pub(crate) ids: Vec<ClaimedIds>,
-    /// The ids and texts of `added_tokens_decoder` of `tokenizer_config.json`, if the tokenizer is in
-    /// another file.
+    /// The ids and texts of `added_tokens_decoder` of `tokenizer_config.json`, if the tokenizer is
+    /// in another file.
     pub(crate) added: Vec<(u32, String)>,
     /// The file with the chat template that is used, and the files with another one.
     pub(crate) templates: Option<(&'static str, Vec<&'static str>)>,
@@ -58,8 +58,8 @@ fn added(tokenizer_config: &Value) -> Vec<(u32, String)> {
     listed.into_iter().flatten().take(MAX_ADDED).filter_map(token).collect()
 }
 
-/// Returns the file with the chat template that is used, and those with a template that differs from
-/// it.
+/// Returns the file with the chat template that is used, and the files with a template that differs
+/// from it.
 fn templates<'a>(
     file: &impl Fn(&str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
     tokenizer_config: &Value,

@@ -188,7 +188,7 @@ impl Folder<'_, '_> {
                     }
                     ("module_output_name", Value::String(name)) if name == "token_embeddings" => {}
                     ("modality_config", modalities) => check_modalities(file, modalities)?,
-                    // Arguments for the libraries of Python, as every file of newer versions has them.
+                    // Arguments for the libraries of Python, which newer versions write.
                     (_, Value::Object(arguments)) if arguments.is_empty() => {}
                     ("unpad_inputs" | "backend", _) => {}
                     (key, value) => {

@@ -4,7 +4,7 @@
 //! ```mermaid
 //! flowchart LR
 //!     text --> prompt["prompt, lower case"] --> tokens --> model["model (shards)"]
-//!     model --> pooling["pooling (shards)"] --> modules["Dense, LayerNorm, Normalize (router)"] --> vector
+//!     model --> pooling["pooling (shards)"] --> modules["modules (router)"] --> vector
 //! ```
 //!
 //! | file | its job |
@@ -192,8 +192,8 @@ impl EmbeddingModel {
         self.pooling.is_some() || !self.modules.is_empty()
     }
 
-    /// Returns the prompt with this name, or the default prompt if no name is given. There may be no
-    /// default prompt.
+    /// Returns the prompt with this name, or the default prompt if no name is given. There may be
+    /// no default prompt.
     ///
     /// # Errors
     /// The names of all prompts, if there is no prompt with this name.

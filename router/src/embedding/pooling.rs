@@ -87,10 +87,10 @@ impl PoolingMode {
         }
     }
 
-    /// Returns the pooling of a model whose files ask for none. A token of a decoder attends only to
-    /// the tokens before it (in a few models, to a context of them), so only the last state depends
-    /// on the whole text in all models. All states of an encoder do, and sentence-transformers takes
-    /// their mean.
+    /// Returns the pooling of a model whose files ask for none. A token of a decoder attends only
+    /// to the tokens before it (in a few models, to a context of them), so only the last state
+    /// depends on the whole text in all models. All states of an encoder do, and
+    /// sentence-transformers takes their mean.
     pub fn usual(ready: &Ready) -> PoolingMode {
         let is_encoder = ready.headless && ready.prompt_handling() == PromptHandling::Whole;
         if is_encoder { PoolingMode::Mean } else { PoolingMode::Last }

@@ -97,15 +97,15 @@ fn added_ends(assets: &Assets, tokenizer: &Tokenizer, found: &mut Vec<String>) {
     let begins = bos.is_some() && before.ids.first().copied() == bos;
     if assets.add_bos_token == Some(false) && begins {
         found.push(
-            "tokenizer_config.json: `add_bos_token` is false, but the tokenizer puts the begin token in front of texts; \
-             it stays there"
+            "tokenizer_config.json: `add_bos_token` is false, but the tokenizer puts the begin token in front of \
+             texts; it stays there"
                 .to_owned(),
         );
     }
     if assets.add_eos_token == Some(false) && tokenizer.text_end().is_some() {
         found.push(
-            "tokenizer_config.json: `add_eos_token` is false, but the tokenizer puts the end token after texts; vectors \
-             get it, and texts to be continued do not"
+            "tokenizer_config.json: `add_eos_token` is false, but the tokenizer puts the end token after texts; \
+             vectors get it, and texts to be continued do not"
                 .to_owned(),
         );
     }

@@ -218,7 +218,8 @@ mod tests {
     #[test]
     fn an_older_file_with_another_scheme_is_named() {
         let scheme = Scheme::Gptq { bits: 4, group: Some(32), plus_one: true };
-        let cases: [(&'static [(&'static str, &'static [u8])], Option<&str>); 4] = [
+        type Files = &'static [(&'static str, &'static [u8])];
+        let cases: [(Files, Option<&str>); 4] = [
             (&[], None),
             (&[("quantize_config.json", AGREES)], None),
             (&[("quantize_config.json", DIFFERS)], Some("quantize_config.json of the built-in model")),
