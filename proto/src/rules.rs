@@ -86,7 +86,8 @@ pub fn is_mask(allowed: &[u32], vocab: usize) -> bool {
     inside && beyond == 0 && allowed.iter().any(|word| *word != 0)
 }
 
-/// Whether the tokens that a row may sample are a mask, or all tokens, for which `allowed` is empty.
+/// Whether the tokens that a row may sample are a mask, or all tokens, for which `allowed` is
+/// empty.
 pub fn is_mask_or_free(allowed: &[u32], vocab: usize) -> bool {
     allowed.is_empty() || is_mask(allowed, vocab)
 }

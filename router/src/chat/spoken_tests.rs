@@ -19,7 +19,7 @@ const QUESTION: &str = "millracequestion";
 const ANSWER: &str = "millraceanswer";
 const REASONING: &str = "millracereasoning";
 
-/// What an assistant said.
+/// The parts of an assistant's answer.
 #[derive(Debug, Default, PartialEq)]
 struct Said {
     reasoning: String,

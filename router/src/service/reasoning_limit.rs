@@ -14,8 +14,8 @@ const FIELD: &str = "thinking_token_budget";
 
 impl Service {
     /// Returns the limit of reasoning in this format to `tokens` tokens. `shown` are the special
-    /// tokens that are shown as text. Returns `None` if the model cannot generate the mark that ends
-    /// the reasoning.
+    /// tokens that are shown as text. Returns `None` if the model cannot generate the mark that
+    /// ends the reasoning.
     pub(crate) fn reasoning_limit(
         &self,
         tokens: u32,

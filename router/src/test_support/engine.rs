@@ -28,8 +28,9 @@ pub(crate) struct FakeEngine {
 pub(crate) enum Script {
     /// Generates this text, one token per byte, and then end tokens until the answer ends.
     Say(String),
-    /// Generates this text like `Say`, except for tokens that the request's constraint forces: where
-    /// exactly one token is allowed and it is not the next one of the text, it is generated first.
+    /// Generates this text like `Say`, except for tokens that the request's constraint forces:
+    /// where exactly one token is allowed and it is not the next one of the text, it is generated
+    /// first.
     Obey(String),
     /// Generates this text and then fails.
     Fail(String),

@@ -58,8 +58,8 @@ pub enum ToolFormat {
     GigaChat,
     /// `<|tool_call_start|>[NAME(KEY=VALUE, …), …]<|tool_call_end|>`, the format of LFM2.
     Lfm2,
-    /// `<seed:tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></seed:tool_call>`,
-    /// the format of Seed-OSS.
+    /// `<seed:tool_call>` with `<function=NAME>` and `<parameter=KEY>VALUE</parameter>`, the format
+    /// of Seed-OSS.
     SeedOss,
     /// `{"name", "arguments"}` as the whole answer, for models that were trained on no other
     /// format.

@@ -189,7 +189,13 @@ impl GrammarWriter<'_> {
             true => ("\"[\" ", format!(" \"]\" {}?", self.mark(self.syntax.closing[0]))),
             false => ("", String::new()),
         };
-        let mut start = format!("start: TEXT? | first{again}{list_close}");
+        // Special tokens other than the marker may follow or begin a text.
+        let open = self.syntax.open.unwrap_or_default();
+        let others = self.tokens.others(&[open]).map_or_else(String::new, |others| {
+            rules += "ANY: /(?s:.+)/\n";
+            format!(" ({others} ANY?)*")
+        });
+        let mut start = format!("start: TEXT?{others} | first{again}{list_close}");
         if let Some(id) = self.special(self.syntax.open.unwrap_or_default()) {
             start += &format!(" | <[{id}]> {list_open}call{again}{list_close}");
         }

@@ -371,6 +371,12 @@ async fn text_before_calls_may_have_special_tokens() {
             assert!(ended && said.ends_with(&call), "{format}: {said}");
         }
     }
+    for format in [ToolFormat::Llama3Json, ToolFormat::Pythonic, ToolFormat::Glm4] {
+        let grammar = call_grammar(&tools, format, (&tokenizer).into(), None).unwrap();
+        for text in ["<|START_RESPONSE|>Hello", "a<|START_RESPONSE|>b<|START_RESPONSE|>"] {
+            assert!(random(&tokenizer, &grammar, 1, text).await.unwrap().1, "{format}: {text}");
+        }
+    }
 }
 
 #[test]
