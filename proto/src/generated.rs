@@ -78,7 +78,7 @@ pub struct Masks {
 pub struct RowMask {
     #[prost(uint32, tag = "1")]
     pub slot: u32,
-    /// As in Row, and not empty.
+    /// As in Row: empty if every token is allowed.
     #[prost(fixed32, repeated, tag = "2")]
     pub allowed: ::prost::alloc::vec::Vec<u32>,
 }

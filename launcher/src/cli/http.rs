@@ -132,9 +132,9 @@ pub(crate) struct HttpArgs {
     /// `auto` uses the model's generation_config.json, `none` uses the defaults of the API
     #[arg(long, env = "GENERATION_CONFIG", default_value = "auto")]
     pub(crate) generation_config: GenerationConfig,
-    /// Pooling of /v1/embeddings and /embed: cls (the first state), max, mean, mean_sqrt_len_tokens,
-    /// weightedmean or last; if absent, that of the model's modules.json or 1_Pooling/config.json,
-    /// else the mean for an encoder and the last state for others
+    /// Pooling of /v1/embeddings and /embed: cls (the first state), max, mean,
+    /// mean_sqrt_len_tokens, weightedmean or last; if absent, that of the model's modules.json or
+    /// 1_Pooling/config.json, else the mean for an encoder and the last state for others
     #[arg(long, env = "POOLING", value_name = "KIND")]
     pub(crate) pooling: Option<PoolingMode>,
     /// Share of the vocabulary that a watermark makes more likely after each token, above 0 and

@@ -170,8 +170,8 @@ impl RepositoryCache {
     }
 }
 
-/// Returns the first file that a snapshot lacks, or `None` if the model can be loaded from it. A link
-/// whose target does not exist is named with the target.
+/// Returns the first file that a snapshot lacks, or `None` if the model can be loaded from it. A
+/// link whose target does not exist is named with the target.
 pub(super) fn missing_file(snapshot: &Path, needs_weights: bool) -> Option<String> {
     let name = missing_name(snapshot, needs_weights)?;
     Some(match dangling_link(&snapshot.join(&name)) {

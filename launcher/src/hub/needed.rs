@@ -34,8 +34,8 @@ const SMALL: &[&str] = &[
 /// The list of modules of sentence-transformers.
 pub(super) const MODULES: &str = "modules.json";
 
-/// The weights of a module, in the order in which the reader looks for them. The reader does not run
-/// the pickle in the second file.
+/// The weights of a module, in the order in which the reader looks for them. The reader does not
+/// run the pickle in the second file.
 pub(super) const MODULE_WEIGHTS: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
 
 /// The folder of a module of sentence-transformers.

@@ -1,16 +1,19 @@
-//! What several files of a folder say about the same thing, so that contradictions can be named.
+//! Statements of several files of a folder about the same thing, so that contradictions can be
+//! named.
 
 use std::borrow::Cow;
 
 use serde_json::Value;
 
+use super::configuration::{Ids, Templates, TokenIds};
+use super::error::AssetError;
 use super::facts::ModelFacts;
-use super::{AssetError, Ids, Templates, TokenIds, json};
+use super::files::json;
 
 /// The most tokens of `added_tokens_decoder` that are compared.
 const MAX_ADDED: usize = 1 << 16;
 
-/// What the files of a folder say about tokens and chat templates.
+/// Statements of the files of a folder about tokens and chat templates.
 #[derive(Debug, Clone, Default)]
 pub struct Claims {
     /// The ids that files name, such as `eos_token_id` of `config.json`.

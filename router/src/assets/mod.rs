@@ -2,30 +2,33 @@
 //! begin and end a text.
 
 use std::borrow::Cow;
-use std::io;
 use std::path::Path;
 
-use millrace_formats::vocabulary::{TokenizerData, VocabularyError};
-use millrace_formats::{dangling_link, regular_file, without_special_numbers};
+use millrace_formats::vocabulary::TokenizerData;
 use serde::Deserialize;
-use serde_json::{Map, Value};
 
 use crate::embedding::{self, EmbeddingFiles};
 
 mod added;
 mod claims;
+mod configuration;
+mod error;
 mod facts;
 mod families;
+mod files;
 mod sampling;
 mod tokenizer_files;
 mod vocabulary;
 mod word_pieces;
 
 pub use claims::Claims;
+pub use error::AssetError;
 pub use sampling::SamplingDefaults;
 pub use vocabulary::{SplitPattern, Substitution, TokenizerSource, Vocabulary, VocabularyTokens};
 
+use configuration::{GenerationConfig, Ids, Templates, TokenIds, TokenText, TokenizerConfig};
 use facts::ModelFacts;
+use files::{json, read_file, read_optional};
 
 /// The files of a model that the router reads.
 #[derive(Debug, Clone, Default)]
@@ -58,113 +61,15 @@ pub struct Assets {
     pub bos_id: Option<u32>,
     /// Whether `tokenizer_config.json` asks for the end token after a text.
     pub add_eos_token: Option<bool>,
-    /// What the folder says about vectors of texts.
+    /// The description of vectors of texts in the folder.
     pub embedding: EmbeddingFiles,
     /// The number of features of a state by `config.json`.
     pub hidden_size: Option<usize>,
-    /// What the files say about the same things, for warnings about contradictions.
+    /// Statements of several files about the same things, for warnings about contradictions.
     pub claims: Claims,
     /// Whether `config.json` says that the model generates texts or classifies them, so that it is
     /// of use without vectors.
     pub has_head: bool,
-}
-
-/// Reasons why a model folder cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum AssetError {
-    /// The tokenizer is missing.
-    #[error(
-        "{0}: tokenizer.json is missing, and so are the other files of tokenizers that are supported, such as \
-         tokenizer.model. Text cannot be turned into tokens without one: download it from the model's repository, or \
-         convert the model's own tokenizer with transformers' `AutoTokenizer.save_pretrained`"
-    )]
-    NoTokenizer(String),
-    /// A file cannot be read.
-    #[error("{file}: {error}")]
-    Io {
-        /// The path of the file.
-        file: String,
-        /// The error of the system.
-        error: io::Error,
-    },
-    /// The content of a file is invalid.
-    #[error("{file} is not valid: {error}")]
-    Invalid {
-        /// The name of the file.
-        file: String,
-        /// The error of the parser.
-        error: serde_json::Error,
-    },
-    /// The vocabulary in a file cannot be used.
-    #[error("{file} cannot be used: {error}")]
-    Vocabulary {
-        /// The name of the file.
-        file: &'static str,
-        /// The reason.
-        error: VocabularyError,
-    },
-    /// `chat_template.jinja` is not text.
-    #[error("{0} is not UTF-8 text")]
-    NotText(&'static str),
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct TokenizerConfig {
-    chat_template: Option<Templates>,
-    bos_token: Option<TokenText>,
-    eos_token: Option<TokenText>,
-    pad_token: Option<TokenText>,
-    unk_token: Option<TokenText>,
-    tokenizer_class: Option<String>,
-    add_bos_token: Option<bool>,
-    add_eos_token: Option<bool>,
-}
-
-/// A special token: its text, or an object with its properties.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum TokenText {
-    Text(String),
-    Object { content: String },
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Templates {
-    One(String),
-    Named(Vec<NamedTemplate>),
-}
-
-#[derive(Debug, Deserialize)]
-struct NamedTemplate {
-    name: String,
-    template: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct TokenIds {
-    bos_token_id: Option<Ids>,
-    eos_token_id: Option<Ids>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct GenerationConfig {
-    #[serde(flatten)]
-    ids: TokenIds,
-    #[serde(flatten)]
-    rest: Map<String, Value>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Ids {
-    One(u32),
-    Many(Vec<u32>),
-    /// Some configurations use -1 or an empty string for "none".
-    None(#[allow(dead_code)] Value),
 }
 
 impl Assets {
@@ -286,7 +191,11 @@ impl Assets {
             eos_ids,
             sampling,
             bos_id: ids(generation.bos_token_id, model.bos_token_id).first().copied(),
-            embedding: embedding::read(folder, &file, &facts.tokenizer_config),
+            embedding: embedding::read(
+                folder,
+                &|name| file(name).map_err(|error| error.to_string()),
+                &facts.tokenizer_config,
+            ),
             hidden_size: facts.hidden_size(),
             has_head: facts.has_head(),
             claims,
@@ -329,70 +238,6 @@ fn end_texts(tokenizer: &TokenizerSource) -> (Option<String>, Option<String>) {
     (text(bos), text(eos))
 }
 
-/// The maximum size of `tokenizer.json` in bytes. Large ones of today have 35 MB.
-const MAX_TOKENIZER: u64 = 256 << 20;
-
-/// The maximum size of the other files in bytes.
-const MAX_CONFIG: u64 = 16 << 20;
-
-/// Reads the file `name` of a folder. Returns `None` if it does not exist.
-fn read_optional(folder: &Path, name: &str) -> Result<Option<Cow<'static, [u8]>>, AssetError> {
-    let path = folder.join(name);
-    match read_file(&path) {
-        Ok(bytes) => Ok(Some(Cow::Owned(bytes))),
-        Err(AssetError::Io { file, error }) if error.kind() == io::ErrorKind::NotFound => {
-            match dangling_link(&path) {
-                Some(link) => Err(AssetError::Io { file, error: link.into() }),
-                None => Ok(None),
-            }
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Reads a regular file of a reasonable size.
-fn read_file(path: &Path) -> Result<Vec<u8>, AssetError> {
-    let is_large = path.ends_with("tokenizer.json") || path.ends_with("tekken.json");
-    let limit = if is_large { MAX_TOKENIZER } else { MAX_CONFIG };
-    regular_file::read(path, limit)
-        .map_err(|error| AssetError::Io { file: path.display().to_string(), error })
-}
-
-impl Ids {
-    fn list(self) -> Vec<u32> {
-        match self {
-            Ids::One(id) => vec![id],
-            Ids::Many(ids) => ids,
-            Ids::None(_) => Vec::new(),
-        }
-    }
-}
-
-impl TokenText {
-    fn into_text(self) -> String {
-        match self {
-            TokenText::Text(text) | TokenText::Object { content: text } => text,
-        }
-    }
-}
-
-impl Templates {
-    /// Returns the usual template and the one for tools. Each can stand in for the other.
-    fn split(self) -> (Option<String>, Option<String>) {
-        match self {
-            Templates::One(template) => (Some(template), None),
-            Templates::Named(mut list) => {
-                let mut take = |name: &str| {
-                    let index = list.iter().position(|entry| entry.name == name)?;
-                    Some(list.swap_remove(index).template)
-                };
-                let (default, tools) = (take("default"), take("tool_use"));
-                (default.or_else(|| tools.clone()), tools)
-            }
-        }
-    }
-}
-
 /// The template for conversations with tools in the newest layout of transformers.
 const TOOL_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
 
@@ -421,19 +266,9 @@ fn chat_templates<'a>(
     Ok((template.or_else(|| tools.clone()), tools.or(named)))
 }
 
-fn json<'a, T: Default + for<'de> Deserialize<'de>>(
-    file: &impl Fn(&'static str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
-    name: &'static str,
-) -> Result<T, AssetError> {
-    match file(name)? {
-        Some(bytes) => serde_json::from_slice(&without_special_numbers(&bytes))
-            .map_err(|error| AssetError::Invalid { file: name.to_owned(), error }),
-        None => Ok(T::default()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::files::{MAX_CONFIG, MAX_TOKENIZER};
     use super::*;
 
     #[test]

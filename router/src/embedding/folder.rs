@@ -9,13 +9,10 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use super::configuration::{EmbeddingError, size};
 use super::layers::{Dense, LayerNorm, VectorModule};
+use super::model::{ConfiguredPooling, EmbeddingFiles, EmbeddingModel, MODULES, TokenBound};
 use super::pooling::PoolingConfig;
-use super::{ConfiguredPooling, EmbeddingError, EmbeddingFiles, EmbeddingModel, TokenBound, size};
-use crate::assets::AssetError;
-
-/// The list of modules.
-pub(super) const MODULES: &str = "modules.json";
 
 /// The configuration of the pooling of a folder without a list of modules.
 const POOLING: &str = "1_Pooling/config.json";
@@ -38,8 +35,8 @@ const TRANSFORMER: [&str; 7] = [
 /// The most modules of a model.
 const MAX_MODULES: usize = 32;
 
-/// The content of a file, or `None` if it does not exist.
-pub(crate) type FileContent<'f> = Result<Option<Cow<'f, [u8]>>, AssetError>;
+/// The content of a file, or `None` if it does not exist. An error names the file.
+pub(crate) type FileContent<'f> = Result<Option<Cow<'f, [u8]>>, String>;
 
 /// A module in the list.
 #[derive(Debug, Deserialize)]
@@ -232,7 +229,7 @@ impl Folder<'_, '_> {
     }
 
     fn json<T: DeserializeOwned>(&self, file: &str) -> Result<Option<T>, EmbeddingError> {
-        let bytes = (self.read)(file).map_err(|error| EmbeddingError::plain(error.to_string()))?;
+        let bytes = (self.read)(file).map_err(EmbeddingError::plain)?;
         let Some(bytes) = bytes else { return Ok(None) };
         serde_json::from_slice(&bytes)
             .map(Some)

@@ -10,7 +10,7 @@ use millrace_formats::{Checkpoint, DType, Source, Tensor};
 use serde_json::{Map, Value};
 
 use super::activation::Activation;
-use super::{EmbeddingError, size};
+use super::configuration::{EmbeddingError, size};
 
 /// Sums that are computed side by side, so that the compiler can use vectors.
 const LANES: usize = 16;

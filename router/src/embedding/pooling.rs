@@ -6,7 +6,7 @@ use std::str::FromStr;
 use millrace_proto::{PromptHandling, Ready};
 use serde_json::{Map, Value};
 
-use super::EmbeddingError;
+use super::configuration::{EmbeddingError, size};
 use crate::engine::Pooling;
 
 /// One pooling of states, by sentence-transformers' definition.
@@ -125,7 +125,7 @@ impl PoolingConfig {
         let features = OTHERS[2..].iter().find_map(|key| config.get(*key).map(|value| (key, value)));
         let features = match features {
             None => None,
-            Some((key, value)) => Some(super::size(value).ok_or_else(|| wrong(key, "a number of features"))?),
+            Some((key, value)) => Some(size(value).ok_or_else(|| wrong(key, "a number of features"))?),
         };
         let include_prompt = match config.get("include_prompt") {
             None => true,

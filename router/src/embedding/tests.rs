@@ -1,6 +1,7 @@
 //! Tests of reading the files of sentence-transformers.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 

@@ -16,8 +16,8 @@ pub(super) struct Scores {
     pub(super) prompt_tokens: usize,
 }
 
-/// Computes the score of each text. All pairs are validated before the first is computed. Texts that
-/// are too long are cut from the side `truncate`, or refused if there is none.
+/// Computes the score of each text. All pairs are validated before the first is computed. Texts
+/// that are too long are cut from the side `truncate`, or refused if there is none.
 ///
 /// # Errors
 /// If a text is invalid, or the model does not score pairs.

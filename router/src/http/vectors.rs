@@ -72,7 +72,7 @@ fn vector_plan(app: &App, ready: &Ready) -> Result<VectorPlan, ServiceError> {
     app.service.vectors(ready).map_err(|error| ServiceError::invalid("model", error.to_string()))
 }
 
-/// What the vectors of a request have in common.
+/// The properties that the vectors of a request have in common.
 struct VectorJob {
     plan: VectorPlan,
     /// The text in front of each text.

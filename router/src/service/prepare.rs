@@ -228,8 +228,8 @@ impl Service {
     }
 }
 
-/// Returns the first `keep` tokens of a text. If some are lost, the tokens that follow a text, which
-/// are `after`, take the places of the last ones.
+/// Returns the first `keep` tokens of a text. If some are lost, the tokens that follow a text,
+/// which are `after`, take the places of the last ones.
 fn without_end(mut ids: Vec<u32>, keep: usize, after: &[u32]) -> Vec<u32> {
     if ids.len() > keep {
         ids.truncate(keep.saturating_sub(after.len()));

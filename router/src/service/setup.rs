@@ -12,9 +12,8 @@ use super::late_system;
 use super::limits::RequestLimits;
 use super::model::{ModelInfo, TokenizerDescription};
 use super::turns::TenantTurns;
-use super::vectors;
 use crate::assets::{AssetError, Assets, SamplingDefaults};
-use crate::embedding::{EmbeddingError, EmbeddingModel};
+use crate::embedding::{EmbeddingError, EmbeddingFiles, EmbeddingModel, PoolingMode};
 use crate::engine::{Engine, EngineState, Place, Places};
 use crate::grammar::GrammarCompiler;
 use crate::metrics;
@@ -113,7 +112,7 @@ impl Service {
             ReasoningParser::Off => None,
             ReasoningParser::Format(format) => Some(format),
         };
-        let embedding = vectors::checked_files(assets, limits.pooling);
+        let embedding = checked_files(assets, limits.pooling);
         if let Err(error) = &embedding {
             if !assets.has_head {
                 return Err(error.clone().into());
@@ -275,4 +274,24 @@ impl Service {
         metrics::request_rejected(error.kind());
         error
     }
+}
+
+/// Returns what the files of a folder say about vectors, with the pooling that the operator has
+/// `asked` for.
+///
+/// # Errors
+/// If the files cannot be used, or contradict each other.
+fn checked_files(assets: &Assets, asked: Option<PoolingMode>) -> Result<Arc<EmbeddingModel>, EmbeddingError> {
+    let model = match &assets.embedding {
+        EmbeddingFiles::Usable(model) => model.clone(),
+        EmbeddingFiles::Unusable(error) => return Err(error.clone()),
+    };
+    if model.is_configured() {
+        // Which of the usual poolings is taken does not matter for the number of features.
+        let pooling = model.pooling(asked, || PoolingMode::Last)?;
+        if let Some(hidden) = assets.hidden_size {
+            model.output_features(hidden, pooling.modes.len())?;
+        }
+    }
+    Ok(model)
 }

@@ -6,13 +6,12 @@ use std::sync::Arc;
 use millrace_proto::Ready;
 
 use super::setup::Service;
-use crate::assets::Assets;
-use crate::embedding::{ChosenPooling, EmbeddingError, EmbeddingFiles, EmbeddingModel, PoolingMode};
+use crate::embedding::{ChosenPooling, EmbeddingError, EmbeddingModel, PoolingMode};
 
 /// How the loaded model makes vectors of texts.
 #[derive(Debug, Clone)]
 pub struct VectorPlan {
-    /// What the folder says.
+    /// The description in the folder.
     pub model: Arc<EmbeddingModel>,
     /// The pooling, and what has chosen it.
     pub pooling: ChosenPooling,
@@ -40,29 +39,6 @@ impl Service {
         };
         Ok(VectorPlan { model, pooling, features, max_input, max_input_source })
     }
-}
-
-/// Returns what the files of a folder say about vectors, with the pooling that the operator has
-/// `asked` for.
-///
-/// # Errors
-/// If the files cannot be used, or contradict each other.
-pub(super) fn checked_files(
-    assets: &Assets,
-    asked: Option<PoolingMode>,
-) -> Result<Arc<EmbeddingModel>, EmbeddingError> {
-    let model = match &assets.embedding {
-        EmbeddingFiles::Usable(model) => model.clone(),
-        EmbeddingFiles::Unusable(error) => return Err(error.clone()),
-    };
-    if model.is_configured() {
-        // Which of the usual poolings is taken does not matter for the number of features.
-        let pooling = model.pooling(asked, || PoolingMode::Last)?;
-        if let Some(hidden) = assets.hidden_size {
-            model.output_features(hidden, pooling.modes.len())?;
-        }
-    }
-    Ok(model)
 }
 
 impl fmt::Display for VectorPlan {

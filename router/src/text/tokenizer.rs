@@ -233,7 +233,8 @@ impl Tokenizer {
         Some((before, EncodedText::outside(after)))
     }
 
-    /// Returns the token to put after a text that becomes a vector, and which encoding does not add.
+    /// Returns the token to put after a text that becomes a vector, and which encoding does not
+    /// add.
     pub(crate) fn vector_end(&self) -> Option<u32> {
         self.0.vector_end
     }

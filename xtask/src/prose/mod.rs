@@ -50,9 +50,12 @@ const EXCEPTIONS: [&str; 7] = [
 ];
 
 /// Names and terms that contain one of the words.
-const NAMES: [&str; 8] = [
+const NAMES: [&str; 11] = [
     "logits_processor",
     "mm_processor_kwargs",
+    "processor_kwargs",
+    "pre_tokenizers, processors",
+    "create_model_card",
     "logits processor",
     "post_processor",
     "post-processor",

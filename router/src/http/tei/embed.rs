@@ -22,7 +22,8 @@ pub(super) struct EmbedRequest {
     /// The side from which long texts are cut: `Right`, the default, keeps the first tokens.
     #[serde(default)]
     truncation_direction: TruncationDirection,
-    /// Whether vectors are scaled to the length 1, whatever the model's modules do: by default true.
+    /// Whether vectors are scaled to the length 1, whatever the model's modules do: by default
+    /// true.
     normalize: Option<bool>,
     /// The name of a prompt in the model's `config_sentence_transformers.json` that is put in front
     /// of each text. By default it is the model's default prompt, if there is one.
