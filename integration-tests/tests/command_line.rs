@@ -340,6 +340,21 @@ fn sizes_that_are_changed_are_announced() {
 }
 
 #[test]
+fn limits_of_nothing_are_refused() {
+    for flag in [
+        "--cpus-per-shard",
+        "--max-batch-size",
+        "--max-batch-prefill-tokens",
+        "--max-batch-total-tokens",
+        "--max-total-tokens",
+        "--max-input-tokens",
+    ] {
+        let said = error_text(&["serve", "--port", "0", flag, "0"], &[]);
+        assert!(said.contains(&format!("invalid value '0' for '{flag} ")), "{said}");
+    }
+}
+
+#[test]
 fn a_host_that_is_not_of_this_machine_is_no_matter_of_ports() {
     // An address for documentation, which no machine has.
     let said = error_text(&["serve", "--hostname", "192.0.2.1", "--port", "0"], &[]);

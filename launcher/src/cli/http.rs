@@ -89,7 +89,7 @@ pub(crate) struct HttpArgs {
           value_parser = clap::value_parser!(u32).range(..=128))]
     pub(crate) max_top_n_tokens: Option<u32>,
     /// Limit of the prompt tokens of a request; one less than --max-total-tokens if absent
-    #[arg(long, alias = "max-input-length", env = "MAX_INPUT_TOKENS", value_name = "N")]
+    #[arg(long, alias = "max-input-length", env = "MAX_INPUT_TOKENS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_input_tokens: Option<u32>,
     /// Limit of the prompts in a /v1/completions request
     #[arg(long, env = "MAX_CLIENT_BATCH_SIZE", default_value_t = 128, value_name = "N", value_parser = count())]

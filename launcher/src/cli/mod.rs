@@ -27,7 +27,7 @@ use millrace_shard::{
     AllReduce, DType, DeviceKind, GpuMemory, KvFormat, NullOptions, Quantize, WeightCacheOptions,
 };
 use serde::{Deserialize, Serialize};
-use values::{bytes, gpu_memory, milliseconds, quantize, rope_factor, share};
+use values::{bytes, count, gpu_memory, milliseconds, quantize, rope_factor, share};
 
 pub(crate) use arguments::{of_server, with_subcommand};
 pub(crate) use bench::BenchArgs;
@@ -262,7 +262,7 @@ pub(crate) struct EngineArgs {
     pub(crate) null: NullArgs,
     /// Compute threads of each shard on the CPU: two shards with 4 threads each use 8 cores. If
     /// absent, an equal share of the physical cores
-    #[arg(long, visible_alias = "threads", env = "CPUS_PER_SHARD", value_name = "N")]
+    #[arg(long, visible_alias = "threads", env = "CPUS_PER_SHARD", value_name = "N", value_parser = count())]
     pub(crate) cpus_per_shard: Option<usize>,
     /// Target for the time between two tokens of a stream, in milliseconds: prompts extend the
     /// steps of running streams up to this time, and up to twice the time of a step without prompts
@@ -271,11 +271,11 @@ pub(crate) struct EngineArgs {
     pub(crate) target_itl: Option<f64>,
     /// Limit of the prompt tokens in a step. Smaller values need less memory; while streams run,
     /// --target-itl is usually the stricter limit. If absent, 2048 on a GPU and 512 on the CPU
-    #[arg(long, env = "MAX_BATCH_PREFILL_TOKENS", value_name = "N")]
+    #[arg(long, env = "MAX_BATCH_PREFILL_TOKENS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_batch_prefill_tokens: Option<u32>,
     /// Capacity of the KV cache in tokens; computed from the free memory if absent. On the CPU, it
     /// is then at most half of the free memory, and at most 16 GiB
-    #[arg(long, env = "MAX_BATCH_TOTAL_TOKENS", value_name = "N")]
+    #[arg(long, env = "MAX_BATCH_TOTAL_TOKENS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_batch_total_tokens: Option<u32>,
     /// Share of the device's free memory that may be used; the KV cache takes what weights and
     /// buffers leave of it
@@ -286,14 +286,14 @@ pub(crate) struct EngineArgs {
     #[arg(long, env = "GPU_MEMORY", value_name = "SIZE", value_parser = gpu_memory)]
     pub(crate) gpu_memory: Option<GpuMemory>,
     /// Limit of the sequences in a step. If absent, 128 on a GPU and 64 on the CPU
-    #[arg(long, visible_aliases = ["max-num-seqs", "parallel"], env = "MAX_BATCH_SIZE", value_name = "N")]
+    #[arg(long, visible_aliases = ["max-num-seqs", "parallel"], env = "MAX_BATCH_SIZE", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_batch_size: Option<u32>,
     /// Batch sizes whose decode steps are recorded as CUDA graphs, such as 1,8,32; 0 for none. If
     /// absent, usual sizes up to --max-batch-size
     #[arg(long, env = "CUDA_GRAPHS", value_name = "SIZES", value_delimiter = ',')]
     pub(crate) cuda_graphs: Option<Vec<usize>>,
     /// Limit of the tokens of a sequence, prompt and answer together; the model's limit if absent
-    #[arg(long, visible_aliases = ["max-model-len", "ctx-size"], visible_short_alias = 'c', env = "MAX_TOTAL_TOKENS", value_name = "N")]
+    #[arg(long, visible_aliases = ["max-model-len", "ctx-size"], visible_short_alias = 'c', env = "MAX_TOTAL_TOKENS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_total_tokens: Option<u32>,
     /// Keep the KV cache of prompts and share it with later prompts that have the same prefix
     #[arg(long, env = "PREFIX_CACHING", default_value_t = true, action = clap::ArgAction::Set, value_name = "true|false",
