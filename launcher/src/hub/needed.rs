@@ -5,34 +5,25 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 use serde_json::Value;
 
+use millrace_router::embedding;
+pub(super) use millrace_router::embedding::MODULES;
+
 use super::error::HubError;
 use super::listing::{ListedFile, Listing};
 
 /// The configuration, which decides whether the model can be run. It is downloaded first.
 pub(super) const CONFIGURATION: &[&str] = &["config.json", "quantize_config.json", "quant_config.json"];
 
-/// The other small files that the router and the shards read, apart from the tokenizer.
+/// The other small files that the router and the shards read, apart from those of the tokenizer and
+/// of vectors.
 const SMALL: &[&str] = &[
     "generation_config.json",
     "tokenizer_config.json",
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/tool_use.jinja",
-    "1_Pooling/config.json",
-    MODULES,
-    "config_sentence_transformers.json",
-    "sentence_bert_config.json",
-    "sentence_roberta_config.json",
-    "sentence_distilbert_config.json",
-    "sentence_camembert_config.json",
-    "sentence_albert_config.json",
-    "sentence_xlm-roberta_config.json",
-    "sentence_xlnet_config.json",
     INDEX,
 ];
-
-/// The list of modules of sentence-transformers.
-pub(super) const MODULES: &str = "modules.json";
 
 /// The weights of a module, in the order in which the reader looks for them. The reader does not
 /// run the pickle in the second file.
@@ -95,14 +86,15 @@ pub(super) fn small_files(id: &str, listing: &Listing, needs_weights: bool) -> R
         let files = listing.files.iter().filter(|file| names.contains(&file.name.as_str()));
         files.map(|file| bounded(file.clone())).collect()
     };
-    let small: Vec<&str> = SMALL.iter().copied().chain(tokenizer).collect();
+    let small: Vec<&str> =
+        SMALL.iter().copied().chain(embedding::configuration_files()).chain(tokenizer).collect();
     Ok(SmallFiles { configuration: chosen(CONFIGURATION)?, others: chosen(&small)? })
 }
 
 /// Returns the names of the small files with fixed names.
 pub(super) fn small_names() -> impl Iterator<Item = &'static str> {
     let tokenizers = millrace_router::assets::tokenizer_files();
-    CONFIGURATION.iter().chain(SMALL).copied().chain(tokenizers)
+    CONFIGURATION.iter().chain(SMALL).copied().chain(embedding::configuration_files()).chain(tokenizers)
 }
 
 /// Returns the folders that a list of modules names, without the model's own. A list that is not

@@ -32,6 +32,12 @@ const TRANSFORMER: [&str; 7] = [
     "sentence_xlnet_config.json",
 ];
 
+/// Returns the names of the small files that describe vectors of texts. The list of modules may
+/// name more.
+pub fn configuration_files() -> impl Iterator<Item = &'static str> {
+    [MODULES, POOLING, PROMPTS].into_iter().chain(TRANSFORMER)
+}
+
 /// The most modules of a model.
 const MAX_MODULES: usize = 32;
 

@@ -23,9 +23,10 @@ mod model;
 mod pooling;
 
 pub use configuration::EmbeddingError;
+pub use folder::configuration_files;
 pub(crate) use folder::read;
 pub(crate) use layers::normalized;
-pub use model::{ChosenPooling, EmbeddingFiles, EmbeddingModel, TokenBound};
+pub use model::{ChosenPooling, EmbeddingFiles, EmbeddingModel, MODULES, TokenBound};
 pub use pooling::{PoolingMode, UnknownPooling};
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use super::layers::VectorModule;
 use super::pooling::{PoolingMode, UnknownPooling};
 
 /// The list of modules.
-pub(super) const MODULES: &str = "modules.json";
+pub const MODULES: &str = "modules.json";
 
 /// The description of vectors of texts in a folder.
 #[derive(Debug, Clone)]
