@@ -77,7 +77,9 @@ fn bodies_that_never_end_take_bounded_memory() {
     let grown = private_bytes(server.pid()).saturating_sub(begin);
     println!("{} MiB more", grown >> 20);
     assert!(grown < 200 << 20, "{grown} bytes");
-    assert_eq!(server.metric("millrace_bodies_refused_total"), (CROWD - FIT) as f64);
+    // Bodies that grow at the same time may refuse each other, so that fewer than FIT are left.
+    let refused = server.metric("millrace_bodies_refused_total");
+    assert!(((CROWD - FIT) as f64..CROWD as f64).contains(&refused), "{refused}");
     drop(clients);
     let short = json!({"inputs": "a", "parameters": {"max_new_tokens": 1}});
     server.wait_until("there is room again", |server| post(&server.url("/generate"), &short).status == 200);

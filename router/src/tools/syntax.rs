@@ -94,6 +94,17 @@ const JSON: FormatSyntax = FormatSyntax {
 /// A format whose calls always have a marker.
 const MARKED: FormatSyntax = FormatSyntax { bare: BareCalls::None, ..JSON };
 
+/// Tags with the names of the function and of its parameters in them.
+const NAMED_TAGS: TagSyntax = TagSyntax {
+    function: ("<function=", ">"),
+    parameter: ("<parameter=", ">"),
+    key_end: "",
+    has_type: false,
+    end_of_value: "</parameter>",
+    end: "</function>",
+    is_padded: true,
+};
+
 const DSML_TAGS: TagSyntax = TagSyntax {
     function: ("<｜DSML｜invoke name=\"", "\">"),
     parameter: ("<｜DSML｜parameter name=\"", "\">"),
@@ -258,30 +269,14 @@ impl ToolFormat {
             ToolFormat::Qwen3Coder => FormatSyntax {
                 open: Some("<tool_call>"),
                 closing: &["</tool_call>"],
-                call: CallSyntax::Tags(TagSyntax {
-                    function: ("<function=", ">"),
-                    parameter: ("<parameter=", ">"),
-                    key_end: "",
-                    has_type: false,
-                    end_of_value: "</parameter>",
-                    end: "</function>",
-                    is_padded: true,
-                }),
+                call: CallSyntax::Tags(NAMED_TAGS),
                 marks: &["<tool_call>", "</tool_call>"],
                 ..MARKED
             },
             ToolFormat::SeedOss => FormatSyntax {
                 open: Some("<seed:tool_call>"),
                 closing: &["</seed:tool_call>"],
-                call: CallSyntax::Tags(TagSyntax {
-                    function: ("<function=", ">"),
-                    parameter: ("<parameter=", ">"),
-                    key_end: "",
-                    has_type: false,
-                    end_of_value: "</parameter>",
-                    end: "</function>",
-                    is_padded: false,
-                }),
+                call: CallSyntax::Tags(TagSyntax { is_padded: false, ..NAMED_TAGS }),
                 marks: &["<seed:tool_call>", "</seed:tool_call>"],
                 ..MARKED
             },
