@@ -25,8 +25,8 @@ pub use model::{ModelCopy, TILDE};
 pub use observer::{Latencies, ObserverClient};
 pub use raw::{Attack, AttackOutcome, attack, raw_post};
 pub use server::{
-    Server, binary, cpu_seconds, cpu_seconds_of_ended_children, free_port, grammar_workers_of, private_bytes,
-    resident_bytes, shards_of, signal, try_signal,
+    Server, binary, cpu_seconds, cpu_seconds_of_ended_children, free_port, grammar_workers_of,
+    named_shared_memory, private_bytes, resident_bytes, shards_of, signal, try_signal,
 };
 pub use step_log::{LoggedRow, LoggedStep, StepLogFile};
 pub use worker_node::{SecretFile, WorkerNode};

@@ -260,6 +260,14 @@ fn children_of(pid: u32, command: &str) -> Vec<u32> {
     String::from_utf8_lossy(&children.stdout).lines().filter_map(of_line).collect()
 }
 
+/// Returns the names of shared memory that shards have left or that is in use. Other programs of
+/// the machine do not count.
+pub fn named_shared_memory() -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir("/dev/shm") else { return Vec::new() };
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| name.contains("millrace") || name.contains("nccl")).collect()
+}
+
 /// Returns the user and system time of a process in seconds.
 pub fn cpu_seconds(pid: u32) -> f64 {
     // utime and stime.

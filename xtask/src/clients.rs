@@ -25,18 +25,9 @@ pub(crate) fn run() -> bool {
         [("MILLRACE_CLIENTS", installed.to_str().unwrap_or_default()), ("MILLRACE_BINARY_IS_BUILT", "1")];
     // These are the packages and features of `cargo xtask test`, so nothing is built twice. The
     // test `version` belongs to the launcher and makes Cargo build the binary.
-    let tests = [
-        "test",
-        "--workspace",
-        FEATURES,
-        "--test",
-        "version",
-        "--test",
-        "clients",
-        "--test",
-        "model_formats",
-    ];
-    cargo_test(&tests, &["--include-ignored", "--nocapture"], &environment).is_some()
+    let tests = ["test", "--workspace", FEATURES, "--test", "version", "--test", "server"];
+    let harness = ["clients::", "model_formats::", "--include-ignored", "--nocapture"];
+    cargo_test(&tests, &harness, &environment).is_some()
 }
 
 /// Installs agents and larger libraries below target/, and runs their tests with `arguments` for

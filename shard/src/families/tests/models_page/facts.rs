@@ -13,11 +13,11 @@ pub(in crate::families::tests) struct Fact {
     pub(super) tests: &'static [(&'static str, &'static str)],
 }
 
-const GOLDEN: &str = "shard/tests/golden.rs";
-const QUANTIZED: &str = "shard/tests/quantized.rs";
-const MODEL_FORMATS: &str = "integration-tests/tests/model_formats.rs";
-const FILES_AGAIN: &str = "shard/tests/convert_files.rs";
-const CONVERT: &str = "integration-tests/tests/convert_command.rs";
+const GOLDEN: &str = "shard/tests/suite/golden.rs";
+const QUANTIZED: &str = "shard/tests/suite/quantized.rs";
+const MODEL_FORMATS: &str = "integration-tests/tests/server/model_formats.rs";
+const FILES_AGAIN: &str = "shard/tests/suite/convert_files.rs";
+const CONVERT: &str = "integration-tests/tests/server/convert_command.rs";
 
 /// Families that are read from GGUF files too, but of which there is no golden file.
 pub(super) const UNTESTED_IN_GGUF: [&str; 3] = ["mistral", "baichuan", "chatglm"];
@@ -126,9 +126,12 @@ pub(super) const QUANTIZATIONS: &[Fact] = &[
         gpu: "yes",
         families: "llama, mistral, qwen3_moe (CPU)",
         tests: &[
-            ("shard/tests/quantize_at_load.rs", "matrices_that_do_not_fit_a_format_are_loaded_in_another"),
-            ("shard/tests/quantize_at_load.rs", "experts_are_quantized"),
-            ("integration-tests/tests/cuda_sim.rs", "fp8_weights_score_close_to_the_cpu"),
+            (
+                "shard/tests/suite/quantize_at_load.rs",
+                "matrices_that_do_not_fit_a_format_are_loaded_in_another",
+            ),
+            ("shard/tests/suite/quantize_at_load.rs", "experts_are_quantized"),
+            ("integration-tests/tests/server/cuda_sim.rs", "fp8_weights_score_close_to_the_cpu"),
         ],
     },
     Fact {
@@ -137,8 +140,11 @@ pub(super) const QUANTIZATIONS: &[Fact] = &[
         gpu: "no",
         families: "llama, mistral, qwen3_moe (int8, nf4)",
         tests: &[
-            ("shard/tests/quantize_at_load.rs", "matrices_that_do_not_fit_a_format_are_loaded_in_another"),
-            ("integration-tests/tests/quantized.rs", "quantized_weights_score_close_to_16_bits"),
+            (
+                "shard/tests/suite/quantize_at_load.rs",
+                "matrices_that_do_not_fit_a_format_are_loaded_in_another",
+            ),
+            ("integration-tests/tests/server/quantized.rs", "quantized_weights_score_close_to_16_bits"),
         ],
     },
     Fact {
@@ -147,8 +153,14 @@ pub(super) const QUANTIZATIONS: &[Fact] = &[
         gpu: "untested",
         families: "llama, qwen2, baichuan, mistral",
         tests: &[
-            ("shard/tests/quantize_checkpoint.rs", "logits_stay_close_to_those_of_the_dense_checkpoint"),
-            ("integration-tests/tests/quantize_command.rs", "new_checkpoints_are_read_by_others_and_served"),
+            (
+                "shard/tests/suite/quantize_checkpoint.rs",
+                "logits_stay_close_to_those_of_the_dense_checkpoint",
+            ),
+            (
+                "integration-tests/tests/server/quantize_command.rs",
+                "new_checkpoints_are_read_by_others_and_served",
+            ),
         ],
     },
 ];

@@ -1,0 +1,80 @@
+//! Tests an encoder with the real binary: scores of pairs are those of transformers, alone, beside
+//! other texts and on several shards, and vectors of texts do not depend on other requests.
+
+use std::path::{Path, PathBuf};
+
+use millrace_integration_tests::{Server, post};
+use serde_json::{Value, json};
+
+const QUERY: &str = "w5 w6";
+
+fn model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("golden-encoders/xlm_roberta_scores")
+}
+
+/// The texts of the golden file, and the outputs of the classifier for them.
+fn expected() -> (Vec<String>, Vec<f64>) {
+    let pairs: Vec<Value> =
+        serde_json::from_slice(&std::fs::read(model().join("pairs.json")).unwrap()).unwrap();
+    assert!(pairs.len() == 2 && pairs.iter().all(|pair| pair["query"] == QUERY));
+    let pair = |pair: &Value| (pair["text"].as_str().unwrap().to_owned(), pair["output"].as_f64().unwrap());
+    pairs.iter().map(pair).unzip()
+}
+
+fn start(flags: &[&str]) -> Server {
+    let model = model();
+    Server::start(&[&["--model-id", model.to_str().unwrap()], flags].concat())
+}
+
+fn scores(server: &Server, texts: &[String]) -> Vec<f64> {
+    let body = json!({"query": QUERY, "texts": texts, "raw_scores": true});
+    let answer = post(&server.url("/rerank"), &body);
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let mut scores = vec![f64::NAN; texts.len()];
+    let ranks = answer.body.as_array().unwrap();
+    assert!(ranks.is_sorted_by(|a, b| a["score"].as_f64() >= b["score"].as_f64()), "{ranks:?}");
+    for rank in ranks {
+        scores[rank["index"].as_u64().unwrap() as usize] = rank["score"].as_f64().unwrap();
+    }
+    scores
+}
+
+#[test]
+fn scores_are_those_of_transformers() {
+    let (texts, outputs) = expected();
+    let server = start(&[]);
+    let found = scores(&server, &texts);
+    for (found, expected) in found.iter().zip(&outputs) {
+        assert!((found - expected).abs() < 1e-4 * (1.0 + expected.abs()), "{found} is not {expected}");
+    }
+    // Other texts of a step change no bit, and neither do steps with room for one text.
+    let many: Vec<String> = (0..40).map(|n| texts[n % 2].clone()).collect();
+    let narrow = start(&["--max-batch-prefill-tokens", "40", "--max-batch-size", "3"]);
+    for server in [&server, &narrow] {
+        let all = scores(server, &many);
+        assert!(all.iter().zip(found.iter().cycle()).all(|(a, b)| a == b), "{all:?}");
+    }
+    for (split, found) in scores(&start(&["--num-shard", "2"]), &texts).iter().zip(&found) {
+        assert!((split - found).abs() < 1e-4, "{split} on two shards, and {found} on one");
+    }
+    assert_eq!(server.metric("millrace_kv_blocks_used"), 0.0);
+}
+
+#[test]
+fn an_encoder_makes_vectors_and_no_tokens() {
+    let server = start(&["--max-batch-prefill-tokens", "20"]);
+    let embed = |inputs: Value| post(&server.url("/embed"), &json!({"inputs": inputs}));
+    let together = embed(json!(["w7 w8", "w9 w10 w11"]));
+    assert_eq!(together.status, 200, "{}", together.body);
+    for (index, text) in ["w7 w8", "w9 w10 w11"].iter().enumerate() {
+        assert_eq!(embed(json!(text)).body[0], together.body[index], "{text}");
+    }
+    // The text and two special tokens do not fit a step.
+    let long = vec!["w7"; 20].join(" ");
+    let refused = embed(json!(long));
+    assert_eq!(refused.status, 422, "{}", refused.body);
+    assert_eq!(embed(json!(vec!["w7"; 19].join(" "))).status, 200);
+    let refused = post(&server.url("/generate"), &json!({"inputs": "w7"}));
+    assert_eq!(refused.status, 422, "{}", refused.body);
+    assert!(refused.body["error"].as_str().unwrap().contains("has no head"), "{}", refused.body);
+}

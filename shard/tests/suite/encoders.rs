@@ -1,0 +1,247 @@
+//! Tests of models with bidirectional attention: encoders, whose tokens attend to the whole prompt
+//! and whose residual stream is normalized after each sum, and models whose prompts have a prefix.
+
+use std::path::{Path, PathBuf};
+
+use crate::common::{
+    Chunk, Harness, MemoryWeights, Random, SEPARATOR, encoder, limits, naive, prefix_model, row_error, specs,
+};
+use millrace_kernels::cpu::{Cpu, CpuOptions};
+use millrace_kernels::reference::Reference;
+use millrace_kernels::{Backend, DType};
+use millrace_shard::Source;
+use millrace_shard::families::{self, Overrides};
+use millrace_shard::model::{DecoderSpec, LayerSlot, WeightSlot};
+use proptest::prelude::*;
+use safetensors::SafeTensors;
+
+/// Bound on the largest difference in a state, relative to its largest element.
+const TOLERANCE: f64 = 1e-4;
+
+fn cpu(threads: usize) -> Cpu {
+    Cpu::new(CpuOptions { threads: Some(threads), ..CpuOptions::default() }).unwrap()
+}
+
+/// Computes the states of each prompt, all prompts in one step.
+fn states<B: Backend>(
+    backend: &B,
+    spec: &DecoderSpec,
+    seed: u64,
+    prompts: &[Vec<u32>],
+) -> Vec<Vec<Vec<f32>>> {
+    let weights = MemoryWeights::random(spec, seed);
+    let mut harness = Harness::new(backend, spec, &weights, DType::F32, &limits(DType::F32));
+    let blocks: Vec<Vec<u32>> =
+        (0..prompts.len() as u32).map(|i| (i * 4..i * 4 + 4).rev().collect()).collect();
+    let chunk = |(tokens, blocks)| Chunk { tokens, start: 0, blocks };
+    let chunks: Vec<Chunk<'_>> = prompts.iter().zip(&blocks).map(|(t, b)| chunk((&t[..], &b[..]))).collect();
+    let n = prompts.iter().map(Vec::len).sum();
+    let _ = harness.forward(&chunks, &[0]);
+    let all = harness.states(n);
+    let mut rows = all.chunks_exact(spec.hidden).map(<[f32]>::to_vec);
+    prompts.iter().map(|prompt| rows.by_ref().take(prompt.len()).collect()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn encoders_compute_what_their_definition_says(
+        spec in specs().prop_map(encoder), seed: u64, lengths in prop::collection::vec(1usize..40, 1..4),
+    ) {
+        let mut random = Random(!seed);
+        let mut prompt = |length: &usize| -> Vec<u32> {
+            (0..*length).map(|_| random.below(spec.vocab) as u32).collect()
+        };
+        let prompts: Vec<Vec<u32>> = lengths.iter().map(&mut prompt).collect();
+        let weights = MemoryWeights::random(&spec, seed);
+        let found = states(&Reference, &spec, seed, &prompts);
+        let on_cpu = states(&cpu(1), &spec, seed, &prompts);
+        naive::take_closest_choice();
+        for ((prompt, found), on_cpu) in prompts.iter().zip(&found).zip(&on_cpu) {
+            let expected = naive::states(&spec, &weights, prompt);
+            prop_assume!(naive::take_closest_choice() > 1e-4);
+            for ((found, on_cpu), expected) in found.iter().zip(on_cpu).zip(&expected) {
+                prop_assert!(row_error(found, expected) < 5e-5, "{:e}", row_error(found, expected));
+                prop_assert!(row_error(on_cpu, expected) < TOLERANCE, "{:e}", row_error(on_cpu, expected));
+            }
+        }
+        // Neither threads nor the other prompts of a step change a bit.
+        for (prompt, together) in prompts.iter().zip(&on_cpu) {
+            prop_assert_eq!(&states(&cpu(2), &spec, seed, std::slice::from_ref(prompt))[0], together);
+        }
+    }
+}
+
+/// Computes the logits of each sequence: its first `first` tokens in one step with those of the
+/// others, then the rest one by one, those of all sequences in one step.
+fn generated<B: Backend>(
+    backend: &B,
+    spec: &DecoderSpec,
+    weights: &MemoryWeights,
+    sequences: &[(Vec<u32>, usize)],
+) -> Vec<Vec<Vec<f32>>> {
+    let mut harness = Harness::new(backend, spec, weights, DType::F32, &limits(DType::F32));
+    let blocks: Vec<Vec<u32>> =
+        (0..sequences.len() as u32).map(|i| (i * 4..i * 4 + 4).rev().collect()).collect();
+    let mut found = vec![Vec::new(); sequences.len()];
+    while found.iter().zip(sequences).any(|(rows, (tokens, _))| rows.len() < tokens.len()) {
+        let (mut chunks, mut counts) = (Vec::new(), Vec::new());
+        for (s, (tokens, first)) in sequences.iter().enumerate() {
+            let start = found[s].len();
+            let end = (*first).max(start + 1).min(tokens.len());
+            if start < end {
+                chunks.push(Chunk { tokens: &tokens[start..end], start, blocks: &blocks[s] });
+                counts.push((s, end - start));
+            }
+        }
+        let mut rows = harness.step(&chunks).into_iter();
+        for (s, count) in counts {
+            found[s].extend(rows.by_ref().take(count));
+        }
+    }
+    found
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn prefix_models_compute_what_their_definition_says(
+        spec in specs().prop_map(prefix_model), seed: u64,
+        lengths in prop::collection::vec((0usize..30, 0usize..6, 0usize..6), 1..4),
+    ) {
+        let mut random = Random(!seed);
+        let mut sequence = |&(prefix, behind, generated): &(usize, usize, usize)| {
+            let length = prefix + 1 + behind + generated;
+            let mut tokens: Vec<u32> = (0..length).map(|_| random.below(spec.vocab) as u32).collect();
+            // The first separator is the one behind the prefix.
+            tokens[..prefix].iter_mut().filter(|token| **token == SEPARATOR).for_each(|token| *token = 0);
+            tokens[prefix] = SEPARATOR;
+            // The anchor is a mask of the prompt. The definition sees all tokens as a prompt.
+            let is_mask = |token: &u32| (SEPARATOR + 1..SEPARATOR + 3).contains(token);
+            tokens[prefix + 1 + behind..].iter_mut().filter(|t| is_mask(t)).for_each(|token| *token = 0);
+            (tokens, prefix + 1 + behind)
+        };
+        let sequences: Vec<(Vec<u32>, usize)> = lengths.iter().map(&mut sequence).collect();
+        let weights = MemoryWeights::random(&spec, seed);
+        let found = generated(&Reference, &spec, &weights, &sequences);
+        let on_cpu = generated(&cpu(1), &spec, &weights, &sequences);
+        naive::take_closest_choice();
+        for ((tokens, _), (found, on_cpu)) in sequences.iter().zip(found.iter().zip(&on_cpu)) {
+            let expected = naive::logits(&spec, &weights, tokens);
+            prop_assume!(naive::take_closest_choice() > 1e-4);
+            for (row, ((found, on_cpu), expected)) in found.iter().zip(on_cpu).zip(&expected).enumerate() {
+                let (exact, fast) = (row_error(found, expected), row_error(on_cpu, expected));
+                prop_assert!(exact < 5e-5 && fast < TOLERANCE, "row {row}: {exact:e}, {fast:e}");
+            }
+        }
+        // Neither threads nor the other sequences of a step change a bit.
+        for (sequence, together) in sequences.iter().zip(&on_cpu) {
+            let alone = generated(&cpu(2), &spec, &weights, std::slice::from_ref(sequence));
+            prop_assert_eq!(&alone[0], together);
+            // Nor does a recomputation with the generated tokens, as after a preemption.
+            let all = (sequence.0.clone(), sequence.0.len());
+            prop_assert_eq!(&generated(&cpu(1), &spec, &weights, &[all])[0], together);
+        }
+    }
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden-encoders")
+}
+
+/// Compares the states of one checkpoint with those of transformers. Returns the number of prompts.
+fn check(folder: &Path) -> usize {
+    let name = folder.file_name().unwrap().to_string_lossy().into_owned();
+    let model = families::load(&Source::Directory(folder.to_owned()), &Overrides::default()).unwrap();
+    assert!(model.spec.head.is_absent && model.spec.is_bidirectional(), "{name}");
+    let cpu = cpu(2);
+    let mut harness = Harness::new(&cpu, &model.spec, &*model.weights, DType::F32, &limits(DType::F32));
+    let bytes = std::fs::read(folder.join("golden.safetensors")).unwrap();
+    let golden = SafeTensors::deserialize(&bytes).unwrap();
+    let words = |name: &str| -> Option<Vec<[u8; 4]>> {
+        let data = golden.tensor(name).ok()?.data();
+        Some(data.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]).collect())
+    };
+    for prompt in 0.. {
+        let Some(ids) = words(&format!("ids.{prompt}")) else { return prompt };
+        let ids: Vec<u32> = ids.into_iter().map(u32::from_le_bytes).collect();
+        let expected: Vec<f64> = words(&format!("states.{prompt}"))
+            .unwrap()
+            .into_iter()
+            .map(|word| f64::from(f32::from_le_bytes(word)))
+            .collect();
+        let _ = harness.forward(&[Chunk { tokens: &ids, start: 0, blocks: &[5, 0, 3, 1] }], &[0]);
+        let found = harness.states(ids.len());
+        let rows = found.chunks_exact(model.spec.hidden).zip(expected.chunks_exact(model.spec.hidden));
+        assert_eq!(rows.len(), ids.len(), "{name}");
+        for (row, (found, expected)) in rows.enumerate() {
+            let error = row_error(found, expected);
+            assert!(error < TOLERANCE, "{name}.{prompt}, row {row}: relative error {error:e}");
+        }
+    }
+    unreachable!("the loop ends with the last prompt")
+}
+
+#[test]
+fn every_encoder_gives_the_states_of_transformers() {
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(folder())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|folder| folder.join("config.json").exists())
+        .collect();
+    folders.sort();
+    assert!(folders.len() >= 6, "{} checkpoints", folders.len());
+    for folder in folders {
+        assert!(check(&folder) >= 2, "{}", folder.display());
+    }
+}
+
+/// Row 0 of the table of token types belongs to every position.
+#[test]
+fn positions_include_the_first_token_type() {
+    let model = families::load(&Source::Directory(folder().join("bert")), &Overrides::default()).unwrap();
+    let read = |slot| {
+        let part = model.weights.parts(slot).unwrap().remove(0);
+        let mut row = vec![0.0; part.tensor.cols];
+        part.read_row(0, &mut row);
+        row
+    };
+    let bytes = std::fs::read(folder().join("bert/model.safetensors")).unwrap();
+    let stored = SafeTensors::deserialize(&bytes).unwrap();
+    let first = |name: &str| -> Vec<f32> {
+        let data = stored.tensor(name).unwrap().data();
+        let floats = data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        floats.take(model.spec.hidden).collect()
+    };
+    let positions = first("embeddings.position_embeddings.weight");
+    let types = first("embeddings.token_type_embeddings.weight");
+    let sums: Vec<f32> = positions.iter().zip(&types).map(|(p, t)| p + t).collect();
+    assert_eq!(read(WeightSlot::Positions), sums);
+    let norms = [WeightSlot::EmbeddingNorm, WeightSlot::Layer(0, LayerSlot::MlpOutNormBias)];
+    assert!(norms.iter().all(|slot| model.spec.slots().contains(slot)));
+    assert!(!model.spec.slots().contains(&WeightSlot::FinalNorm));
+}
+
+/// Checkpoints that were converted from TensorFlow call scale and bias of a norm gamma and beta.
+#[test]
+fn norms_may_have_their_old_names() {
+    for case in ["bert", "bert_masked", "xlm_roberta"] {
+        let new = tempfile::tempdir().unwrap();
+        let place = new.path().join(case);
+        std::fs::create_dir(&place).unwrap();
+        for file in ["config.json", "golden.safetensors"] {
+            std::fs::copy(folder().join(case).join(file), place.join(file)).unwrap();
+        }
+        let bytes = std::fs::read(folder().join(case).join("model.safetensors")).unwrap();
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header = std::str::from_utf8(&bytes[8..8 + length]).unwrap();
+        let renamed =
+            header.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta");
+        assert_ne!(renamed, header, "{case}");
+        let all = [&(renamed.len() as u64).to_le_bytes(), renamed.as_bytes(), &bytes[8 + length..]].concat();
+        std::fs::write(place.join("model.safetensors"), all).unwrap();
+        assert!(check(&place) >= 2, "{case}");
+    }
+}
