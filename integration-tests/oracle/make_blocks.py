@@ -4,7 +4,7 @@
 
 `../golden-blocks/TYPE` has four blocks, and then their 4 * 256 weights in single precision. The
 codebooks themselves are facts of the format; the script writes them to
-`kernels/src/encoding/blocks/grids/TYPE`, as the package has them: two bytes for each entry, with
+`kernels/numbers/src/encoding/blocks/grids/TYPE`, as the package has them: two bytes for each entry, with
 the first element in the lowest bits.
 """
 
@@ -45,7 +45,7 @@ def main():
         if name != "IQ1_M":
             raw = bytes.fromhex(codebook.decode())
             assert len(raw) == 2 * getattr(gguf.quants, name).grid_shape[0]
-            grids = ROOT / "kernels/src/encoding/blocks/grids"
+            grids = ROOT / "kernels/numbers/src/encoding/blocks/grids"
             (grids / name.lower()).write_bytes(raw)
 
 

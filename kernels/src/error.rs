@@ -20,16 +20,9 @@ pub enum Error {
     /// The shapes of tensors do not match.
     #[error("shapes do not match: {0}")]
     Shape(String),
-    /// A code of a stored matrix stands for a NaN or an infinity.
-    #[error("the number in row {row}, column {col} is a NaN or an infinity")]
-    StoredNumber {
-        /// The part that has the code, counted among the parts of the matrix.
-        part: usize,
-        /// Row of the part's tensor.
-        row: usize,
-        /// Column of the part's tensor.
-        col: usize,
-    },
+    /// Weights cannot be read, or not be kept in a format.
+    #[error(transparent)]
+    Numbers(#[from] millrace_numbers::Error),
     /// The device reported a fault. Results since then are lost.
     #[error("{0}")]
     Device(String),

@@ -9,18 +9,12 @@ pub mod backend;
 pub mod cpu;
 #[cfg(any(feature = "cuda", feature = "cpu-sim"))]
 pub mod cuda;
-mod dtype;
-pub mod encoding;
 mod error;
-pub mod fp8;
 mod kv_int8;
-pub mod quantize;
 pub mod reference;
 mod sample;
 pub mod sampling;
 pub mod staging;
-pub mod stored;
-pub mod tensor;
 mod thread_pool;
 
 pub use backend::{
@@ -30,12 +24,9 @@ pub use backend::{
     PausedStep, ProductShape, Prologue, QkvLayout, Recurrence, RecurrenceRule, RecurrentHeads, RopeSpec,
     RopeStyle, RouterScores, RouterSpec, RouterTerms, RoutingSpec, RowKind, RowParts, SampledRows,
     ScoreTerms, Segment, SeqRow, SequencePrefix, Sizing, StateSpec, StepInput, StepQueue, StepSize,
-    SynchronousStep, WeightFormat,
+    SynchronousStep,
 };
-pub use dtype::DType;
-pub use encoding::{BlockType, Encoding};
 pub use error::{Error, Result};
-pub use quantize::{IntFormat, KFormat};
+pub use millrace_numbers::{BlockType, DType, Encoding, HostTensor, IntFormat, KFormat, Part, WeightFormat};
 pub use sample::watermark;
 pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored, Watermark};
-pub use tensor::{HostTensor, Part};

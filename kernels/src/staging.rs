@@ -8,7 +8,8 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::thread_pool::ThreadPool;
-use crate::{DType, Error, Part, Result, fp8};
+use crate::{DType, Error, Part, Result};
+use millrace_numbers::fp8;
 
 /// Bytes that a thread packs at a time: enough to be worth a task, and small enough that all
 /// threads finish at about the same time.
@@ -215,7 +216,7 @@ mod tests {
 
     use super::*;
     use crate::HostTensor;
-    use crate::stored::{GptqTensors, NumberType, Numbers, gptq};
+    use millrace_numbers::stored::{GptqTensors, NumberType, Numbers, gptq};
 
     const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 

@@ -115,6 +115,12 @@ pub enum Error {
     Unsupported(String),
 }
 
+impl From<millrace_numbers::Error> for Error {
+    fn from(error: millrace_numbers::Error) -> Self {
+        Error::Device(error.into())
+    }
+}
+
 impl Error {
     /// Returns whether a shard that replaces this one would fail for the same reason.
     pub(crate) fn is_lasting(&self) -> bool {

@@ -3,12 +3,12 @@
 use std::borrow::Cow;
 
 use super::experts::RoutingSpec;
-use super::format::{KvSpec, WeightFormat};
+use super::format::KvSpec;
 use super::recurrent::StateSpec;
 use super::sizing::{ProductShape, StepSize};
 use super::types::DeviceTypes;
-use crate::tensor::{flatten, stacked_shape};
-use crate::{DType, Error, Part, Result};
+use crate::{DType, Error, Part, Result, WeightFormat};
+use millrace_numbers::tensor::{flatten, stacked_shape};
 
 /// Rows of a weight matrix that a device keeps in one format.
 ///

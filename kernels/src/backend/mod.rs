@@ -26,7 +26,7 @@ mod types;
 
 pub use activation::{Activation, Gating, MlpKind};
 pub use experts::{ExpertGroups, GroupScore, RouterScores, RouterSpec, RoutingSpec};
-pub use format::{KvFormat, KvSpec, WeightFormat};
+pub use format::{KvFormat, KvSpec};
 pub use loading::{HeadRows, ModelLoading, Segment};
 pub use ops::{
     AttentionSpec, ExpertMlp, ForwardOps, HeadNorm, KeyWindow, LatentSpec, Norm, NormKind, Prologue,

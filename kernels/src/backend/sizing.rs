@@ -1,10 +1,10 @@
 //! How many bytes things take on a device, for the memory plan.
 
 use super::experts::RoutingSpec;
-use super::format::{KvFormat, KvSpec, WeightFormat};
+use super::format::{KvFormat, KvSpec};
 use super::ops::AttentionSpec;
 use super::recurrent::StateSpec;
-use crate::{DType, Part};
+use crate::{DType, Part, WeightFormat};
 
 /// The sizes for which a device allocates its step queue.
 #[derive(Debug, Clone, Copy)]

@@ -10,12 +10,12 @@ use super::tables::{QUANTIZED_FP8, QUANTIZED_NF4, TablePanels};
 use super::{Buf, Cpu, HeadMatrices, Kv, Matrix, Routing, States, attention, gemm, lock};
 use crate::backend::{
     DeviceTypes, HeadRows, KvSpec, ModelLoading, ProductShape, RoutingSpec, Segment, Sizing, StateSpec,
-    StepSize, WeightFormat,
+    StepSize,
 };
-use crate::encoding::StoredCodes;
-use crate::stored::{CodeRows, exact_format};
-use crate::tensor::flatten;
-use crate::{DType, Error, Part, Result};
+use crate::{DType, Error, Part, Result, WeightFormat};
+use millrace_numbers::encoding::StoredCodes;
+use millrace_numbers::stored::{CodeRows, exact_format};
+use millrace_numbers::tensor::flatten;
 
 impl DeviceTypes for Cpu {
     type Buf = Buf;
@@ -110,7 +110,7 @@ impl ModelLoading for Cpu {
     }
 
     fn vector(&self, parts: &[Part]) -> Result<Vec<f32>> {
-        flatten(parts)
+        Ok(flatten(parts)?)
     }
 
     fn matrix(&self, segments: &[Segment<'_>]) -> Result<Matrix> {

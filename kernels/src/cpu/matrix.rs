@@ -12,11 +12,11 @@ use super::quant::{IntPanels, RowContents};
 use super::simd::{Element, Target};
 use super::super_blocks::KPanels;
 use super::tables::TablePanels;
-use crate::encoding::StoredCodes;
-use crate::quantize::nf4;
-use crate::stored::{BlockRows, CodeRows, IntegerRows};
-use crate::tensor::{part_of_row, stacked_shape};
 use crate::{DType, IntFormat, KFormat, Part, Result, WeightFormat};
+use millrace_numbers::encoding::StoredCodes;
+use millrace_numbers::quantize::nf4;
+use millrace_numbers::stored::{BlockRows, CodeRows, IntegerRows};
+use millrace_numbers::tensor::{part_of_row, stacked_shape};
 
 /// A packed weight matrix `[out, cols]`.
 #[derive(Debug)]

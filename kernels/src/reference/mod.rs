@@ -24,13 +24,14 @@ pub use recurrent::States;
 use crate::backend::{
     Backend, BegunStep, ComputedStep, DeviceTypes, HeadRows, HostMemory, KvSpec, ModelLoading, OpenStep,
     ProductShape, RoutingSpec, SampledRows, Segment, Sizing, StateSpec, StepInput, StepQueue, StepSize,
-    SynchronousStep, WeightFormat,
+    SynchronousStep,
 };
-use crate::quantize::nf4;
 use crate::sampling::{SampleRow, Sampled, ScoreRow, Scored};
-use crate::stored::exact_format;
-use crate::tensor::{flatten, stacked_shape};
-use crate::{DType, Error, Part, Result, fp8, sample};
+use crate::{DType, Error, Part, Result, WeightFormat, sample};
+use millrace_numbers::fp8;
+use millrace_numbers::quantize::nf4;
+use millrace_numbers::stored::exact_format;
+use millrace_numbers::tensor::{flatten, stacked_shape};
 
 /// The slow, obvious implementation of [`Backend`].
 #[derive(Debug, Default, Clone, Copy)]
@@ -78,7 +79,7 @@ impl ModelLoading for Reference {
     }
 
     fn vector(&self, parts: &[Part]) -> Result<Vec<f32>> {
-        flatten(parts)
+        Ok(flatten(parts)?)
     }
 
     fn matrix(&self, segments: &[Segment<'_>]) -> Result<Matrix> {

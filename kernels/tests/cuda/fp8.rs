@@ -5,7 +5,7 @@ use millrace_kernels::cuda::ops::fp8::{
 };
 use millrace_kernels::cuda::weights::{self, PackedWeight, WeightScales};
 use millrace_kernels::cuda::{Elem, Memory};
-use millrace_kernels::fp8;
+use millrace_numbers::fp8;
 
 use crate::common::*;
 

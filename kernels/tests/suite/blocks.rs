@@ -1,11 +1,11 @@
 //! Matrices in blocks of GGML: the formats in which CPUs keep them, and products by these.
 
 use half::f16;
-use millrace_kernels::stored::{exact_blocks, exact_format};
 use millrace_kernels::{
     Backend, BlockType, DType, Encoding, Error, HostTensor, IntFormat, KFormat, ModelLoading, Part, Segment,
     Sizing, WeightFormat,
 };
+use millrace_numbers::stored::{exact_blocks, exact_format};
 use proptest::prelude::{any, prop, proptest};
 
 use crate::common::*;
@@ -151,7 +151,7 @@ fn scales_that_are_not_finite_are_refused() {
             let error = cpu.matrix(&[Segment::new(&parts, format)]).unwrap_err();
             let col = 512 - kind.cols();
             assert!(
-                matches!(error, Error::StoredNumber { part: 1, row: 5, col: found } if found == col),
+                matches!(error, Error::Numbers(millrace_numbers::Error::StoredNumber { part: 1, row: 5, col: found }) if found == col),
                 "{kind:?}: {error}"
             );
         }

@@ -2,11 +2,11 @@
 //! follow their description, and of products by MXFP4.
 
 use millrace_kernels::reference::Reference;
-use millrace_kernels::stored::{ExpertRows, exact_format, expert_columns, mxfp4};
 use millrace_kernels::{
     Backend, DType, Error, HostTensor, ModelLoading, Part, Segment, Sizing, WeightFormat,
-    encoding::{CodeType, StoredCodes},
 };
+use millrace_numbers::encoding::{CodeType, StoredCodes};
+use millrace_numbers::stored::{ExpertRows, exact_format, expert_columns, mxfp4};
 use proptest::prelude::{prop, prop_assert_eq, proptest};
 
 use crate::common::*;
@@ -151,7 +151,13 @@ fn scales_that_are_no_numbers_are_refused() {
     let format = exact_format(&parts).unwrap();
     for cpu in CPUS.iter() {
         let error = cpu.matrix(&[Segment::new(&parts, format)]).unwrap_err();
-        assert!(matches!(error, Error::StoredNumber { part: 0, row: 2, col: 32 }), "{error}");
+        assert!(
+            matches!(
+                error,
+                Error::Numbers(millrace_numbers::Error::StoredNumber { part: 0, row: 2, col: 32 })
+            ),
+            "{error}"
+        );
     }
 }
 

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use millrace_kernels::cuda::{Cuda, Device, Simulated};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{
-    Backend, DType, ForwardOps, HostTensor, ModelLoading, Part, ProductShape, Segment, WeightFormat, fp8,
+    Backend, DType, ForwardOps, HostTensor, ModelLoading, Part, ProductShape, Segment, WeightFormat,
 };
+use millrace_numbers::fp8;
 use proptest::prelude::proptest;
 
 use crate::common::*;

@@ -3,11 +3,11 @@
 
 use half::f16;
 use millrace_kernels::cpu::Cpu;
-use millrace_kernels::quantize::{SUPER_BLOCK, SuperBlock};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{
     Backend, DType, KFormat, ModelLoading, Part, ProductShape, Segment, Sizing, WeightFormat,
 };
+use millrace_numbers::quantize::{SUPER_BLOCK, SuperBlock};
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 
 use crate::common::*;

@@ -4,12 +4,12 @@
 use bytes::Bytes;
 use half::{bf16, f16};
 use millrace_kernels::reference::Reference;
-use millrace_kernels::stored::{
-    AwqTensors, ByteTensors, GptqTensors, NumberType, Numbers, PackedTensors, awq, exact_integers, gptq,
-    packed, signed_bytes,
-};
 use millrace_kernels::{
     Backend, DType, HostTensor, IntFormat, ModelLoading, Part, ProductShape, Segment, Sizing, WeightFormat,
+};
+use millrace_numbers::stored::{
+    AwqTensors, ByteTensors, GptqTensors, NumberType, Numbers, PackedTensors, awq, exact_integers, gptq,
+    packed, signed_bytes,
 };
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 

@@ -3,13 +3,16 @@
 //! reference.
 
 use half::bf16;
-use millrace_kernels::encoding::{CodeType, StoredCodes};
-use millrace_kernels::quantize::nf4;
 use millrace_kernels::reference::Reference;
-use millrace_kernels::stored::{
+use millrace_kernels::{
+    Backend, DType, Error, HostTensor, ModelLoading, Part, Segment, Sizing, WeightFormat,
+};
+use millrace_numbers::encoding::{CodeType, StoredCodes};
+use millrace_numbers::fp8;
+use millrace_numbers::quantize::nf4;
+use millrace_numbers::stored::{
     BlockScales, NumberType, Numbers, TableCodes, exact_codes, exact_format, exact_integers, float8, table,
 };
-use millrace_kernels::{Backend, DType, HostTensor, ModelLoading, Part, Segment, Sizing, WeightFormat, fp8};
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 
 use crate::common::*;
@@ -258,7 +261,10 @@ fn numbers_that_are_not_finite_are_refused() {
         for cpu in CPUS.iter() {
             let error = cpu.matrix(&[Segment::new(&parts, format)]).unwrap_err();
             assert!(
-                matches!(error, millrace_kernels::Error::StoredNumber { part: 1, row: 30, col: 17 }),
+                matches!(
+                    error,
+                    Error::Numbers(millrace_numbers::Error::StoredNumber { part: 1, row: 30, col: 17 })
+                ),
                 "{error}"
             );
         }

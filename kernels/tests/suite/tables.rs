@@ -1,9 +1,10 @@
 //! Tests of weights as codes into a table (FP8, NF4) on the CPU, against the reference.
 
 use half::bf16;
-use millrace_kernels::quantize::nf4;
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, DType, ModelLoading, Part, Segment, Sizing, WeightFormat, fp8};
+use millrace_kernels::{Backend, DType, ModelLoading, Part, Segment, Sizing, WeightFormat};
+use millrace_numbers::fp8;
+use millrace_numbers::quantize::nf4;
 use proptest::prelude::{prop, prop_assert, proptest};
 
 use crate::common::*;

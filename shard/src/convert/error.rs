@@ -73,6 +73,6 @@ pub enum ConvertError {
         /// Name of the tensor.
         tensor: String,
         /// The fault.
-        source: millrace_kernels::Error,
+        source: millrace_numbers::Error,
     },
 }

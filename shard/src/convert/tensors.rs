@@ -2,8 +2,8 @@
 
 use half::f16;
 use millrace_formats::Tensor;
-use millrace_kernels::quantize::IntFormat;
 use millrace_kernels::{DType, HostTensor, Part};
+use millrace_numbers::quantize::IntFormat;
 
 use super::error::ConvertError;
 use crate::families::stored::host_tensor;
@@ -120,7 +120,7 @@ pub(super) fn numbers(
     each: &mut dyn FnMut(&[f32]) -> Result<(), ConvertError>,
 ) -> Result<(), ConvertError> {
     let Some(mut host) = host_tensor(tensor) else {
-        let source = millrace_kernels::Error::Unsupported(format!("weights of the type {}", tensor.dtype));
+        let source = millrace_numbers::Error::Unsupported(format!("weights of the type {}", tensor.dtype));
         return Err(ConvertError::Weights { tensor: name.to_owned(), source });
     };
     let rows = match (order, tensor.shape) {
@@ -141,7 +141,7 @@ pub(super) fn numbers(
     Ok(())
 }
 
-fn encode(numbers: &[f32], to: RowType, bytes: &mut Vec<u8>) -> Result<(), millrace_kernels::Error> {
+fn encode(numbers: &[f32], to: RowType, bytes: &mut Vec<u8>) -> Result<(), millrace_numbers::Error> {
     match to {
         RowType::Dense(dtype) => numbers.iter().for_each(|&number| dtype.push(number, bytes)),
         RowType::Q8_0 => {

@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::vec::IntoIter;
 
 use bytes::Bytes;
-use millrace_kernels::tensor::flatten;
 use millrace_kernels::{
     Backend, DType, HeadNorm, HeadRows, HostTensor, Norm, NormKind, Part, RopeSpec, Segment,
 };
+use millrace_numbers::tensor::flatten;
 
 use super::head_matrices::head_matrices_bytes;
 use super::model_part::ModelPart;
@@ -404,7 +404,8 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
     /// Returns the error of a matrix that the device cannot load. It names the tensor with a number
     /// that cannot be used.
     fn matrix_error(&self, slot: WeightSlot, parts: &[Part], source: millrace_kernels::Error) -> Error {
-        if let millrace_kernels::Error::StoredNumber { part, row, col } = source
+        if let millrace_kernels::Error::Numbers(millrace_numbers::Error::StoredNumber { part, row, col }) =
+            source
             && let Some(TensorPlace { file, tensor }) =
                 parts.get(part).and_then(|part| self.source.tensor_of(part))
         {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use millrace_kernels::stored::ExpertRows;
+use millrace_numbers::stored::ExpertRows;
 
 use crate::model::{
     DecoderSpec, FeatureBlock, LayerSlot, RecurrentSlot, StoredTensors, WeightKind, WeightSlot,

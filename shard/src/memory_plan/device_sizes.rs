@@ -1,7 +1,7 @@
 //! The sizes of a device that is not there.
 
-use millrace_kernels::stored::exact_format;
 use millrace_kernels::{KvSpec, Part, ProductShape, Sizing, WeightFormat};
+use millrace_numbers::stored::exact_format;
 
 /// A device without padding and workspace, for estimates without a device. It keeps the
 /// same stored formats as the CPU.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use millrace_kernels::quantize::SUPER_BLOCK;
 use millrace_kernels::{DType, IntFormat, KFormat, Sizing, WeightFormat};
+use millrace_numbers::quantize::SUPER_BLOCK;
 use serde::{Deserialize, Serialize};
 
 use super::slots::{WeightKind, WeightSlot};

@@ -54,7 +54,7 @@ pub enum QuantizeError {
         /// Path of the file.
         file: String,
         /// The fault.
-        source: millrace_kernels::Error,
+        source: millrace_numbers::Error,
     },
     /// The new checkpoint cannot be put in its place.
     #[error(transparent)]

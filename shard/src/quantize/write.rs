@@ -108,7 +108,7 @@ fn encode_stacks(
     target: Target,
     matrix: &Part,
     rows: std::ops::Range<usize>,
-) -> Vec<millrace_kernels::Result<Rows>> {
+) -> Vec<millrace_numbers::Result<Rows>> {
     let (end, cols) = (rows.end, matrix.cols.len());
     let encode = |first: usize| {
         let count = STACK.min(end - first);

@@ -13,8 +13,8 @@ use std::thread;
 
 use crate::common::{Chunk, Harness, row_error};
 use millrace_kernels::cpu::{Activations, Cpu, CpuOptions, Isa};
-use millrace_kernels::encoding::{CodeType, StoredCodes};
 use millrace_kernels::{Activation, Backend, DType, KvFormat, MlpKind, WeightFormat};
+use millrace_numbers::encoding::{CodeType, StoredCodes};
 use millrace_shard::collective::{self, Transport};
 use millrace_shard::families::{self, Overrides};
 use millrace_shard::model::{

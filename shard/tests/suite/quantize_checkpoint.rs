@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 
 use crate::common::{Chunk, Harness, SMALL_LIMITS as LIMITS, SMALL_PROMPT as PROMPT, row_error};
 use millrace_kernels::cpu::{Activations, Cpu, CpuOptions};
-use millrace_kernels::quantize::nf4;
 use millrace_kernels::reference::Reference;
-use millrace_kernels::stored::IntegerRows;
-use millrace_kernels::{DType, HostMemory, IntFormat, Part, WeightFormat, fp8};
+use millrace_kernels::{DType, HostMemory, IntFormat, Part, WeightFormat};
+use millrace_numbers::fp8;
+use millrace_numbers::quantize::nf4;
+use millrace_numbers::stored::IntegerRows;
 use millrace_shard::Source;
 use millrace_shard::families::{self, Overrides};
 use millrace_shard::model::{Model, WeightKind, WeightSlot, WeightStorage};
@@ -202,7 +203,7 @@ fn integers_are_kept_as_they_were_made() {
             let exact: Vec<f32> = dense.weights.parts(slot).unwrap().iter().flat_map(values).collect();
             let quantizer = if target == Target::Int8 { IntFormat::Int8 } else { IntFormat::Int4 };
             for (row, weights) in exact.chunks_exact(cols).enumerate() {
-                let none = millrace_kernels::quantize::Group { scale: 0.0, offset: 0 };
+                let none = millrace_numbers::quantize::Group { scale: 0.0, offset: 0 };
                 let (mut codes, mut groups) = (vec![0; cols], vec![none; cols / format.group_cols(cols)]);
                 rows.read(row, &mut codes, &mut groups);
                 let mut expected = vec![0; cols];

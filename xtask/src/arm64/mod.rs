@@ -35,8 +35,10 @@ const LEFT_OUT: [&str; 2] = ["long_contexts_match_the_reference", "ranges_of_key
 const SKIP: [&str; 4] = ["--skip", LEFT_OUT[0], "--skip", LEFT_OUT[1]];
 
 /// The tests that have hours.
-const LONG: &[Tests] =
-    &[Tests { cargo: &["--package", "millrace-kernels", "--package", "millrace-shard"], harness: &[] }];
+const LONG: &[Tests] = &[Tests {
+    cargo: &["--package", "millrace-numbers", "--package", "millrace-kernels", "--package", "millrace-shard"],
+    harness: &[],
+}];
 
 /// The number by which the kernels' property tests divide their cases.
 const CASES: (&str, &str) = ("MILLRACE_TEST_CASES_DIVISOR", "12");

@@ -133,12 +133,10 @@ const CUDA: &[&str] = &[
 const ARM64: &[&str] = &[
     "kernels/Cargo.toml",
     "kernels/build",
+    "kernels/numbers/",
     "kernels/src/backend/",
     "kernels/src/cpu/",
-    "kernels/src/encoding/",
-    "kernels/src/quantize/",
     "kernels/src/sample/",
-    "kernels/src/stored/",
     "kernels/tests/suite/",
     "xtask/src/arm64/",
 ];

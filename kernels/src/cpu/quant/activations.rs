@@ -3,7 +3,7 @@
 use super::super::memory::{Memory, Plain, Shared};
 use super::super::simd::{Extension, Kernel, Simd};
 use crate::Result;
-use crate::quantize::IntFormat;
+use millrace_numbers::quantize::IntFormat;
 
 /// The smallest number of columns that the product computes at once. Rows are padded to it.
 pub(super) const STEP: usize = 32;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::super::exact::{Dequantize, byte};
 use super::super::simd::Simd;
 use super::pack::IntPanels;
-use crate::quantize::IntFormat;
+use millrace_numbers::quantize::IntFormat;
 
 impl IntPanels {
     /// Returns the scales and the offsets of vector `v` of a group, whose scales are at `p`.

@@ -18,8 +18,8 @@ use super::super::cache::Packing;
 use super::super::memory::{Memory, Shared};
 use super::super::simd::{Extension, Kernel, Simd, Target};
 use super::activations::STEP;
-use crate::quantize::{Group, IntFormat, StoredGroups};
 use crate::{Error, Result};
+use millrace_numbers::quantize::{Group, IntFormat, StoredGroups};
 
 /// Panels of integers in groups.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use super::super::simd::{Extension, Kernel, Simd, Target};
 use super::super::tile::AHEAD;
 use super::activations::{GroupScale, RowLayout, STEP};
 use super::pack::IntPanels;
-use crate::quantize::IntFormat;
+use millrace_numbers::quantize::IntFormat;
 
 /// The computation of the outputs of some panels for all rows.
 pub(super) struct Product<'a> {

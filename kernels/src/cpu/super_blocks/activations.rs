@@ -4,7 +4,7 @@ use super::super::memory::{Memory, Plain, Shared};
 use super::super::quant::quantize_group;
 use super::super::simd::{Extension, Kernel, Simd};
 use crate::Result;
-use crate::quantize::{KFormat, SUPER_BLOCK};
+use millrace_numbers::quantize::{KFormat, SUPER_BLOCK};
 
 /// The quantized activations of one row for one super-block.
 #[derive(Debug, Clone, Copy)]

@@ -6,7 +6,7 @@ use super::super::exact::{Dequantize, byte};
 use super::super::simd::Simd;
 use super::pack::{KPanels, header_bytes};
 use super::product::{Q4K, Q6K, SubBlocks};
-use crate::quantize::{KFormat, SUPER_BLOCK};
+use millrace_numbers::quantize::{KFormat, SUPER_BLOCK};
 
 impl Dequantize for KPanels {
     fn packed_cols(&self) -> usize {

@@ -7,7 +7,7 @@ use super::super::{Buf, Cpu, lock};
 use super::activations::QuantizeRow;
 use super::pack::KPanels;
 use super::product::Product;
-use crate::quantize::SUPER_BLOCK;
+use millrace_numbers::quantize::SUPER_BLOCK;
 
 impl Cpu {
     /// `out = x · wᵀ + bias` over the first `n` rows, at least one.

@@ -21,8 +21,8 @@ use super::super::cache::Packing;
 use super::super::memory::{Memory, Shared};
 use super::super::quant::RowContents;
 use super::super::simd::{Extension, Kernel, Simd, Target};
-use crate::quantize::{KFormat, SUPER_BLOCK, SuperBlock};
 use crate::{Error, Result};
+use millrace_numbers::quantize::{KFormat, SUPER_BLOCK, SuperBlock};
 
 /// Panels of super-blocks.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use super::super::simd::{Extension, Kernel, Simd};
 use super::super::tile::Tiles;
 use super::activations::ActivationBlock;
 use super::pack::{KPanels, header_bytes};
-use crate::quantize::KFormat;
+use millrace_numbers::quantize::KFormat;
 
 /// The computation of the outputs of some panels for all rows.
 pub(super) struct Product<'a> {

@@ -14,7 +14,7 @@ use super::super::simd::{Extension, Kernel, Simd};
 use super::super::tile::Tiles;
 use super::product::{Product, Source, widen};
 use super::widen::{E4m3, FourBits, Pairs, Storable};
-use crate::encoding::CodeType;
+use millrace_numbers::encoding::CodeType;
 
 /// Words of a step of codes.
 const WORDS: usize = 4;

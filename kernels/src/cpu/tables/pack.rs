@@ -14,9 +14,10 @@ use super::super::cache::Packing;
 use super::super::memory::{Memory, Shared};
 use super::super::quant::RowContents;
 use super::super::simd::{Extension, Kernel, Simd, Target};
-use crate::encoding::{CodeType, StoredCodes};
-use crate::quantize::nf4;
-use crate::{Error, Result, fp8};
+use crate::{Error, Result};
+use millrace_numbers::encoding::{CodeType, StoredCodes};
+use millrace_numbers::fp8;
+use millrace_numbers::quantize::nf4;
 
 /// Columns of a step.
 pub(super) const STEP: usize = 8;

@@ -15,7 +15,7 @@ use super::super::step::Step;
 use super::super::tile::{AHEAD, Tiles, with_height};
 use super::pack::{Layout, Table, TablePanels};
 use super::widen::{E4m3, FourBits, Pairs, Singles, Storable, Widen, Widened};
-use crate::encoding::CodeType;
+use millrace_numbers::encoding::CodeType;
 
 /// The computation of the outputs of some panels for all rows.
 pub(super) struct Product<'a> {

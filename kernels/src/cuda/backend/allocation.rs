@@ -13,11 +13,11 @@ use super::recurrent::States;
 use super::tuning::{TunedProducts, TuningPolicy};
 use crate::backend::{
     Backend, DeviceTypes, HeadRows, KvSpec, ModelLoading, Overheads, ProductShape, RoutingSpec, Segment,
-    Sizing, StateSpec, StepSize, WeightFormat,
+    Sizing, StateSpec, StepSize,
 };
 use crate::cuda::Elem;
 use crate::cuda::device::arena::ALIGNMENT;
-use crate::{DType, Part, Result};
+use crate::{DType, Part, Result, WeightFormat};
 
 impl DeviceTypes for Cuda {
     type Buf = Buf;

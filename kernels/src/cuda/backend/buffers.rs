@@ -1,13 +1,13 @@
 //! The objects that stay in device memory for longer than a step.
 
 use super::loading::WeightUpload;
-use crate::backend::{KvFormat, KvSpec, WeightFormat};
+use crate::backend::{KvFormat, KvSpec};
 use crate::cuda::ops::latent::PagedLatents;
 use crate::cuda::ops::paged::PagedKv;
 use crate::cuda::weights::{DEPTH, OUTPUTS, UploadedWeight};
 use crate::cuda::{Device, Elem, Memory, View};
-use crate::tensor::{flatten, stacked_shape};
-use crate::{Error, Part, Result};
+use crate::{Error, Part, Result, WeightFormat};
+use millrace_numbers::tensor::{flatten, stacked_shape};
 
 /// Activations, `[rows, cols]`.
 #[derive(Debug)]

@@ -4,12 +4,12 @@
 use super::buffers::{Buf, Vector};
 use super::cuda::Cuda;
 use super::loading::WeightUpload;
-use crate::backend::{ExpertMlp, MlpKind, RouterScores, RouterSpec, RouterTerms, RoutingSpec, WeightFormat};
+use crate::backend::{ExpertMlp, MlpKind, RouterScores, RouterSpec, RouterTerms, RoutingSpec};
 use crate::cuda::ops::grouped::{ExpertWeights, GroupedGemm, RowOrder, grouped_gemm};
 use crate::cuda::ops::moe::{self, CombineExperts, RouteTokens, RouterScoreKind, SortPairs};
 use crate::cuda::{Device, Elem, Memory, View};
-use crate::tensor::stacked_shape;
-use crate::{Error, Part, Result};
+use crate::{Error, Part, Result, WeightFormat};
+use millrace_numbers::tensor::stacked_shape;
 
 /// A matrix `[out, cols]` of each expert, one after the other.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! Products with packed weights of few bits.
 
-use crate::backend::{ProductShape, WeightFormat};
+use crate::backend::ProductShape;
 use crate::cuda::ops::activation::{BiasRows, KernelVersion, add_bias};
 use crate::cuda::ops::fp8::{QuantizeRows, ScaledMatmul, quantize_rows, scaled_matmul};
 use crate::cuda::ops::product::{ProductOperands, ProductWorkspace};
@@ -8,7 +8,7 @@ use crate::cuda::ops::quant::{QuantGemmPath, quant_gemm};
 use crate::cuda::tuning::ProductMethod;
 use crate::cuda::weights::{DEPTH, QuantizedWeight};
 use crate::cuda::{Device, Elem, Memory};
-use crate::{Error, Result};
+use crate::{Error, Result, WeightFormat};
 
 /// A buffer for activations that are quantized to FP8 for one product.
 #[derive(Debug)]

@@ -1,14 +1,14 @@
 //! Timing of products on the device itself, in the shapes that steps will ask for.
 
 use super::packed::{PackedSizes, QuantizedRows, multiply_packed};
-use crate::Result;
-use crate::backend::{ProductShape, WeightFormat};
+use crate::backend::ProductShape;
 use crate::cuda::ops::gemv::gemv;
 use crate::cuda::ops::matmul::{Matmul, matmul_by};
 use crate::cuda::ops::product::{ProductOperands, ProductWorkspace, counters, partials};
 use crate::cuda::tuning::{self, MethodTimer, ProductMethod, TunedProduct, TuningFile, TuningResults};
 use crate::cuda::weights::{DEPTH, OUTPUTS, PackedFormat, QuantizedWeight, WeightLayout};
 use crate::cuda::{Algorithm, Device, DeviceEvent, Elem, Gemm, Memory, View};
+use crate::{Result, WeightFormat};
 
 /// The layout of FP8 weights.
 const FP8: WeightLayout = WeightLayout::Packed(PackedFormat::Fp8);

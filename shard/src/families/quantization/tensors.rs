@@ -2,11 +2,11 @@
 
 use bytes::Bytes;
 use millrace_formats::{Checkpoint, DType as StoredDType, Tensor};
-use millrace_kernels::stored::{
+use millrace_kernels::{DType, HostTensor};
+use millrace_numbers::stored::{
     AwqTensors, BlockScales, ByteTensors, GptqTensors, NumberType, Numbers, PackedTensors, TableCodes, awq,
     float8, gptq, packed, signed_bytes, table,
 };
-use millrace_kernels::{DType, HostTensor};
 use serde::Deserialize;
 
 use super::compressed::{CompressedGroup, CompressedKind, Strategy};
@@ -388,7 +388,7 @@ impl ModuleTensors<'_> {
     }
 
     /// Names the tensor `suffix` in the error of building a matrix.
-    fn built<T>(&self, suffix: &str, built: millrace_kernels::Result<T>) -> Result<T, WeightError> {
+    fn built<T>(&self, suffix: &str, built: millrace_numbers::Result<T>) -> Result<T, WeightError> {
         built.map_err(|error| self.error(suffix, format!("cannot be used: {error}")))
     }
 

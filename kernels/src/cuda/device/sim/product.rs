@@ -4,7 +4,8 @@ use half::{bf16, f16};
 
 use crate::cuda::device::driver::{Gemm, RowScales};
 use crate::cuda::device::elem::Elem;
-use crate::{Error, Result, fp8};
+use crate::{Error, Result};
+use millrace_numbers::fp8;
 
 /// Computes a product with sums in f64 that are rounded once.
 ///

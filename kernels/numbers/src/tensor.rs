@@ -182,7 +182,7 @@ pub fn flatten<'a>(parts: impl IntoIterator<Item = &'a Part>) -> Result<Vec<f32>
 
 /// Returns the part that holds row `row` of the stack, and the row's index within the part. `row`
 /// is inside the stack.
-pub(crate) fn part_of_row(parts: &[Part], mut row: usize) -> (&Part, usize) {
+pub fn part_of_row(parts: &[Part], mut row: usize) -> (&Part, usize) {
     for part in parts {
         if row < part.rows.len() {
             return (part, row);

@@ -185,7 +185,8 @@ fn powers_of_two_are_exact() {
 /// `integration-tests/golden-blocks` has random blocks and their weights.
 #[test]
 fn codebooks_give_the_weights_of_the_package_gguf() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden-blocks");
+    let folder =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration-tests/golden-blocks");
     let with_codebooks = &BlockType::ALL[13..];
     assert_eq!(with_codebooks.len(), std::fs::read_dir(&folder).unwrap().count());
     for kind in with_codebooks {
