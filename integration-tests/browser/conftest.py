@@ -118,7 +118,7 @@ def visit(browser, request):
     rules."""
     watched = []
 
-    def visit(server: Server, width=1280, height=800, **options) -> "Visit":
+    def visit(server: Server, width=1440, height=800, **options) -> "Visit":
         context = browser.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce", **options)
         if folder := request.config.getoption("--page"):
             serve_from(folder, server, context)
