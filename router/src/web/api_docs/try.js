@@ -65,7 +65,7 @@ function bodyField(route) {
   return { field, label: el("label", { for: id }, "Body"), focus: () => field.focus(), get value() { return field.value; } };
 }
 
-/** What is wrong with a body, or an empty text. */
+/** Returns the reason why a body is not sent, or an empty text. */
 function problemOf(text) {
   try {
     JSON.parse(text);
