@@ -71,8 +71,9 @@ def test_a_model_that_does_not_think(server, visit):
     assert "reasoning_effort" not in visited.sent[-1][1]
 
 
+# The mark in the condition is what the server recognizes a template that thinks by.
 RULES = [
-    {"when": "enable_thinking is defined and not enable_thinking", "say": "No thoughts."},
+    {"when": "enable_thinking is defined and not enable_thinking and last != '</think>'", "say": "No thoughts."},
     {"when": "true", "say": "<think>\nOne two three four five six seven eight nine ten.\n</think>\n\nThought."},
 ]
 
@@ -109,18 +110,20 @@ def test_thinking_is_controlled(start, visit, tmp_path):
     visited.page.get_by_label("Budget", exact=True).check()
     visited.ask("Think!")
     assert visited.page.evaluate("document.activeElement.id") == "set-thinking_budget" and len(visited.sent) == 3
-    visited.page.get_by_label("Tokens to think").fill("6")
+    visited.page.get_by_label("Tokens to think").fill("3")
+    # The words after a mark that the model did not choose were not written down.
+    visited.set("max_tokens", 40)
     fields, thoughts = answer("Budget")
-    assert fields == {**thinks, "thinking_token_budget": 6}
+    assert fields == {**thinks, "thinking_token_budget": 3}
     assert whole.startswith(thoughts.strip()) and len(thoughts) < len(whole)
     visited.tab("Request")
-    assert '"thinking_token_budget": 6' in visited.page.text_content("#snippet-python")
+    assert '"thinking_token_budget": 3' in visited.page.text_content("#snippet-python")
     # The choice outlives a reload.
     visited.page.reload()
     visited.tab("Settings")
     visited.page.wait_for_selector("#thinking:not([disabled])")
     assert visited.page.get_by_label("Budget", exact=True).is_checked()
-    assert visited.page.get_by_label("Tokens to think").input_value() == "6"
+    assert visited.page.get_by_label("Tokens to think").input_value() == "3"
     visited.click("Reset parameters")
     assert visited.page.get_by_label("Default", exact=True).is_checked()
     assert not visited.page.is_visible("#budget-row")

@@ -22,6 +22,9 @@ const form = byId("settings");
 const memory = kept("localStorage", "millrace.settings");
 const keyMemory = kept("sessionStorage", "millrace.key");
 
+/** How the thinking of the model is controlled, or null if it has none or is loading. */
+let control = null;
+
 /**
  * Builds the form and fills it with the stored settings. `changed` is called after every change.
  */
@@ -39,7 +42,7 @@ export function openSettings(changed) {
   byId("probabilities-wanted").checked = saved.probabilities === true;
   const update = () => {
     slide();
-    fitBudget();
+    fitChoice();
     save();
     changed();
   };
@@ -100,24 +103,28 @@ const THINKING = {
 };
 
 function fitThinking({ info, has_chat_template }) {
-  const control = info?.thinking;
+  control = info?.thinking ?? null;
   const missing = has_chat_template ? "The chat template of this model has no thinking." : "";
   const reasons = control ? Object.entries(THINKING).map(([value, reason]) => [value, reason(control)]) : [];
   for (const [value, reason] of reasons) {
     byId(`thinking-${value}`).disabled = reason !== "";
     if (reason && byId(`thinking-${value}`).checked) byId("thinking-default").checked = true;
   }
-  byId("thinking").disabled = !control;
   const told = reasons.map(([, reason]) => reason).filter(Boolean).join(" ");
   byId("thinking-reason").textContent = info ? (control ? told : missing) : "Known when the model is loaded.";
   byId("thinking-reason").hidden = byId("thinking-reason").textContent === "";
   form.elements.thinking_budget.placeholder = control?.default_budget ?? "tokens";
-  fitBudget();
+  fitChoice();
 }
 
-/** Shows the field of the budget if it is chosen. */
-function fitBudget() {
-  byId("budget-row").hidden = form.elements.thinking.value !== "budget" || byId("thinking").disabled;
+/** Offers the thinking to chats, and the field of the budget if it is chosen. */
+function fitChoice() {
+  const { mode, thinking, thinking_budget: budget } = form.elements;
+  byId("thinking").hidden = mode.value === "completion";
+  byId("thinking").disabled = !control || mode.value === "completion";
+  // A field that is not shown may be wrong.
+  budget.disabled = thinking.value !== "budget" || byId("thinking").disabled;
+  byId("budget-row").hidden = budget.disabled;
 }
 
 /** The fields of a request for the chosen thinking. */
@@ -140,12 +147,12 @@ export function setSystem(text) {
 /** Shows the fields that this server supports. */
 export function fitSettings(server) {
   const { elements } = form;
-  fitThinking(server);
   if (server.max_total_tokens) elements.max_tokens.max = server.max_total_tokens;
   elements.schema.disabled = !server.grammar;
   byId("mode-chat").disabled = !server.has_chat_template;
   byId("no-template").hidden = server.has_chat_template;
   if (!server.has_chat_template) byId("mode-completion").checked = true;
+  fitThinking(server);
   byId("key-row").hidden = !server.needs_key;
 }
 
@@ -178,7 +185,7 @@ export const apiKey = () => form.elements.key.value.trim();
 /** Returns whether all settings are valid, and marks those that are not. */
 export function check(server) {
   const { stop, schema, tools, thinking_budget: budget } = form.elements;
-  const lacksBudget = !byId("budget-row").hidden && budget.value === "" && !budget.validity.badInput;
+  const lacksBudget = !budget.disabled && budget.value === "" && !budget.validity.badInput;
   budget.setCustomValidity(lacksBudget ? "Enter the tokens that the model may think." : "");
   const most = server.max_stop_sequences;
   stop.setCustomValidity(stops().length > most ? `The server takes ${most} stop texts at most.` : "");
