@@ -118,11 +118,11 @@ def visit(browser, request):
     rules."""
     watched = []
 
-    def visit(server: Server, width=1280, height=800, **options) -> "Visit":
+    def visit(server: Server, width=1440, height=800, path="/ui/", **options) -> "Visit":
         context = browser.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce", **options)
         if folder := request.config.getoption("--page"):
             serve_from(folder, server, context)
-        watched.append(Visit(context, server))
+        watched.append(Visit(context, server, path))
         return watched[-1]
 
     yield visit
@@ -132,27 +132,32 @@ def visit(browser, request):
 
 
 def serve_from(folder: str, server: Server, context):
-    """Serves the page's files from a folder, with the headers of the server."""
+    """Serves the files of the pages from a folder, with the headers of the server. The server
+    writes the text of `/docs/` itself."""
     with urllib.request.urlopen(f"{server.url}/ui/") as page:
         policy = page.headers["content-security-policy"]
     kinds = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+    # The page about the API has files of its own beside some of the other page's.
+    folders = {"ui": [folder], "docs": [os.path.join(folder, "../api_docs"), folder]}
 
     def answer(route):
-        path = urlsplit(route.request.url).path.removeprefix("/ui/") or "index.html"
-        kind = kinds.get(os.path.splitext(path)[1])
-        if kind is None:
+        _, page, name = urlsplit(route.request.url).path.split("/", 2)
+        name = name or ("index.html" if page == "ui" else "")
+        kind = kinds.get(os.path.splitext(name)[1])
+        path = next((path for place in folders[page] if os.path.isfile(path := os.path.join(place, name))), None)
+        if kind is None or path is None:
             return route.continue_()
-        with open(os.path.join(folder, path), encoding="utf-8") as file:
+        with open(path, encoding="utf-8") as file:
             headers = {"content-type": f"{kind}; charset=utf-8", "content-security-policy": policy}
             return route.fulfill(body=file.read(), headers=headers)
 
-    context.route(lambda url: urlsplit(url).path.startswith("/ui/"), answer)
+    context.route(lambda url: urlsplit(url).path.startswith(("/ui/", "/docs/")), answer)
 
 
 class Visit:
     """A page with helper methods for tests."""
 
-    def __init__(self, context, server: Server):
+    def __init__(self, context, server: Server, path: str):
         self.server, self.problems, self.asked, self.sent = server, [], [], []
         # Status codes that the test provokes. The browser writes them to the console by itself.
         self.expected = []
@@ -164,7 +169,9 @@ class Visit:
         self.page.on("console", lambda message: message.type in ("error", "warning") and self.problems.append(message.text))
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("request", self._request)
-        self.page.goto(f"{server.url}/ui/")
+        self.page.goto(server.url + path)
+        if path != "/ui/":
+            return
         self.until("document.getElementById('status').textContent === 'Ready'")
         self.until("document.getElementById('model').textContent !== ''")
 

@@ -191,7 +191,7 @@ def test_hostile_formulas(server, visit):
     assert visited.page.evaluate("window.hacked") is None
     assert visited.page.locator("#log :is(a, img, script)").count() == 0
     assert visited.page.evaluate("Math.max(...[...document.querySelectorAll('#log math *')].map((e) => e.getBoundingClientRect().height))") < 2000
-    assert visited.page.evaluate("document.scrollingElement.scrollWidth") <= 1280
+    assert visited.page.evaluate("document.scrollingElement.scrollWidth") <= 1440
 
 
 # The library takes well under this time in milliseconds. An endless loop would take the whole test's
@@ -239,12 +239,75 @@ def test_what_is_finished_stays_while_more_comes(server, visit):
 @pytest.mark.parametrize("usage", [0, 1, None])
 def test_rates_are_never_negative(server, visit, usage):
     visited = visit(server)
-    visited.streams_slowly([{"role": "assistant", "content": ""}, *([{"content": "x"}] if usage else [])], 90, usage)
+    visited.streams_slowly([{"role": "assistant", "content": ""}, *([{"content": "x"}] if usage != 0 else [])], 90, usage)
     visited.ask("Nothing?")
     visited.wait_for_end()
-    assert "-" not in visited.facts() and "NaN" not in visited.facts() and "per second" not in visited.facts(), visited.facts()
+    assert "-" not in visited.facts() and "NaN" not in visited.facts(), visited.facts()
+    rate = re.search(r"(\S+) per second", visited.facts())
     if usage == 0:
-        assert "first after" not in visited.facts(), "there was no first token"
+        assert "first after" not in visited.facts() and rate is None, "there was no token"
+    else:
+        # The only token came after two pauses of 90 ms.
+        assert 0 < float(rate[1]) < 1 / 0.18
+
+
+def test_every_answer_has_a_rate(server, visit):
+    visited = visit(server)
+    visited.says("This ", "came ", "at once.")
+    visited.ask("Quick?")
+    visited.wait_for_end()
+    visited.page.unroute_all()
+    visited.ask("What is 23 + 48?")
+    visited.wait_for_end()
+    facts = visited.page.locator(".facts").all_inner_texts()
+    assert len(facts) == 2 and all(float(re.search(r"(\S+) per second", text)[1]) > 0 for text in facts), facts
+    visited.page.reload()
+    visited.page.wait_for_selector(".message")
+    assert visited.page.locator(".facts").all_inner_texts() == facts
+
+
+def test_long_lines_of_code_are_wrapped(server, visit):
+    visited = visit(server, 768, 800)
+    line = f"x = '{'word ' * 60}{'y' * 300}'"
+    visited.streams([{"content": f"```python\n{line}\n```"}, {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": json.dumps({"x": "y" * 300})}}]}])
+    visited.ask("Code!")
+    visited.wait_for_end()
+    wider = lambda: visited.page.evaluate("[...document.querySelectorAll('.assistant pre')].map((pre) => pre.scrollWidth > pre.clientWidth)")
+    assert wider() == [False, False]
+    assert visited.page.text_content(".assistant figure code") == line, "a copy has one line"
+    wrap = visited.page.locator(".assistant").get_by_role("button", name="Wrap")
+    assert wrap.get_attribute("aria-pressed") == "true"
+    wrap.click()
+    assert wider() == [True, True] and wrap.get_attribute("aria-pressed") == "false"
+    assert visited.page.evaluate("document.scrollingElement.scrollWidth") <= 768, "the lines are scrolled in their place"
+    visited.page.reload()
+    visited.page.wait_for_selector(".assistant pre")
+    assert wider() == [True, True], "the choice outlives a reload"
+    visited.tab("Request")
+    assert visited.page.locator("#view-request").get_by_role("button", name="Wrap").first.get_attribute("aria-pressed") == "false"
+
+
+def test_nothing_moves_while_an_answer_comes(server, visit):
+    visited = visit(server)
+    visited.says("An answer.")
+    visited.ask("First?")
+    visited.wait_for_end()
+    visited.page.evaluate(
+        """() => {
+          window.places = new Set();
+          const note = () => places.add([".top", "#composer", "#draft", "#context", ".message"].map((name) => {
+            const { left, top, width, height } = document.querySelector(name).getBoundingClientRect();
+            return [name, left, top, width, height].join(" ");
+          }).join(", "));
+          note();
+          new MutationObserver(note).observe(document.getElementById("log"), { childList: true, subtree: true, characterData: true });
+        }"""
+    )
+    visited.page.unroute_all()
+    visited.streams_slowly([{"reasoning_content": "Hm. "}] * 4 + [{"content": f"word{i} "} for i in range(12)], 20, 16)
+    visited.ask("Second?")
+    visited.wait_for_end()
+    assert len(visited.page.evaluate("[...places]")) == 1, visited.page.evaluate("[...places]")
 
 
 def test_counters_that_go_back(server, visit):

@@ -101,4 +101,4 @@ def test_names_are_text_and_stay_on_their_line(server, visit):
     prompt = visited.sent[-1][1]["messages"][0]["content"]
     assert prompt.startswith(f'<img src=x onerror="window.hacked = 1"> .py:\n````py\n{EVIL}\n````\n')
     assert visited.page.locator("#log img, #composer img").count() == 0 and visited.page.evaluate("window.hacked") is None
-    assert visited.page.evaluate("document.scrollingElement.scrollWidth") <= 1280
+    assert visited.page.evaluate("document.scrollingElement.scrollWidth") <= 1440

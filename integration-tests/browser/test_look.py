@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from server import wait_until
 
 ANSWER = """## A heading
 
@@ -12,6 +13,9 @@ Some *emphasis*, **strong words**, `code`, and a [link](https://example.org/a).
 2. Second, with a `thing`
    - inner one
    - inner two
+
+- [x] A task that is done
+- [ ] A task that is not
 
 > A quotation that goes on for a while, so that it takes more than one line on a telephone.
 
@@ -69,7 +73,7 @@ def talk(visited):
     visited.wait_for_end()
 
 
-@pytest.mark.parametrize("width", [360, 768, 1440])
+@pytest.mark.parametrize("width", [360, 768, 1100, 1400, 1900])
 @pytest.mark.parametrize("colours", ["light", "dark"])
 def test_every_width_and_colour(server, visit, request, width, colours):
     visited = visit(server, width, 780, color_scheme=colours, has_touch=width == 360)
@@ -90,6 +94,10 @@ def test_every_width_and_colour(server, visit, request, width, colours):
         assert [c for c in contrasts if c["ratio"] < c["needed"]] == [], name
 
     check("empty")
+    visited.tab("Settings")
+    visited.page.fill("#system", "You are a kind teller of tales.")
+    if page.is_visible("#close-panel"):
+        visited.click("Close")
     visited.says(*[ANSWER[i : i + 40] for i in range(0, len(ANSWER), 40)])
     talk(visited)
     check("answer")
@@ -103,9 +111,62 @@ def test_every_width_and_colour(server, visit, request, width, colours):
     for place in PLACES:
         visited.tab(place)
         check(place.lower())
-    if width == 360:
+    if width < 960:
         page.keyboard.press("Escape")
-        assert not page.is_visible("#panel")
+    if not page.is_visible("#history"):
+        visited.click("Chats")
+    check("chats")
+
+
+def sides(visited) -> list[str]:
+    """Returns the sides that are shown, which the buttons also tell."""
+    shown, told = visited.page.evaluate(
+        """() => ["history", "panel"].reduce(([shown, told], name) => [
+             document.getElementById(name).checkVisibility() ? [...shown, name] : shown,
+             document.getElementById(`open-${name}`).ariaExpanded === "true" ? [...told, name] : told], [[], []])"""
+    )
+    assert shown == told
+    return shown
+
+
+@pytest.mark.parametrize("width, first", [(360, []), (768, []), (1100, ["panel"]), (1399, ["panel"]), (1400, ["history", "panel"])])
+def test_one_side_at_most_is_open_below_1400_pixels(server, visit, width, first):
+    visited = visit(server, width, 780)
+    page, keyboard = visited.page, visited.page.keyboard
+    assert sides(visited) == first
+    focused = {"panel": "tab-settings", "history": "search"}
+    for name in ["history", "panel", "history"]:
+        if name not in sides(visited):
+            # The buttons are pressed as a script presses them, since an open side may cover them.
+            page.dispatch_event(f"#open-{name}", "click")
+            assert page.evaluate("document.activeElement.id") == focused[name]
+        assert sides(visited) == (first if width >= 1400 else [name])
+    page.focus("#search")
+    keyboard.type("x")
+    keyboard.press("Escape")
+    assert "history" in sides(visited) and page.input_value("#search") == "", "the search is emptied first"
+    keyboard.press("Escape")
+    assert sides(visited) == (["panel"] if width >= 1400 else [])
+    assert page.evaluate("document.activeElement.id") == "open-history"
+
+
+def test_the_sides_follow_the_width_of_the_window(server, visit):
+    visited = visit(server, 1500, 780)
+    page = visited.page
+
+    def resized(width, expected):
+        page.set_viewport_size({"width": width, "height": 780})
+        wait_until(lambda: sides(visited) == expected, f"{expected} at {width}")
+
+    page.click("#open-history")
+    page.click("#open-history")
+    resized(1300, ["history"])
+    resized(800, [])
+    resized(1500, ["history", "panel"])
+    page.click("#open-panel")
+    page.reload()
+    wait_until(lambda: sides(visited) == ["history"], "the choice outlives a reload")
+    resized(1300, ["history"])
 
 
 def test_the_colours_can_be_chosen(server, visit):
@@ -152,7 +213,7 @@ def test_keyboard_alone(server, visit):
             break
         assert seen["seen"], seen
         met.append(seen["name"])
-    order = ["To the message field", "clear", "theme", "open-panel", "Edit", "Regenerate", "draft", "probabilities-wanted", "go",
+    order = ["To the message field", "clear", "theme", "open-panel", "Edit", "Delete", "Regenerate", "Edit", "Delete", "draft", "probabilities-wanted", "go",
              "tab-settings", "mode-chat", "system", "set-temperature", "set-seed", "stop", "schema", "reset"]
     assert [name for name in met if name in order] == order, met
 

@@ -46,6 +46,10 @@ MARKDOWN = [
     ("*a* **b** ***c*** ~~d~~ snake_case_name 2 * 3 * 4", None),
     ("`` a`b `` and \\*stars\\*", "<p><code>a`b</code> and *stars*</p>"),
     ("- a\n- b\n  - c\n\n- d", "<ul><li>a</li><li>b<ul><li>c</li></ul></li><li>d</li></ul>"),
+    ("- [ ] a **b**\n- [x] c\n  - [X] d\n- [y] e\n- [x]f", '<ul><li class="task"><input type="checkbox" disabled="" aria-label="To do"> a <strong>b</strong></li>'
+     '<li class="task"><input type="checkbox" checked="" disabled="" aria-label="Done"> c'
+     '<ul><li class="task"><input type="checkbox" checked="" disabled="" aria-label="Done"> d</li></ul></li><li>[y] e</li><li>[x]f</li></ul>'),
+    ("1. [ ] a", '<ol start="1"><li class="task"><input type="checkbox" disabled="" aria-label="To do"> a</li></ol>'),
     ("3. a\n4. b\n\nc", '<ol start="3"><li>a</li><li>b</li></ol><p>c</p>'),
     ("> a\n> > b", "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote>"),
     ("a\n\n---\nb", "<p>a</p><hr><p>b</p>"),

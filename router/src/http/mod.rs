@@ -11,6 +11,7 @@ mod body;
 mod chosen_paths;
 mod cors;
 mod encoding;
+mod examples;
 mod fair_by;
 mod field_names;
 mod fields;
@@ -67,7 +68,7 @@ pub fn router(service: Service, config: HttpConfig) -> Router {
     let (routes, docs) = routes::described().split_for_parts();
     let mut routes = routes
         .merge(platforms::chosen_routes(&config.platform))
-        .merge(web::api_docs::routes(&openapi::complete(docs, needs_key)));
+        .merge(web::api_docs::routes(&openapi::complete(docs, needs_key), !config.disable_ui));
     if !config.disable_ui {
         routes = routes.merge(web::ui::routes(&app.service, needs_key));
     }

@@ -6,7 +6,7 @@ use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder
 use utoipa::openapi::{Components, ContentBuilder, OpenApi, Ref, ResponseBuilder, SecurityRequirement};
 
 use super::api::Api;
-use super::routes;
+use super::{examples, routes};
 use crate::web;
 
 /// The statuses of errors, with their descriptions.
@@ -38,6 +38,7 @@ pub(super) fn complete(mut docs: OpenApi, needs_key: bool) -> OpenApi {
     for (path, item) in &mut docs.paths.paths {
         let PathItem { post: Some(post), .. } = item else { continue };
         add_errors(path, post);
+        add_example(path, post);
         if needs_key {
             let requirement = |name| SecurityRequirement::new(name, Vec::<String>::new());
             post.security = Some(vec![requirement("bearer"), requirement("x-api-key")]);
@@ -51,6 +52,14 @@ pub(super) fn complete(mut docs: OpenApi, needs_key: bool) -> OpenApi {
         components.add_security_scheme("x-api-key", SecurityScheme::ApiKey(header));
     }
     docs
+}
+
+/// Adds the example of a request to the description of its body.
+fn add_example(path: &str, operation: &mut Operation) {
+    let content = operation.request_body.as_mut().and_then(|body| body.content.get_mut("application/json"));
+    if let Some(content) = content {
+        content.example = examples::example(path);
+    }
 }
 
 /// Describes the errors of a route in the form of its API.

@@ -5,4 +5,5 @@
 //! of its routes.
 
 pub(crate) mod api_docs;
+mod file;
 pub(crate) mod ui;

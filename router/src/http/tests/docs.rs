@@ -59,9 +59,20 @@ async fn every_route_has_a_request_in_the_tables_of_tests() {
     let also = "/v2/models/tgi/versions/1";
     let expected: BTreeSet<_> = GETS.iter().filter(|path| **path != also).map(|path| exact(path)).collect();
     assert_eq!(names(&docs, "get"), expected);
+}
 
+/// The values of attributes of the page that name other files or parts of the page.
+fn links(page: &str) -> BTreeSet<&str> {
+    let values = |name| page.split(name).skip(1).filter_map(|rest| rest.split('"').next());
+    values("href=\"").chain(values("src=\"")).collect()
+}
+
+#[tokio::test]
+async fn the_page_names_all_routes_and_fields_and_is_complete() {
+    let server = Server::saying("x");
+    let docs = openapi(&server).await;
     let redirect = server.get("/docs").await;
-    assert_eq!((redirect.status, redirect.header("location")), (StatusCode::SEE_OTHER, "/docs/"));
+    assert_eq!((redirect.status, redirect.header("location")), (StatusCode::SEE_OTHER, "docs/"));
     let page = server.get("/docs/").await;
     assert_eq!(page.header("content-type"), "text/html; charset=utf-8");
     for path in docs["paths"].as_object().unwrap().keys() {
@@ -70,9 +81,64 @@ async fn every_route_has_a_request_in_the_tables_of_tests() {
     for field in ["repetition_penalty", "max_completion_tokens", "stop_sequences", "max_output_tokens"] {
         assert!(page.body.contains(&format!("<code>{field}</code>")), "{field}");
     }
-    let elsewhere = ["http://", "https://", "<script", "src=", "url("];
-    assert!(elsewhere.iter().all(|text| !page.body.contains(text)), "the page loads nothing");
-    assert!(page.header("content-security-policy").starts_with("default-src 'none'"));
+    let ids: Vec<_> = page.body.split(" id=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len(), "each part has its own anchor");
+    for link in links(&page.body) {
+        let Some(anchor) = link.strip_prefix('#') else { continue };
+        assert!(ids.contains(&anchor), "{link} leads nowhere");
+    }
+}
+
+#[tokio::test]
+async fn the_page_loads_its_own_files_alone() {
+    // The files do not depend on the other page.
+    let config = HttpConfig { disable_ui: true, ..HttpConfig::default() };
+    let server = Server::with(Script::Say("x".into()), 8, config);
+    let page = server.get("/docs/").await;
+    let mut wanted: Vec<String> = links(&page.body)
+        .into_iter()
+        .filter(|link| !link.starts_with('#'))
+        .map(|link| link.strip_prefix("../").map_or(format!("/docs/{link}"), |link| format!("/{link}")))
+        .collect();
+    let mut seen = BTreeSet::new();
+    while let Some(path) = wanted.pop() {
+        let reply = server.get(&path).await;
+        assert_eq!(reply.status, StatusCode::OK, "{path}");
+        if !path.starts_with("/docs/") || !seen.insert(path.clone()) {
+            continue;
+        }
+        let policy = reply.header("content-security-policy");
+        assert!(policy.starts_with("default-src 'none'; script-src 'self';"), "{path}");
+        for never in ["innerHTML", "eval(", "//cdn", "@import", "style=\""] {
+            assert!(!reply.body.contains(never), "{path}: {never}");
+        }
+        let imports = reply.body.split("from \"./").skip(1).filter_map(|rest| rest.split('"').next());
+        wanted.extend(imports.map(|file| format!("/docs/{file}")));
+    }
+    assert_eq!(seen.len(), crate::web::api_docs::FILES.len(), "{seen:?}");
+    let inline = ["<style", "<script>", " on", "style=\"", "http://", "https://"];
+    assert!(inline.iter().all(|text| !markup(&page.body).contains(text)), "the policy refuses it");
+    assert!(!page.body.contains("../ui/"), "there is no page to lead to");
+    assert!(Server::saying("x").get("/docs/").await.body.contains("href=\"../ui/\""));
+}
+
+/// Returns the tags of a page without its texts.
+fn markup(page: &str) -> String {
+    page.split('<').skip(1).filter_map(|rest| rest.split('>').next()).map(|tag| format!("<{tag}>")).collect()
+}
+
+#[tokio::test]
+async fn every_example_is_answered() {
+    let server = Server::saying("x");
+    let docs = openapi(&server).await;
+    for (path, item) in docs["paths"].as_object().unwrap() {
+        let Some(operation) = item.get("post") else { continue };
+        let example = &operation["requestBody"]["content"]["application/json"]["example"];
+        assert!(example.is_object(), "{path} has no example");
+        let reply = server.post(&path.replace("{model}", "tgi"), example.clone()).await;
+        assert_eq!(reply.status, StatusCode::OK, "{path}: {}", reply.body);
+        assert!(!reply.headers.contains_key("x-millrace-ignored"), "{path}: every field counts");
+    }
 }
 
 #[tokio::test]

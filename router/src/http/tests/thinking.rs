@@ -102,6 +102,27 @@ async fn the_reasoning_ends_at_its_budget() {
 }
 
 #[tokio::test]
+async fn info_tells_how_the_reasoning_is_controlled() {
+    let limits = RequestLimits { default_thinking_budget: Some(3), ..RequestLimits::default() };
+    let control = |format: &str, switch: bool, default: Option<u32>| json!({"format": format, "switch": switch, "budget": true, "default_budget": default});
+    let only_a_switch = "{% if enable_thinking %}Think! {% endif %}{{ messages }}";
+    for (template, limits, expected) in [
+        (test_support::TEMPLATE, limits.clone(), Value::Null),
+        (OPEN, RequestLimits::default(), control("think", false, None)),
+        (CLOSES, limits.clone(), control("think", true, Some(3))),
+        (CHANNELS, RequestLimits::default(), control("harmony", false, None)),
+        (
+            only_a_switch,
+            limits,
+            json!({"format": null, "switch": true, "budget": false, "default_budget": null}),
+        ),
+    ] {
+        let info = serving(template, "x", limits).get("/info").await.json();
+        assert_eq!(info["thinking"], expected, "{template}");
+    }
+}
+
+#[tokio::test]
 async fn raw_prompts_have_a_budget() {
     let server = server("Why not? Because.");
     // The client has rendered the template itself.

@@ -1,5 +1,7 @@
 //! `/info` and `/version`.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
@@ -7,8 +9,10 @@ use utoipa::ToSchema;
 
 use super::error::{ErrorBody, TgiError};
 use crate::assets::SamplingDefaults;
+use crate::chat::THINKING_VARIABLES;
 use crate::http::app::App;
-use crate::service::VectorPlan;
+use crate::reasoning::{ReasoningFormat, ReasoningPlace, ReasoningStart};
+use crate::service::{Service, VectorPlan};
 
 /// The version of TGI that these routes are compatible with.
 const TGI_VERSION: &str = "3.3.7";
@@ -53,8 +57,45 @@ pub(super) struct Info {
     /// The sampling parameters of OpenAI's and Anthropic's routes for requests that do not give
     /// them. An extension of this server.
     sampling_defaults: SamplingDefaults,
+    /// How requests control the reasoning; null if the model has none. An extension of this server.
+    thinking: Option<ThinkingInfo>,
     /// How vectors of texts are made; null if the model makes none. An extension of this server.
     embeddings: Option<EmbeddingInfo>,
+}
+
+/// How requests control the reasoning of the model.
+#[derive(Debug, Serialize, ToSchema)]
+struct ThinkingInfo {
+    /// The format of the reasoning, as `--reasoning-parser` names it; null if the reasoning is not
+    /// separated from the answer.
+    format: Option<&'static str>,
+    /// Whether the chat template reads `enable_thinking` or `thinking`.
+    switch: bool,
+    /// Whether `thinking_token_budget` limits the tokens of the reasoning. A budget of 0 turns the
+    /// reasoning off.
+    budget: bool,
+    /// The budget of requests that do not give one; null is no limit.
+    default_budget: Option<u32>,
+}
+
+impl ThinkingInfo {
+    /// Returns how requests control the reasoning of the model, which must be ready. Returns `None`
+    /// if the model has no chat template, or one without reasoning.
+    fn of(service: &Service) -> Option<Self> {
+        let format = service.reasoning_format().filter(|_| service.has_template());
+        let switch = THINKING_VARIABLES.into_iter().any(|name| service.template_may_read(name));
+        let budget = format.is_some_and(|format| {
+            // The tokens of the closing mark are the same for every place and budget above 0.
+            let place = ReasoningPlace::Marks(format.marks(), ReasoningStart::Possible);
+            service.reasoning_limit(1, format, place, Arc::new([])).is_some()
+        });
+        (format.is_some() || switch).then(|| ThinkingInfo {
+            format: format.map(ReasoningFormat::name),
+            switch,
+            budget,
+            default_budget: service.limits().default_thinking_budget.filter(|_| budget),
+        })
+    }
 }
 
 /// How the model makes vectors of texts, and which file says so.
@@ -121,6 +162,7 @@ pub(super) async fn info(State(app): State<App>) -> Result<Json<Info>, TgiError>
         docker_label: None,
         end_tokens: ends.filter_map(|&id| tokenizer.vocabulary_text(id)).collect(),
         sampling_defaults: app.service.sampling_defaults(),
+        thinking: ThinkingInfo::of(&app.service),
         embeddings: app.service.vectors(&ready).ok().map(EmbeddingInfo::from),
     }))
 }

@@ -1,155 +1,100 @@
-//! The documentation of the API as a page without scripts.
+//! The page: its header, its contents, the routes by their tags, and the types.
 
-use std::fmt::Write;
+use std::fmt::{Result, Write};
 
 use serde_json::Value;
 use utoipa::openapi::OpenApi;
 
-const STYLE: &str = "\
-:root { color-scheme: light dark }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-details { border: 1px solid #8886; border-radius: 6px; margin: .5rem 0; padding: .25rem .75rem }
-summary { cursor: pointer } code { font-size: .9em } .method { font-weight: 600; display: inline-block; min-width: 4em }
-table { border-collapse: collapse; width: 100%; margin: .5rem 0 } td, th { text-align: left; vertical-align: top; padding: .2rem .75rem .2rem 0 }
-td { border-top: 1px solid #8884 } .more { overflow-x: auto }
-";
+use super::operation::{self, Operation};
+use super::schema::{self, escape, prose};
 
-/// Returns the page: the routes by their tags, each with its fields and statuses.
-pub(super) fn html(docs: &OpenApi) -> String {
+/// Returns the page. `has_ui` says whether it leads to `/ui`.
+pub(super) fn html(docs: &OpenApi, has_ui: bool) -> String {
     let docs = serde_json::to_value(docs).unwrap_or_default();
     let mut page = String::new();
     // Writing to a string cannot fail.
-    let _ = write(&docs, &mut page);
+    let _ = write(&docs, has_ui, &mut page);
     page
 }
 
-fn write(docs: &Value, page: &mut String) -> std::fmt::Result {
-    let (title, about) = (text(&docs["info"]["title"]), text(&docs["info"]["description"]));
-    write!(
-        page,
-        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
-         <title>{title}: API</title><style>{STYLE}</style></head><body><main><h1>{title} {}</h1><p>{about}.</p>\
-         <p>For programs: <a href=\"/api-doc/openapi.json\">openapi.json</a>.</p>",
-        text(&docs["info"]["version"])
-    )?;
-    let mut tags: Vec<&str> = operations(docs).filter_map(|(_, _, op)| op["tags"][0].as_str()).collect();
+fn write(docs: &Value, has_ui: bool, page: &mut String) -> Result {
+    let operations = operation::all(docs);
+    let mut tags: Vec<&str> = operations.iter().map(|operation| operation.tag).collect();
     tags.sort_unstable();
     tags.dedup();
-    for tag in tags {
-        write!(page, "<h2>{}</h2>", escape(tag))?;
-        for (path, method, operation) in operations(docs).filter(|(_, _, op)| op["tags"][0] == tag) {
-            write_operation(docs, path, method, operation, page)?;
-        }
-    }
-    page.write_str("</main></body></html>")
-}
-
-fn operations(docs: &Value) -> impl Iterator<Item = (&str, &str, &Value)> {
-    let paths = docs["paths"].as_object().into_iter().flatten();
-    paths.flat_map(|(path, item)| {
-        let methods = item.as_object().into_iter().flatten();
-        methods.map(move |(method, operation)| (path.as_str(), method.as_str(), operation))
-    })
-}
-
-fn write_operation(
-    docs: &Value,
-    path: &str,
-    method: &str,
-    operation: &Value,
-    page: &mut String,
-) -> std::fmt::Result {
+    let title = escape(docs["info"]["title"].as_str().unwrap_or_default());
     write!(
         page,
-        "<details><summary><span class=\"method\">{}</span><code>{}</code> {}</summary><div class=\"more\">",
-        method.to_uppercase(),
-        escape(path),
-        text(&operation["summary"])
+        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><title>{title}: API</title>\
+         <link rel=\"icon\" href=\"icon.svg\" type=\"image/svg+xml\"><link rel=\"stylesheet\" href=\"base.css\">\
+         <link rel=\"stylesheet\" href=\"docs.css\"><script src=\"theme.js\"></script>\
+         <script type=\"module\" src=\"docs.js\"></script></head><body>\
+         <a class=\"skip\" href=\"#routes\">To the routes</a>"
     )?;
-    if let Some(more) = operation["description"].as_str() {
-        write!(page, "<p>{}</p>", escape(more))?;
+    write_header(docs, &title, has_ui, page)?;
+    write_contents(&tags, &operations, docs["components"]["securitySchemes"].is_object(), page)?;
+    write!(
+        page,
+        "<main id=\"routes\" tabindex=\"-1\"><p class=\"lead\">{}.</p>\
+         <p id=\"nothing\" class=\"about\" hidden>No route and no type has these words.</p>",
+        prose(docs["info"]["description"].as_str().unwrap_or_default())
+    )?;
+    for tag in &tags {
+        write!(page, "<section><h2 id=\"{}\">{}</h2>", schema::anchor("tag", tag), escape(tag))?;
+        for operation in of_tag(&operations, tag) {
+            operation.write(docs, page)?;
+        }
+        page.write_str("</section>")?;
     }
-    let mut fields = Vec::new();
-    collect_fields(docs, &operation["requestBody"]["content"]["application/json"]["schema"], &mut fields, 0);
-    if !fields.is_empty() {
-        page.write_str("<table><tr><th>Field</th><th>Type</th><th></th></tr>")?;
-        for (name, schema, required) in fields {
-            let needed = if required { " (required)" } else { "" };
-            let about = text(&schema["description"]);
+    page.write_str("<section><h2 id=\"types\">Types</h2>")?;
+    for (name, described) in docs["components"]["schemas"].as_object().into_iter().flatten() {
+        schema::write_type(docs, name, described, page)?;
+    }
+    page.write_str("</section></main></body></html>")
+}
+
+fn of_tag<'a>(operations: &'a [Operation<'a>], tag: &'a str) -> impl Iterator<Item = &'a Operation<'a>> {
+    operations.iter().filter(move |operation| operation.tag == tag)
+}
+
+fn write_header(docs: &Value, title: &str, has_ui: bool, page: &mut String) -> Result {
+    let version = escape(docs["info"]["version"].as_str().unwrap_or_default());
+    let chat = if has_ui { "<a href=\"../ui/\">Chat</a>" } else { "" };
+    write!(
+        page,
+        "<header class=\"top\"><h1><img src=\"icon.svg\" alt=\"\" width=\"24\" height=\"24\"><span>{title} API</span></h1>\
+         <p id=\"version\">{version}</p><nav aria-label=\"Page\">{chat}<a href=\"../api-doc/openapi.json\">openapi.json</a>\
+         <button type=\"button\" id=\"theme\">Dark</button></nav></header>"
+    )
+}
+
+/// Writes the search, the field for the key if the server needs one, and links to all routes.
+fn write_contents(tags: &[&str], operations: &[Operation<'_>], needs_key: bool, page: &mut String) -> Result {
+    page.write_str(
+        "<aside aria-label=\"Contents\"><div id=\"find\" hidden><label for=\"search\" class=\"off-screen\">Search routes and \
+         fields</label><input id=\"search\" type=\"search\" placeholder=\"Search routes and fields\" autocomplete=\"off\" \
+         aria-describedby=\"found\"><p id=\"found\" class=\"about\" role=\"status\"></p></div>",
+    )?;
+    if needs_key {
+        page.write_str(
+            "<div id=\"key-row\" hidden><label for=\"key\">API key</label><input id=\"key\" type=\"password\" autocomplete=\"off\" \
+             spellcheck=\"false\" aria-describedby=\"key-hint\"><small id=\"key-hint\">Kept until this tab is closed, and sent to \
+             this server alone</small></div>",
+        )?;
+    }
+    page.write_str("<nav id=\"contents\" aria-label=\"Routes\">")?;
+    for tag in tags {
+        write!(page, "<div><p><a href=\"#{}\">{}</a></p><ul>", schema::anchor("tag", tag), escape(tag))?;
+        for Operation { method, path, id, .. } in of_tag(operations, tag) {
             write!(
                 page,
-                "<tr><td><code>{}</code>{needed}</td><td>{}</td><td>{about}</td></tr>",
-                escape(name),
-                escape(&kind(schema))
+                "<li><a href=\"#{id}\"><span class=\"method {method}\">{}</span> <code>{}</code></a></li>",
+                method.to_uppercase(),
+                escape(path)
             )?;
         }
-        page.write_str("</table>")?;
+        page.write_str("</ul></div>")?;
     }
-    page.write_str("<table><tr><th>Status</th><th></th></tr>")?;
-    for (status, response) in operation["responses"].as_object().into_iter().flatten() {
-        write!(page, "<tr><td>{}</td><td>{}</td></tr>", escape(status), text(&response["description"]))?;
-    }
-    page.write_str("</table></div></details>")
-}
-
-/// The deepest chain of references between schemas that is followed, in case of a cycle.
-const MAX_DEPTH: usize = 8;
-
-/// Collects the fields of a schema, including those of its parts, each with whether it is required.
-fn collect_fields<'a>(
-    docs: &'a Value,
-    schema: &'a Value,
-    to: &mut Vec<(&'a str, &'a Value, bool)>,
-    depth: usize,
-) {
-    if depth > MAX_DEPTH {
-        return;
-    }
-    if let Some(name) = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
-        return collect_fields(docs, &docs["components"]["schemas"][name], to, depth + 1);
-    }
-    for part in schema["allOf"].as_array().into_iter().flatten() {
-        collect_fields(docs, part, to, depth + 1);
-    }
-    let required =
-        |name: &str| schema["required"].as_array().is_some_and(|all| all.iter().any(|r| r == name));
-    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
-        to.push((name, field, required(name)));
-    }
-}
-
-/// Returns the type of a field in words.
-fn kind(schema: &Value) -> String {
-    let many = |schemas: &Value| {
-        let kinds = schemas.as_array().into_iter().flatten().map(kind).filter(|kind| kind != "null");
-        kinds.collect::<Vec<_>>().join(" or ")
-    };
-    if let Some(name) = schema["$ref"].as_str() {
-        return name.rsplit('/').next().unwrap_or(name).to_owned();
-    }
-    match &schema["type"] {
-        Value::String(kind) if kind == "array" => format!("list of {}", self::kind(&schema["items"])),
-        Value::String(kind) => kind.clone(),
-        Value::Array(kinds) => {
-            let kinds = kinds.iter().filter_map(Value::as_str).filter(|kind| *kind != "null");
-            kinds
-                .map(|kind| match kind {
-                    "array" => format!("list of {}", self::kind(&schema["items"])),
-                    kind => kind.to_owned(),
-                })
-                .collect::<Vec<_>>()
-                .join(" or ")
-        }
-        _ if schema["oneOf"].is_array() => many(&schema["oneOf"]),
-        _ if schema["anyOf"].is_array() => many(&schema["anyOf"]),
-        _ => "anything".into(),
-    }
-}
-
-fn text(value: &Value) -> String {
-    escape(value.as_str().unwrap_or_default())
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    page.write_str("<div><p><a href=\"#types\">Types</a></p></div></nav></aside>")
 }

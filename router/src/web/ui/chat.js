@@ -4,18 +4,22 @@ import { thinkingClock } from "./answer.js";
 import { ApiError, generate } from "./api.js";
 import { byId, el } from "./dom.js";
 import { messageView } from "./message.js";
-import { append, before, choose, newConversation, path, versions } from "./tree.js";
+import { toast } from "./toast.js";
+import { after, append, before, choose, newConversation, path, remove, versions } from "./tree.js";
 
 /**
  * @param prepare returns a request for turns, or null if the settings are invalid
  * @param hooks `key()`, `wantsTokens()`, `isPlain()`, `wantsKey()` if the server refused the key,
- * `changed()` after each change, `keep(conversation)` when the conversation should be saved
+ * `changed()` after each change, `keep(conversation)` when the conversation should be saved,
+ * `system()` returns the system prompt and `setSystem(text)` changes it
  */
 export function chatView(prepare, hooks) {
   const log = byId("log");
   const views = new WeakMap();
   let current = newConversation();
   let running = null;
+  // The system prompt is a setting. It is shown as the first message and is not in the tree.
+  const system = { role: "system", content: "" };
 
   const isRunning = (turn) => running?.turn === turn;
   const shown = () => path(current);
@@ -28,7 +32,9 @@ export function chatView(prepare, hooks) {
   function draw() {
     const focused = log.contains(document.activeElement) ? document.activeElement : null;
     const turns = shown();
-    const elements = turns.map((turn) => viewOf(turn).element);
+    system.content = hooks.system();
+    const listed = turns.length && system.content ? [system, ...turns] : turns;
+    const elements = listed.map((turn) => viewOf(turn).element);
     // Existing elements stay, since they may be open, selected or scrolled.
     while (log.lastChild && !elements.includes(log.lastChild)) log.lastChild.remove();
     elements.forEach((element, index) => {
@@ -43,16 +49,19 @@ export function chatView(prepare, hooks) {
   }
 
   function redraw() {
-    for (const turn of shown()) viewOf(turn).draw(isRunning(turn), hooks.wantsTokens());
+    for (const turn of [system, ...shown()]) viewOf(turn).draw(isRunning(turn), hooks.wantsTokens());
   }
 
   function actions(turn) {
     if (running) return [];
-    if (turn.role === "user") return [["Edit", () => edit(turn)]];
-    const list = [[turn.error ? "Try again" : "Regenerate", () => regenerate(turn)]];
-    const canContinue = turn === shown().at(-1) && turn.content && turn.finish !== "stop" && !turn.calls;
-    if (canContinue) list.push(["Continue", () => answer(shown(), turn)]);
-    return list;
+    const change = [["Edit", () => edit(turn)], ["Delete", () => erase(turn)]];
+    if (turn.role !== "assistant") return change;
+    const canContinue = turn === shown().at(-1) && turn.content && (turn.finish !== "stop" || turn.edited) && !turn.calls;
+    return [
+      [turn.error ? "Try again" : "Regenerate", () => regenerate(turn)],
+      ...(canContinue ? [["Continue", () => answer(shown(), turn)]] : []),
+      ...change,
+    ];
   }
 
   function versionsOf(turn) {
@@ -76,14 +85,63 @@ export function chatView(prepare, hooks) {
   }
 
   function edit(turn) {
-    viewOf(turn).edit((text) => {
+    const send = (text) => {
       const changed = { role: "user", content: text, ...(turn.files ? { files: turn.files } : {}) };
-      const isEmpty = text === null || (text.trim() === "" && !turn.files);
+      const isEmpty = text.trim() === "" && !turn.files;
       const asked = isEmpty ? null : prepare([...before(current, turn), changed]);
       if (!asked) return draw();
       append(current, before(current, turn).at(-1) ?? null, changed);
       start(asked);
-    });
+    };
+    viewOf(turn).edit({ cancel: draw, save: (text) => save(turn, text), ...(turn.role === "user" ? { send } : {}) });
+  }
+
+  /** Changes the text of a message in its place. */
+  function save(turn, text) {
+    if (turn === system) {
+      hooks.setSystem(text.trim());
+      return draw();
+    }
+    const hasOther = turn.files?.length || turn.calls?.length || turn.reasoning;
+    if (text === turn.content || (text.trim() === "" && !hasOther)) return draw();
+    turn.content = text;
+    if (turn.role === "assistant") {
+      turn.edited = true;
+      delete turn.tokens;
+    }
+    forgetContext([turn, ...after(current, turn)]);
+    store(current);
+  }
+
+  /** Deletes one message. The messages after it stay. */
+  function erase(turn) {
+    if (turn === system) {
+      const { content } = system;
+      hooks.setSystem("");
+      draw();
+      toast("The system prompt was deleted.", ["Undo", () => (hooks.setSystem(content), draw())]);
+      return log.focus();
+    }
+    const conversation = current;
+    const following = after(conversation, turn);
+    const counts = following.map(({ usage }) => usage);
+    const putBack = remove(conversation, turn);
+    forgetContext(following);
+    store(conversation);
+    log.focus();
+    toast(turn.role === "user" ? "The message was deleted." : "The answer was deleted.", ["Undo", () => {
+      // Another window may have replaced the conversation meanwhile.
+      const isReplaced = current.id === conversation.id && current !== conversation;
+      if (isReplaced || running || !putBack()) return;
+      following.forEach((other, index) => (other.usage = counts[index]));
+      store(conversation);
+    }]);
+  }
+
+  function store(conversation) {
+    conversation.updated = Date.now();
+    if (conversation === current) draw();
+    hooks.keep(conversation);
   }
 
   /** Requests another version of an answer. An empty version is replaced. */
@@ -181,6 +239,10 @@ export function chatView(prepare, hooks) {
   return {
     send,
     redraw,
+    /** Shows the system prompt of the settings, if it has changed. */
+    fitSystem() {
+      if (hooks.system() !== system.content) draw();
+    },
     turns: shown,
     conversation: () => current,
     stop: () => running?.stop(),
@@ -202,6 +264,11 @@ export function chatView(prepare, hooks) {
 const KEPT_EVERY = 2;
 
 const newAnswer = () => ({ role: "assistant", content: "", tokens: [], generated: 0 });
+
+/** Forgets how many tokens the prompts of answers had, since they would have others now. */
+function forgetContext(turns) {
+  for (const turn of turns) if (turn.usage) turn.usage = { completion_tokens: turn.usage.completion_tokens };
+}
 
 /** Adds a piece of an answer, `seconds` after the request. */
 function take(turn, part, seconds) {

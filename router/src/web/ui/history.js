@@ -1,16 +1,11 @@
-// The list of conversations. In a narrow window it covers the conversation.
+// The list of conversations.
 
 import { count } from "./api.js";
-import { byId, el, kept } from "./dom.js";
+import { byId, el } from "./dom.js";
+import { side } from "./sides.js";
 import { toast } from "./toast.js";
 import { LARGEST_FILE, parse, toJson, toMarkdown } from "./transfer.js";
 import { titleOf } from "./tree.js";
-
-const side = byId("history");
-const button = byId("open-history");
-const narrow = matchMedia("(max-width: 60rem)");
-const wide = matchMedia("(min-width: 75rem)");
-const memory = kept("localStorage", "millrace.history");
 
 /**
  * Connects the list. `conversations` is a `library`, and `shown()` returns the conversation that is
@@ -20,6 +15,7 @@ const memory = kept("localStorage", "millrace.history");
 export function openHistory(conversations, shown) {
   let renamed = null;
   const list = byId("conversations");
+  const { uncover } = side({ side: "history", open: "open-history", close: "close-history" }, { first: () => byId("search"), changed() {} });
 
   function draw() {
     // The list is not drawn while the user edits a title, and is drawn afterwards.
@@ -121,7 +117,6 @@ export function openHistory(conversations, shown) {
   });
   byId("search").addEventListener("input", draw);
   wireFiles(conversations, shown, draw);
-  wireSide();
   return { draw, uncover };
 }
 
@@ -156,31 +151,4 @@ function save(name, type, text) {
   const url = URL.createObjectURL(new Blob([text], { type }));
   el("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
-}
-
-function wireSide() {
-  button.addEventListener("click", () => toggle(side.hidden));
-  byId("close-history").addEventListener("click", () => toggle(false));
-  narrow.addEventListener("change", fit);
-  fit();
-}
-
-/** By default the list is open if the window is wide enough. */
-function fit() {
-  side.hidden = narrow.matches || !(memory.get() ?? wide.matches);
-  button.setAttribute("aria-expanded", !side.hidden);
-}
-
-function toggle(isOpen) {
-  side.hidden = !isOpen;
-  button.setAttribute("aria-expanded", isOpen);
-  if (!narrow.matches) memory.set(isOpen);
-  if (isOpen) byId("search").focus();
-  else button.focus();
-}
-
-function uncover() {
-  const covers = narrow.matches && !side.hidden;
-  if (covers) toggle(false);
-  return covers;
 }

@@ -37,6 +37,12 @@ export function library(hooks) {
    * memory.
    */
   async function keep(conversation) {
+    if (conversation.turns.length === 0 && all.has(conversation.id)) {
+      // The last turn was deleted, and the stored copy still has it.
+      forget(conversation.id);
+      hooks.changed();
+      await store(() => erase(conversation.id));
+    }
     if (conversation.turns.length === 0 || deleted.has(conversation.id)) return false;
     const length = lengthOf(conversation);
     const refusal = refused(conversation, length);

@@ -45,8 +45,8 @@ function stepTime(at, before) {
 }
 
 /**
- * Starts polling. `hooks.back()` is called when the server responds for the first time or again,
- * and `hooks.status(state)` after each poll.
+ * Starts polling. `hooks.back(state)` is called when the server responds for the first time or
+ * with another status, and `hooks.status(state)` after each poll.
  */
 export function watch(hooks) {
   const tiles = TILES.map(tile);
@@ -56,7 +56,7 @@ export function watch(hooks) {
 
   async function look() {
     const state = await ready();
-    if (state.status !== "unreachable" && last !== state.status) hooks.back();
+    if (state.status !== "unreachable" && last !== state.status) hooks.back(state);
     last = state.status;
     hooks.status(state);
     if (state.status === "unreachable") {

@@ -4,18 +4,21 @@ import { address, fetchJson } from "./api.js";
 import { attachments } from "./attach.js";
 import { chatView } from "./chat.js";
 import { byId, copyButton, el } from "./dom.js";
+import { showContext, showFacts } from "./facts.js";
 import { openHistory } from "./history.js";
 import { library } from "./library.js";
 import { watch } from "./live.js";
 import { openPanel, showTab, uncover } from "./panel.js";
 import { request } from "./request.js";
-import { apiKey, check, complain, fitSettings, openSettings, settings } from "./settings.js";
+import { apiKey, check, complain, fitSettings, openSettings, setSystem, settings } from "./settings.js";
+import { fitSides } from "./sides.js";
 import { curl, javascript, python } from "./snippets.js";
+import { wrapButton } from "./wrap.js";
 
 /** The properties of the server, until they have been fetched. */
 let server = {
   model: "", has_chat_template: true, needs_key: false, grammar: true, max_total_tokens: null, max_stop_sequences: 4,
-  max_top_n_tokens: 5,
+  max_top_n_tokens: 5, info: null,
 };
 
 const draft = byId("draft");
@@ -32,6 +35,8 @@ const chat = chatView(prepare, {
   },
   changed: update,
   keep: (conversation) => conversations.keep(conversation),
+  system: () => (settings().mode === "completion" ? "" : settings().system),
+  setSystem,
 });
 
 const conversations = library({
@@ -79,6 +84,8 @@ function update() {
   draft.placeholder = mode === "completion" ? "A text to continue" : "Write a message";
   byId("chat-only").hidden = mode === "completion";
   byId("clear").disabled = chat.turns().length === 0;
+  // The tokens of an answer are counted when it is complete.
+  if (!chat.isRunning()) showContext(chat.turns(), server.info);
   showRequest();
 }
 
@@ -105,8 +112,11 @@ function showRequest() {
 /** Suggestions for the demo model, which can do only these, and for other models. */
 const EXAMPLES = ["Tell me a story about a fox and a lantern.", "What is 23 + 48?", "Mia has a red ball. Who has the red ball?"];
 
-async function learn() {
-  server = await fetchJson("ui/server.json");
+async function learn({ status }) {
+  const [known, info] = await Promise.all([fetchJson("ui/server.json"), status === "ready" ? fetchJson("info") : null]);
+  // The server may have begun to load again meanwhile, and then tells an error.
+  server = { ...known, info: info?.model_id ? info : null };
+  showFacts(server.info);
   byId("model").textContent = server.model;
   document.title = `${server.model} \u00b7 Millrace`;
   byId("version").textContent = `Millrace ${server.version}`;
@@ -157,13 +167,15 @@ const TROUBLE = {
 openPanel(showRequest);
 openSettings(() => {
   check(server);
+  chat.fitSystem();
   update();
 });
+fitSides();
 byId("probabilities-wanted").addEventListener("change", chat.redraw);
 chat.redraw();
 update();
 conversations.load();
-watch({ back: () => learn().catch(() => {}), status: showStatus });
+watch({ back: (state) => learn(state).catch(() => {}), status: showStatus });
 
 byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -187,5 +199,5 @@ byId("clear").addEventListener("click", () => {
   draft.focus();
 });
 for (const name of Object.keys(SNIPPETS)) {
-  byId(`copy-${name}`).replaceWith(copyButton(() => byId(`snippet-${name}`).textContent));
+  byId(`copy-${name}`).replaceWith(wrapButton(), copyButton(() => byId(`snippet-${name}`).textContent));
 }

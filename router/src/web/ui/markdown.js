@@ -1,6 +1,7 @@
 // Renders Markdown as nodes. Syntax that is not supported stays plain text, and so does HTML.
 
 import { copyButton, el } from "./dom.js";
+import { wrapButton } from "./wrap.js";
 
 /** Returns a fragment with the blocks of a text. */
 export function markdown(text) {
@@ -50,6 +51,7 @@ const HEADING = /^ {0,3}(#{1,6}) +(.*)$/;
 const RULE = /^ {0,3}(?:(?:- *){3,}|(?:\* *){3,}|(?:_ *){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)]) +(.*)$/;
+const TASK = /^\[([ xX])\](?: +|$)/;
 const DIVIDER = /^ *\|?(?: *:?-+:? *\|)+ *(?::?-+:? *)?$/;
 const FORMULA = /^ {0,3}(\$\$|\\\[)/;
 
@@ -120,7 +122,7 @@ function code(lines, at, [, fence, language]) {
   const end = endOf(lines, at + 1, (line) => !closes(line));
   const build = () => {
     const text = lines.slice(at + 1, end).join("\n");
-    const head = el("figcaption", {}, el("span", {}, language || "text"), copyButton(() => text));
+    const head = el("figcaption", {}, el("span", {}, language || "text"), wrapButton(), copyButton(() => text));
     return el("figure", { class: "code" }, head, el("pre", { tabindex: "0" }, el("code", { "data-language": language || null }, text)));
   };
   return { end: end + 1, build };
@@ -173,15 +175,23 @@ function list(lines, at, [, margin, first], depth) {
   }
   const build = () => {
     const whole = el(isNumbered ? "ol" : "ul", isNumbered ? { start: Number.parseInt(first, 10) } : {});
-    for (const inner of items) {
-      const item = filled("li", inner, depth);
+    for (const [begin, ...inner] of items) {
+      const task = TASK.exec(begin);
+      const item = filled("li", [task ? begin.slice(task[0].length) : begin, ...inner], depth);
       // An item that is one paragraph is shown as a line, without the margins of a paragraph.
       if (item.firstChild?.tagName === "P") item.firstChild.replaceWith(...item.firstChild.childNodes);
+      if (task) asTask(item, task[1] !== " ");
       whole.append(item);
     }
     return whole;
   };
   return { end: at, build };
+}
+
+/** Makes an item of a list a task, which is shown and cannot be changed. */
+function asTask(item, isDone) {
+  item.className = "task";
+  item.prepend(el("input", { type: "checkbox", checked: isDone, disabled: true, "aria-label": isDone ? "Done" : "To do" }), " ");
 }
 
 const leading = (line) => line.length - line.trimStart().length;

@@ -7,8 +7,15 @@ import { enrich } from "./enrich.js";
 import { tokenHint } from "./hint.js";
 import { markdownView } from "./markdown.js";
 import { callView, fileView, thinkingView } from "./parts.js";
-import { perSecond } from "./rates.js";
+import { speedOf } from "./rates.js";
 import { tokenView } from "./tokens.js";
+
+/** The name of a message, and the name that its buttons say. */
+const ROLES = {
+  user: { name: "You", noun: "message" },
+  assistant: { name: "Answer", noun: "answer" },
+  system: { name: "System prompt", noun: "system prompt" },
+};
 
 const ENDS = { length: "ended by its longest length", stopped: "stopped by you", lost: "incomplete" };
 
@@ -22,44 +29,50 @@ const ENDS = { length: "ended by its longest length", stopped: "stopped by you",
 export function messageView(turn, hooks) {
   const content = el("div", { class: "content" });
   const foot = el("footer");
-  const who = turn.role === "user" ? "You" : "Answer";
-  const element = el("article", { class: `message ${turn.role}`, "aria-label": who }, content, foot);
-  const body = turn.role === "user" ? questionBody(turn, content) : answerBody(turn, content, hooks);
+  const { name, noun } = ROLES[turn.role];
+  const element = el("article", { class: `message ${turn.role}`, "aria-label": name }, content, foot);
+  const body = turn.role === "assistant" ? answerBody(turn, content, hooks) : questionBody(turn, content);
 
   /** Updates the element. `isRunning` says that the turn is not complete. */
   function draw(isRunning, wantsTokens) {
     element.classList.toggle("running", isRunning);
     if (element.classList.contains("editing")) return;
     body(isRunning, wantsTokens);
-    const buttons = isRunning ? [] : hooks.actions(turn).map(([label, onclick]) => el("button", { type: "button", class: "quiet", onclick }, label));
+    const buttons = isRunning ? [] : hooks.actions(turn).map(([label, onclick]) => el("button", { type: "button", class: "quiet", "aria-label": nameOf(label), onclick }, label));
     if (!isRunning && turn.content) buttons.unshift(copyButton(() => split(turn.content).text || turn.content));
-    const told = isRunning || turn.role === "user" ? [] : [el("span", { class: "facts" }, facts(turn))];
+    const told = isRunning || turn.role !== "assistant" ? [] : [el("span", { class: "facts" }, facts(turn))];
     foot.replaceChildren(...versionButtons(hooks.versions(turn), isRunning), ...buttons, ...told);
   }
 
-  /** Shows a field in place of the text. `done` is called with the new text, or null. */
-  function edit(done) {
-    const field = el("textarea", { "aria-label": "Edit your message", rows: "1" });
+  /** The buttons that change a message tell which kind of message. */
+  const nameOf = (label) => (["Edit", "Delete"].includes(label) && turn.role !== "user" ? `${label} ${noun}` : null);
+
+  /**
+   * Shows a field in place of the text. `save(text)` changes the message, and `send(text)`, which
+   * only questions have, asks another version of it.
+   */
+  function edit({ save, send, cancel }) {
+    const field = el("textarea", { "aria-label": `Edit the ${noun}`, rows: "1" });
     field.value = turn.content;
-    const end = (text) => {
+    const end = (done) => {
       element.classList.remove("editing");
-      done(text);
+      done(field.value);
     };
     field.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-        event.preventDefault();
-        end(field.value);
-      } else if (event.key === "Escape") {
+      if (event.key === "Escape") {
         event.stopPropagation();
-        end(null);
+        end(cancel);
       }
+      // An answer has several lines, so Enter alone does not end it.
+      const ends = event.key === "Enter" && !event.isComposing && (send ? !event.shiftKey : event.ctrlKey || event.metaKey);
+      if (!ends) return;
+      event.preventDefault();
+      end(send ?? save);
     });
+    const button = (label, done) => el("button", { type: "button", class: "quiet", onclick: () => end(done) }, label);
     element.classList.add("editing");
     content.replaceChildren(field);
-    foot.replaceChildren(
-      el("button", { type: "button", class: "quiet", onclick: () => end(field.value) }, "Send"),
-      el("button", { type: "button", class: "quiet", onclick: () => end(null) }, "Cancel"),
-    );
+    foot.replaceChildren(...(send ? [button("Send", send)] : []), button("Save", save), button("Cancel", cancel));
     field.focus();
   }
 
@@ -73,9 +86,10 @@ export function messageView(turn, hooks) {
   return { element, draw, edit, focusVersion };
 }
 
-/** A question and its files. */
+/** A question and its files, or the system prompt. */
 function questionBody(turn, content) {
-  return () => content.replaceChildren(...(turn.files ?? []).map(fileView), ...(turn.content ? [el("p", {}, turn.content)] : []));
+  const title = turn.role === "system" ? [el("p", { class: "about" }, "System prompt")] : [];
+  return () => content.replaceChildren(...title, ...(turn.files ?? []).map(fileView), ...(turn.content ? [el("p", {}, turn.content)] : []));
 }
 
 /** The thinking, the text and the calls of an answer. Its elements stay in place while it grows. */
@@ -164,14 +178,15 @@ function versionButtons({ at, of, step }, isRunning) {
  */
 const isCovered = ({ content, tokens }) => tokens?.length > 0 && tokens.map((token) => token.shown).join("") === content;
 
-/** The length of the answer and its duration. */
-function facts({ finish, usage, firstAfter, seconds, generated, earlier = 0 }) {
+/** The length of the answer and its speed. */
+function facts({ finish, usage, firstAfter, seconds, generated, earlier = 0, edited }) {
   const parts = [];
   const tokens = usage?.completion_tokens ?? generated ?? 0;
   if (tokens + earlier > 0) parts.push(count(tokens + earlier, "token"));
-  const speed = perSecond(tokens - 1, seconds - firstAfter);
-  if (speed !== null && firstAfter != null) parts.push(`${speed.toFixed(speed < 100 ? 1 : 0)} per second`);
+  const speed = speedOf(tokens, firstAfter, seconds);
+  if (speed !== null) parts.push(`${speed.toFixed(speed < 100 ? 1 : 0)} per second`);
   if (firstAfter != null) parts.push(`first after ${Math.round(firstAfter * 1000)} ms`);
   if (ENDS[finish]) parts.push(ENDS[finish]);
+  if (edited) parts.push("edited by you");
   return parts.join(" \u00b7 ");
 }

@@ -1,19 +1,20 @@
-// The panel and its tabs. In a narrow window it covers the conversation.
+// The panel and its tabs.
 
 import { byId } from "./dom.js";
+import { side } from "./sides.js";
 
-const panel = byId("panel");
-const button = byId("open-panel");
-const tabs = [...panel.querySelectorAll("[role=tab]")];
-const narrow = matchMedia("(max-width: 60rem)");
+const tabs = [...byId("panel").querySelectorAll("[role=tab]")];
 
 let shown = () => {};
 
-/** Connects the buttons and tabs. `changed` is called when another tab is shown. */
+const panel = side({ side: "panel", open: "open-panel", close: "close-panel" }, {
+  first: () => tabs.find((tab) => tab.tabIndex === 0),
+  changed: () => shown(),
+});
+
+/** Connects the tabs. `changed` is called when another tab is shown. */
 export function openPanel(changed) {
   shown = changed;
-  button.addEventListener("click", () => toggle(panel.hidden));
-  byId("close-panel").addEventListener("click", () => toggle(false));
   for (const tab of tabs) {
     tab.addEventListener("click", () => select(tab));
     tab.addEventListener("keydown", (event) => {
@@ -25,34 +26,14 @@ export function openPanel(changed) {
       tabs[to % tabs.length].focus();
     });
   }
-  narrow.addEventListener("change", fit);
-  fit();
-}
-
-/** In a narrow window the panel is closed by default. */
-function fit() {
-  panel.hidden = narrow.matches;
-  button.setAttribute("aria-expanded", !panel.hidden);
-}
-
-function toggle(isOpen) {
-  panel.hidden = !isOpen;
-  button.setAttribute("aria-expanded", isOpen);
-  shown();
-  if (isOpen) tabs.find((tab) => tab.tabIndex === 0).focus();
-  else button.focus();
 }
 
 /** Closes the panel if it covers the conversation, and returns whether it did. */
-export function uncover() {
-  const covers = narrow.matches && !panel.hidden;
-  if (covers) toggle(false);
-  return covers;
-}
+export const uncover = () => panel.uncover();
 
 /** Shows the tab with this name, and opens the panel. */
 export function showTab(name) {
-  if (panel.hidden) toggle(true);
+  panel.open();
   select(byId(`tab-${name}`));
 }
 

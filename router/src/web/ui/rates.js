@@ -1,7 +1,8 @@
 // Rates from counts and times. A rate that is not known is `null`, never negative or NaN.
 
 /**
- * The shortest time in seconds over which a rate is computed. An answer in one piece has no rate.
+ * The shortest time in seconds over which a rate is computed. The pieces of an answer that came at
+ * once are closer together.
  */
 const SHORTEST = 0.05;
 
@@ -9,6 +10,16 @@ const SHORTEST = 0.05;
 export function perSecond(count, seconds) {
   if (!Number.isFinite(count) || !Number.isFinite(seconds)) return null;
   return count > 0 && seconds > SHORTEST ? count / seconds : null;
+}
+
+/**
+ * Returns the tokens per second of an answer: after the first token, or from the request on if the
+ * answer came at once.
+ */
+export function speedOf(tokens, firstAfter, seconds) {
+  const afterFirst = firstAfter == null ? null : perSecond(tokens - 1, seconds - firstAfter);
+  if (afterFirst !== null) return afterFirst;
+  return tokens > 0 && seconds > 0 ? tokens / seconds : null;
 }
 
 /**

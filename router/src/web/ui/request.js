@@ -20,7 +20,7 @@ export function request(turns, settings, server) {
   const messages = turns.flatMap(messagesOf);
   const last = messages.at(-1);
   if (settings.system) messages.unshift({ role: "system", content: settings.system });
-  const body = { model: server.model, messages, ...options };
+  const body = { model: server.model, messages, ...options, ...settings.thinking };
   if (settings.tools) body.tools = settings.tools;
   if (last?.role === "assistant" && !last.tool_calls) body.continue_final_message = true;
   if (settings.probabilities) {

@@ -22,6 +22,9 @@ const form = byId("settings");
 const memory = kept("localStorage", "millrace.settings");
 const keyMemory = kept("sessionStorage", "millrace.key");
 
+/** How the thinking of the model is controlled, or null if it has none or is loading. */
+let control = null;
+
 /**
  * Builds the form and fills it with the stored settings. `changed` is called after every change.
  */
@@ -39,6 +42,7 @@ export function openSettings(changed) {
   byId("probabilities-wanted").checked = saved.probabilities === true;
   const update = () => {
     slide();
+    fitChoice();
     save();
     changed();
   };
@@ -47,7 +51,8 @@ export function openSettings(changed) {
   form.addEventListener("submit", (event) => event.preventDefault());
   byId("reset").addEventListener("click", () => {
     NUMBERS.forEach(({ name }) => (form.elements[name].value = ""));
-    for (const name of ["stop", "schema", "tools"]) form.elements[name].value = "";
+    for (const name of ["stop", "schema", "tools", "thinking_budget"]) form.elements[name].value = "";
+    byId("thinking-default").checked = true;
     update();
   });
   slide();
@@ -91,6 +96,54 @@ function slide() {
   }
 }
 
+/** The reasons why a choice of thinking is not offered. `control` is `thinking` of `/info`. */
+const THINKING = {
+  off: (control) => (control.switch || control.budget ? "" : "This model cannot be kept from thinking."),
+  budget: (control) => (control.budget ? "" : "The tokens of this model's thinking cannot be limited."),
+};
+
+function fitThinking({ info, has_chat_template }) {
+  control = info?.thinking ?? null;
+  const missing = has_chat_template ? "The chat template of this model has no thinking." : "";
+  const reasons = control ? Object.entries(THINKING).map(([value, reason]) => [value, reason(control)]) : [];
+  for (const [value, reason] of reasons) {
+    byId(`thinking-${value}`).disabled = reason !== "";
+    if (reason && byId(`thinking-${value}`).checked) byId("thinking-default").checked = true;
+  }
+  const told = reasons.map(([, reason]) => reason).filter(Boolean).join(" ");
+  byId("thinking-reason").textContent = info ? (control ? told : missing) : "Known when the model is loaded.";
+  byId("thinking-reason").hidden = byId("thinking-reason").textContent === "";
+  form.elements.thinking_budget.placeholder = control?.default_budget ?? "tokens";
+  fitChoice();
+}
+
+/** Offers the thinking to chats, and the field of the budget if it is chosen. */
+function fitChoice() {
+  const { mode, thinking, thinking_budget: budget } = form.elements;
+  byId("thinking").hidden = mode.value === "completion";
+  byId("thinking").disabled = !control || mode.value === "completion";
+  // A field that is not shown may be wrong.
+  budget.disabled = thinking.value !== "budget" || byId("thinking").disabled;
+  byId("budget-row").hidden = budget.disabled;
+}
+
+/** The fields of a request for the chosen thinking. */
+function thinkingFields() {
+  const { thinking, thinking_budget: budget } = form.elements;
+  // Templates without this variable do not get it.
+  const thinks = { chat_template_kwargs: { enable_thinking: true } };
+  if (byId("thinking").disabled || thinking.value === "default") return {};
+  if (thinking.value === "off") return { reasoning_effort: "none" };
+  if (thinking.value === "on") return { ...thinks, thinking_token_budget: -1 };
+  return budget.value !== "" && budget.validity.valid ? { ...thinks, thinking_token_budget: budget.valueAsNumber } : {};
+}
+
+/** Changes the system prompt, as if the user had written it into its field. */
+export function setSystem(text) {
+  form.elements.system.value = text;
+  form.elements.system.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
 /** Shows the fields that this server supports. */
 export function fitSettings(server) {
   const { elements } = form;
@@ -99,6 +152,7 @@ export function fitSettings(server) {
   byId("mode-chat").disabled = !server.has_chat_template;
   byId("no-template").hidden = server.has_chat_template;
   if (!server.has_chat_template) byId("mode-completion").checked = true;
+  fitThinking(server);
   byId("key-row").hidden = !server.needs_key;
 }
 
@@ -120,6 +174,7 @@ export function settings() {
     system: elements.system.value.trim(),
     probabilities: byId("probabilities-wanted").checked,
     tools: toolList(elements.tools.value),
+    thinking: thinkingFields(),
     parameters,
   };
 }
@@ -129,7 +184,9 @@ export const apiKey = () => form.elements.key.value.trim();
 
 /** Returns whether all settings are valid, and marks those that are not. */
 export function check(server) {
-  const { stop, schema, tools } = form.elements;
+  const { stop, schema, tools, thinking_budget: budget } = form.elements;
+  const lacksBudget = !budget.disabled && budget.value === "" && !budget.validity.badInput;
+  budget.setCustomValidity(lacksBudget ? "Enter the tokens that the model may think." : "");
   const most = server.max_stop_sequences;
   stop.setCustomValidity(stops().length > most ? `The server takes ${most} stop texts at most.` : "");
   const isSchema = schema.disabled || schema.value.trim() === "" || parsed(schema.value) !== null;

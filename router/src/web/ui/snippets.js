@@ -14,7 +14,7 @@ export function curl({ path, body }, base, hasKey) {
 /** The parameters of the `openai` package. Other fields go into `extra_body`. */
 const NAMED = new Set([
   "model", "messages", "prompt", "stream", "stream_options", "temperature", "top_p", "max_tokens", "seed", "stop",
-  "frequency_penalty", "presence_penalty", "logprobs", "top_logprobs", "response_format", "tools",
+  "frequency_penalty", "presence_penalty", "logprobs", "top_logprobs", "reasoning_effort", "response_format", "tools",
 ]);
 
 /** A program for Python's `openai` package. */

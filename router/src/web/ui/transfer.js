@@ -122,6 +122,8 @@ function readTurn(value, index) {
   turn.finish = value.finish == null ? null : text(value.finish, "finish", 40);
   turn.plain = value.plain === true;
   for (const name of FIGURES) if (Number.isFinite(value[name]) && value[name] >= 0) turn[name] = value[name];
-  if (Number.isFinite(value.usage?.completion_tokens)) turn.usage = { completion_tokens: Math.max(0, value.usage.completion_tokens) };
+  const counts = ["prompt_tokens", "completion_tokens"].filter((name) => Number.isFinite(value.usage?.[name]));
+  if (counts.includes("completion_tokens")) turn.usage = Object.fromEntries(counts.map((name) => [name, Math.max(0, value.usage[name])]));
+  if (value.edited === true) turn.edited = true;
   return turn;
 }
