@@ -33,6 +33,16 @@ def test_a_quantized_model_says_so(start, visit):
     visited.until("document.getElementById('model-facts').textContent.endsWith('int8')")
 
 
+def test_empty_fields_show_what_the_server_takes_for_them(server, visit):
+    visited = visit(server)
+    recommended = json.loads(server.get("/info"))["sampling_defaults"]
+    shown = lambda name: visited.page.get_attribute(f"#set-{name}", "placeholder")
+    assert recommended["temperature"] == 0.2, "the demo model recommends it"
+    visited.until("document.getElementById('set-temperature').placeholder === '0.2'")
+    assert visited.page.input_value("[data-for=temperature]") == "0.2"
+    assert (shown("top_p"), shown("top_k")) == ("1", "all"), "it recommends no others"
+
+
 def test_the_use_of_the_context(server, visit):
     visited = visit(server)
     size = f"{json.loads(server.get('/info'))['max_total_tokens']:,}"

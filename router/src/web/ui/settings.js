@@ -3,8 +3,8 @@
 import { byId, el, kept } from "./dom.js";
 
 /**
- * The number fields of a request. `usual` is the server's default; a field with `slide` has a
- * slider.
+ * The number fields of a request. `usual` is the server's default unless the model has another one;
+ * a field with `slide` has a slider.
  */
 const NUMBERS = [
   { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.01, usual: 1, slide: 0.05, hint: "0 takes the most likely token each time" },
@@ -86,14 +86,20 @@ function row({ name, label, min, max, step, usual, slide, hint }) {
   return el("div", { class: "number" }, ...parts);
 }
 
-/** Sets the sliders to the numbers in the fields. */
+/** Sets the sliders to the numbers in the fields, or to those that the server takes without them. */
 function slide() {
   for (const slider of form.querySelectorAll("[data-for]")) {
-    const { usual } = NUMBERS.find(({ name }) => name === slider.dataset.for);
-    const { value } = form.elements[slider.dataset.for];
-    slider.value = value === "" ? usual : value;
+    const { value, placeholder } = form.elements[slider.dataset.for];
+    slider.value = value === "" ? placeholder : value;
     slider.classList.toggle("unset", value === "");
   }
+}
+
+/** Shows the numbers that the server takes for empty fields. */
+function fitNumbers({ info }) {
+  const recommended = info?.sampling_defaults ?? {};
+  for (const { name, usual } of NUMBERS) form.elements[name].placeholder = recommended[name] ?? usual;
+  slide();
 }
 
 /** The reasons why a choice of thinking is not offered. `control` is `thinking` of `/info`. */
@@ -152,6 +158,7 @@ export function fitSettings(server) {
   byId("mode-chat").disabled = !server.has_chat_template;
   byId("no-template").hidden = server.has_chat_template;
   if (!server.has_chat_template) byId("mode-completion").checked = true;
+  fitNumbers(server);
   fitThinking(server);
   byId("key-row").hidden = !server.needs_key;
 }
