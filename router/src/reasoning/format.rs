@@ -159,10 +159,12 @@ impl ReasoningFormat {
         }
     }
 
-    /// Returns the text that ends the reasoning where the server ends it.
-    pub(crate) fn forced_close(self) -> String {
+    /// Returns the text that ends the reasoning where the server ends it. If tools may be called
+    /// in channels, the model chooses the channel of its next message.
+    pub(crate) fn forced_close(self, calls_in_channels: bool) -> String {
         let close = self.marks().close;
         match self {
+            ReasoningFormat::Harmony if calls_in_channels => "<|end|><|start|>assistant".to_owned(),
             ReasoningFormat::Think | ReasoningFormat::SeedOss => format!("\n{close}"),
             ReasoningFormat::Harmony => format!("<|end|><|start|>assistant{close}"),
             _ => close.to_owned(),

@@ -55,7 +55,7 @@ pub(crate) fn call_grammar(
             (String::new(), vec![("call".to_owned(), json_call_schema(tools, format, syntax.call))])
         }
         CallSyntax::Named { .. } => writer.named(tools),
-        CallSyntax::Tags(tags) => tags::tagged_calls(tags, tools, &|mark| writer.special(mark)),
+        CallSyntax::Tags(tags) => tags::tagged_calls(tags, tools, tokens, syntax.marks),
         CallSyntax::Python => tags::python_calls(tools),
     };
     Some(Grammar::Calls { rules: format!("{start}\n{calls}{call}"), schemas, answer: answer.cloned() })
@@ -250,14 +250,17 @@ impl GrammarWriter<'_> {
         let last = match (must, answer) {
             (true, _) => "call".to_owned(),
             (false, Some(_)) => format!("call | {channel} \"final\" {message} answer"),
-            (false, None) => format!("call | {channel} \"final\" {message} TEXT?"),
+            (false, None) => format!("call | {channel} \"final\" {message} said"),
         };
         let thought = self.tokens.text_up_to("thought", "<|end|>");
+        // The tokens of the format end a message.
+        let part = self.tokens.others(self.syntax.marks);
+        let part = part.map_or_else(|| "TEXT".to_owned(), |others| format!("TEXT | {others}"));
         let rules = format!(
             "start: before* ({last} | {channel} \"analysis\" {message} thought)\n\
              before: {channel} CHANNEL {message} thought_end {start} \"assistant\"\n\
              CHANNEL: \"analysis\" | \"commentary\"\nCALLING: \"commentary\" | \"analysis\"\nSPACE: \" \"\n\
-             call: {}\n{thought}TEXT: /(?s:.+)/\n",
+             call: {}\n{thought}said: ({part})*\nTEXT: /(?s:.+)/\n",
             calls.join(" | ")
         );
         Grammar::Calls { rules, schemas, answer: answer.cloned() }

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use serde_json::Value;
 
 use super::terms::{definitions, quoted, relocate};
-use crate::grammar::escape;
+use crate::grammar::{MarkTokens, escape};
 use crate::tools::allowed::{AllowedTools, Tool};
 use crate::tools::tagged_call::{self, TYPE, TagSyntax};
 
@@ -64,14 +64,15 @@ impl ValueSchemas {
 }
 
 /// Returns the rules for calls in tags. The arguments have the order of their schema. Strings are
-/// written as they are up to the closing tag, and other values are JSON.
-/// `special` finds special tokens.
+/// written as they are up to the closing tag, with any special tokens but `marks` and the ends of
+/// answers. Other values are JSON.
 pub(super) fn tagged_calls(
     syntax: TagSyntax,
     tools: &AllowedTools,
-    special: &dyn Fn(&str) -> Option<u32>,
+    tokens: MarkTokens<'_>,
+    marks: &[&str],
 ) -> (String, Vec<(String, Value)>) {
-    let mut writer = TagWriter { syntax, schemas: ValueSchemas::default(), special };
+    let mut writer = TagWriter { syntax, schemas: ValueSchemas::default(), tokens };
     let calls: Vec<String> = tools
         .callable()
         .enumerate()
@@ -80,15 +81,24 @@ pub(super) fn tagged_calls(
     let TagSyntax { parameter, key_end, end_of_value, .. } = syntax;
     let pad = if syntax.is_padded { "\\n" } else { "" };
     let kind = if syntax.has_type { format!("{}(true|false)", escape(TYPE)) } else { String::new() };
-    let text = match special(end_of_value) {
+    let others = tokens.others_within(marks);
+    let text = match (tokens.special(end_of_value), others) {
         // Ordinary text never contains a special token.
-        Some(id) => format!("text: FREE? <[{id}]>\nFREE: /(?s:.+)/\n"),
-        None => format!("text[lazy]: /(?s:.*){pad}{}{pad}/\n", escape(end_of_value)),
+        (Some(id), None) => format!("text: FREE? <[{id}]>\nFREE: /(?s:.+)/\n"),
+        (Some(id), Some(others)) => format!("text: (FREE | {others})* <[{id}]>\nFREE: /(?s:.+)/\n"),
+        (None, others) => {
+            let end = escape(end_of_value);
+            let before = others.map_or_else(String::new, |others| {
+                format!("(FREE? {others})* last\nFREE: /(?s:.+)/ & ~/(?s:.*){end}(?s:.*)/\nlast")
+            });
+            let name = if before.is_empty() { "text" } else { "text: " };
+            format!("{name}{before}[lazy]: /(?s:.*){pad}{end}{pad}/\n")
+        }
     };
     let any = match key_end {
         "" => format!("/{}[A-Za-z0-9_.-]+{kind}{}{pad}/", escape(parameter.0), escape(parameter.1)),
         _ => {
-            let [before, end, after] = [parameter.0, key_end, parameter.1].map(|mark| writer.mark(mark));
+            let [before, end, after] = [parameter.0, key_end, parameter.1].map(|mark| tokens.mark(mark));
             format!("{before} KEY {end} GAP? {after}\nKEY: /[A-Za-z0-9_.-]+/")
         }
     };
@@ -100,15 +110,10 @@ pub(super) fn tagged_calls(
 struct TagWriter<'a> {
     syntax: TagSyntax,
     schemas: ValueSchemas,
-    special: &'a dyn Fn(&str) -> Option<u32>,
+    tokens: MarkTokens<'a>,
 }
 
 impl TagWriter<'_> {
-    /// Returns the rule for a tag without a name: a special token, or a text.
-    fn mark(&self, mark: &str) -> String {
-        (self.special)(mark).map_or_else(|| quoted(mark), |id| format!("<[{id}]>"))
-    }
-
     /// Returns the rule for a call of one tool.
     fn call(&mut self, tool: &IndexedTool) -> String {
         let mut arguments = String::new();
@@ -127,7 +132,7 @@ impl TagWriter<'_> {
             (false, "\n") => format!("{} GAP?", quoted(&head)),
             (false, after) => format!("{} GAP?", quoted(&format!("{head}{after}"))),
         };
-        format!("{head}{arguments} {}", self.mark(self.syntax.end))
+        format!("{head}{arguments} {}", self.tokens.mark(self.syntax.end))
     }
 
     /// Returns the rule for the white space after a value, if it is no part of the closing tag.
@@ -138,7 +143,7 @@ impl TagWriter<'_> {
     fn argument(&mut self, tool: &IndexedTool, name: &str, schema: &Value) -> String {
         let TagSyntax { parameter, key_end, has_type, end_of_value, is_padded, .. } = self.syntax;
         let pad = if is_padded { "\n" } else { "" };
-        let end = match (self.special)(end_of_value) {
+        let end = match self.tokens.special(end_of_value) {
             Some(id) => format!("<[{id}]>"),
             None => quoted(&format!("{end_of_value}{pad}")),
         };
@@ -156,7 +161,8 @@ impl TagWriter<'_> {
         let tag = match key_end {
             "" => quoted(&format!("{}{name}{kind}{}{pad}", parameter.0, parameter.1)),
             _ => {
-                let [before, end, after] = [parameter.0, key_end, parameter.1].map(|mark| self.mark(mark));
+                let [before, end, after] =
+                    [parameter.0, key_end, parameter.1].map(|mark| self.tokens.mark(mark));
                 format!("{before} {} {end} GAP? {after}", quoted(name))
             }
         };

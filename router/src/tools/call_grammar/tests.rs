@@ -379,6 +379,52 @@ async fn text_before_calls_may_have_special_tokens() {
     }
 }
 
+/// The value of a string in tags, and the final text of gpt-oss, may have special tokens that are no
+/// marks of the format.
+#[tokio::test(start_paused = true)]
+async fn texts_may_have_special_tokens() {
+    let parameters = json!({"type": "object", "properties": {"s": {"type": "string"}}, "required": ["s"]});
+    let tools = AllowedTools {
+        tools: vec![Tool { name: "say".into(), parameters }],
+        choice: ToolChoice::Required,
+        parallel: true,
+    };
+    for format in formats().filter(|format| matches!(format.syntax().call, CallSyntax::Tags(_))) {
+        let marks = format.syntax().marks;
+        for special in [&["<think>", "</think>"][..], &[&["<think>", "</think>"], marks].concat()] {
+            let tokenizer = Tokenizer::new(&test_support::assets_with(special), 1).unwrap();
+            let grammar = call_grammar(&tools, format, (&tokenizer).into(), None).unwrap();
+            for value in ["<think>a</think>b", "a <think>", "<think>"] {
+                let call = format.write("say", &json!({"s": value}));
+                let (said, ended) =
+                    random(&tokenizer, &grammar, 1, &call).await.unwrap_or_else(|| panic!("{call}"));
+                assert!(ended, "{said}");
+                let arguments: Value =
+                    serde_json::from_str(&parse(&said, format, &tools).calls[0].arguments).unwrap();
+                assert_eq!(arguments, json!({"s": value}), "{format}: {said}");
+            }
+            // An argument does not end with the answer, or with another mark of the format.
+            let call = format.write("say", &json!({"s": "a"}));
+            let (begun, _) = call.split_once('a').unwrap();
+            let begun = call.find(">a").map_or(begun, |at| &call[..at + 2]);
+            for mark in
+                marks.iter().filter(|mark| tokenizer.token_id(mark).is_some() && !call.contains(**mark))
+            {
+                assert!(random(&tokenizer, &grammar, 1, &format!("{begun}{mark}")).await.is_none(), "{mark}");
+            }
+        }
+    }
+    let marks = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|other|>"];
+    let tokenizer = Tokenizer::new(&test_support::assets_with(&marks), 1).unwrap();
+    let tools = AllowedTools { choice: ToolChoice::Auto, ..tools };
+    let grammar = call_grammar(&tools, ToolFormat::Harmony, (&tokenizer).into(), None).unwrap();
+    let text = "<|channel|>final<|message|>a<|other|><|other|>b";
+    assert!(random(&tokenizer, &grammar, 1, text).await.unwrap().1);
+    for mark in &marks[..6] {
+        assert!(random(&tokenizer, &grammar, 1, &format!("{text}{mark}")).await.is_none(), "{mark}");
+    }
+}
+
 #[test]
 fn copies_of_definitions_are_bounded() {
     let definition: String = "x".repeat(100_000);
