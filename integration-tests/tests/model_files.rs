@@ -99,6 +99,25 @@ fn a_family_or_an_element_type_that_files_contradict_is_named_once() {
 }
 
 #[test]
+fn a_template_whose_calls_are_not_known_is_named() {
+    let warning = "the chat template writes tool calls in a format that is not known";
+    let model = ModelCopy::new("unknown-calls");
+    for (mark, is_known) in
+        [("<tool_call>", true), ("<<tool_call>>", false), ("<atem:function_calls>", false)]
+    {
+        model.edit("tokenizer_config.json", |config| {
+            let calls = format!("{{% for call in m.tool_calls %}}{mark}{{{{ call }}}}{{% endfor %}}");
+            config["chat_template"] =
+                format!("{{% for m in messages %}}{{{{ m.content }}}}{calls}{{% endfor %}}").into();
+        });
+        let server = Server::start(&["--model-id", model.path()]);
+        assert_eq!(server.log().contains(warning), !is_known, "{mark}: {}", server.log());
+    }
+    let server = Server::start(&["--model-id", model.path(), "--tool-call-parser", "hermes"]);
+    assert!(!server.log().contains(warning), "{}", server.log());
+}
+
+#[test]
 fn a_silent_request_is_sampled_as_generation_config_says() {
     let model = ModelCopy::new("sampling-defaults");
     model.edit("generation_config.json", |config| {

@@ -16,15 +16,15 @@ const MAX_COPIED: usize = 1 << 20;
 
 /// The schemas of the arguments, each of which is a rule.
 #[derive(Default)]
-struct ValueSchemas {
-    schemas: Vec<(String, Value)>,
+pub(super) struct ValueSchemas {
+    pub(super) schemas: Vec<(String, Value)>,
     copied: usize,
 }
 
 /// A tool whose arguments become rules.
-struct IndexedTool<'a> {
+pub(super) struct IndexedTool<'a> {
     index: usize,
-    tool: &'a Tool,
+    pub(super) tool: &'a Tool,
     required: HashSet<&'a str>,
     /// The tool's definitions, to which the schemas of its arguments may refer.
     shared: Option<Value>,
@@ -33,7 +33,7 @@ struct IndexedTool<'a> {
 }
 
 impl<'a> IndexedTool<'a> {
-    fn new(index: usize, tool: &'a Tool) -> Self {
+    pub(super) fn new(index: usize, tool: &'a Tool) -> Self {
         let required = tool.parameters["required"].as_array().into_iter().flatten();
         let shared = tool.parameters.get("$defs").map(|_| definitions(std::iter::once((index, tool))).into());
         let size = shared.as_ref().map_or(0, |_: &Value| tool.parameters.to_string().len());
@@ -47,7 +47,7 @@ impl<'a> IndexedTool<'a> {
 
 impl ValueSchemas {
     /// Adds the schema of an argument and returns the name of its rule.
-    fn rule(&mut self, tool: &IndexedTool, schema: &Value) -> String {
+    pub(super) fn rule(&mut self, tool: &IndexedTool, schema: &Value) -> String {
         let index = tool.index;
         let rule = format!("json_{index}_{}", self.schemas.len());
         let mut schema = schema.clone();
@@ -82,17 +82,13 @@ pub(super) fn tagged_calls(
     let pad = if syntax.is_padded { "\\n" } else { "" };
     let kind = if syntax.has_type { format!("{}(true|false)", escape(TYPE)) } else { String::new() };
     let others = tokens.others_within(marks);
-    let text = match (tokens.special(end_of_value), others) {
-        // Ordinary text never contains a special token.
-        (Some(id), None) => format!("text: FREE? <[{id}]>\nFREE: /(?s:.+)/\n"),
-        (Some(id), Some(others)) => format!("text: (FREE | {others})* <[{id}]>\nFREE: /(?s:.+)/\n"),
-        (None, others) => {
-            let end = escape(end_of_value);
-            let before = others.map_or_else(String::new, |others| {
-                format!("(FREE? {others})* last\nFREE: /(?s:.+)/ & ~/(?s:.*){end}(?s:.*)/\nlast")
-            });
-            let name = if before.is_empty() { "text" } else { "text: " };
-            format!("{name}{before}[lazy]: /(?s:.*){pad}{end}{pad}/\n")
+    let text = match syntax.verbatim {
+        None => text_rule("text", tokens.special(end_of_value), end_of_value, pad, others),
+        // A value without the characters of tags needs nothing around it.
+        Some((open, close)) => {
+            let verbatim = text_rule("verbatim", None, &format!("{close}{end_of_value}"), pad, others);
+            let plain = format!("/[^<]*{}/", escape(end_of_value));
+            format!("text: {plain} | {} verbatim\n{verbatim}", quoted(open))
         }
     };
     let any = match key_end {
@@ -104,6 +100,30 @@ pub(super) fn tagged_calls(
     };
     let rules = format!("call: {}\n{text}any: {any}\nGAP: /[ \\n]{{1,2}}/\n", calls.join(" | "));
     (rules, writer.schemas.schemas)
+}
+
+/// Returns the rule for any text up to `end`, which may be a special token. `others` are the
+/// special tokens that the text may have.
+pub(super) fn text_rule(
+    name: &str,
+    special_end: Option<u32>,
+    end: &str,
+    pad: &str,
+    others: Option<String>,
+) -> String {
+    // Ordinary text never contains a special token.
+    match (special_end, others) {
+        (Some(id), None) => format!("{name}: FREE? <[{id}]>\nFREE: /(?s:.+)/\n"),
+        (Some(id), Some(others)) => format!("{name}: (FREE | {others})* <[{id}]>\nFREE: /(?s:.+)/\n"),
+        (None, None) => format!("{name}[lazy]: /(?s:.*){pad}{}{pad}/\n", escape(end)),
+        (None, Some(others)) => {
+            let end = escape(end);
+            format!(
+                "{name}: (FREE? {others})* {name}_last\nFREE: /(?s:.+)/ & ~/(?s:.*){end}(?s:.*)/\n\
+                 {name}_last[lazy]: /(?s:.*){pad}{end}{pad}/\n"
+            )
+        }
+    }
 }
 
 /// Writes the rules of calls in tags.
@@ -128,6 +148,10 @@ impl TagWriter<'_> {
         let (before, after) = self.syntax.function;
         let head = format!("{before}{}", tool.tool.name);
         let head = match (self.syntax.is_padded, after) {
+            (_, after) if self.tokens.special(before).or(self.tokens.special(after)).is_some() => {
+                let [before, after] = [before, after].map(|mark| self.tokens.mark(mark));
+                format!("{before} {} {after} GAP?", quoted(&tool.tool.name))
+            }
             (true, after) => quoted(&format!("{head}{after}\n")),
             (false, "\n") => format!("{} GAP?", quoted(&head)),
             (false, after) => format!("{} GAP?", quoted(&format!("{head}{after}"))),
