@@ -70,14 +70,14 @@ fn an_element_type_that_the_tensors_do_not_have_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let config = std::fs::read_to_string(golden("llama_bf16/config.json")).unwrap();
     std::fs::copy(golden("llama_bf16/model.safetensors"), folder.path().join("model.safetensors")).unwrap();
-    let mut load = |name: &str| {
+    let loaded = |name: &str| {
         std::fs::write(folder.path().join("config.json"), config.replace("bfloat16", name)).unwrap();
         let model = load(&Source::Directory(folder.path().to_owned())).unwrap();
         (model.dtype, model.warnings.dtype.unwrap_or_default())
     };
-    assert_eq!(load("bfloat16"), (DType::BF16, String::new()));
+    assert_eq!(loaded("bfloat16"), (DType::BF16, String::new()));
     for name in ["float16", "float32"] {
-        let (dtype, warning) = load(name);
+        let (dtype, warning) = loaded(name);
         assert_eq!(dtype, DType::BF16);
         assert!(
             warning.contains(&format!("is {name}, but the tensors are bfloat16: bfloat16 is used")),
