@@ -56,7 +56,6 @@ impl Inspection {
             Err(formats::Error::NoWeights { .. }) => (families::load_dummy(source, overrides)?, None),
             Err(error) => return Err(error.into()),
         };
-        model.warnings.log(dtype);
         let matrix = model.spec.vocab * model.spec.hidden;
         let dtype = dtype.unwrap_or(model.dtype);
         let storage = WeightStorage::choose(dtype, quantize, &model, &UnpaddedDevice)?;
