@@ -125,7 +125,7 @@ impl Model {
         let template = ChatTemplate::new(&source, None, Some("<s>".into()), Some("</s>".into()), 1).unwrap();
         let mut texts = marks(&source);
         // Some templates put their tokens together.
-        let spoken = [("user", QUESTION), ("assistant", ANSWER)];
+        let spoken = [("user", QUESTION), ("assistant", ANSWER), ("user", QUESTION)];
         let messages = spoken.map(|(role, content)| json!({"role": role, "content": content})).to_vec();
         let conversation = Conversation { messages, ..Conversation::default() };
         texts.extend(marks(&template.render_now(&conversation).unwrap_or_default()));
@@ -315,7 +315,7 @@ async fn models_may_say_what_their_templates_write() {
     }
     assert!(wrong.is_empty(), "{checked} answers: {wrong:#?}");
     assert!(checked >= 150, "{checked}");
-    for format in ["gemma4", "minicpm5"] {
+    for format in ["gemma4", "hy3", "minicpm5"] {
         assert!(called.contains(format), "{called:?}");
     }
 }
