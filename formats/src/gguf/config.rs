@@ -12,6 +12,9 @@ use crate::fault::FileFault;
 /// The tensor with the divisors of the rotary frequencies.
 pub(super) const ROPE_DIVISORS: &str = "rope_freqs.weight";
 
+/// The key, after the name of the architecture, with the number of the pooling of vectors.
+const POOLING: &str = "pooling_type";
+
 /// The largest number of divisors, one for each pair of features of a head.
 const MAX_DIVISORS: usize = 1 << 11;
 
@@ -58,8 +61,15 @@ pub(super) fn read(model: &Model<'_>, architecture: &Architecture) -> Result<Map
     model.rope(&mut config, head_dim)?;
     model.tokens(&mut config)?;
     (architecture.adapt)(model, &mut config)?;
+    let mut own = Map::new();
     if architecture.interleaved {
-        config.insert("millrace".into(), json!({"rope_interleaved": true}));
+        own.insert("rope_interleaved".into(), true.into());
+    }
+    if let Some(kind) = model.header.count(&model.key(POOLING))? {
+        own.insert("pooling".into(), json!({"key": model.key(POOLING), "type": kind}));
+    }
+    if !own.is_empty() {
+        config.insert("millrace".into(), own.into());
     }
     Ok(config)
 }

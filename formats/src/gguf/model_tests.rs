@@ -102,6 +102,8 @@ fn metadata_become_a_configuration() {
     // Qwen has halves of heads, and no rows are reordered.
     let qwen = config(with_tensors(keys("qwen2")));
     assert_eq!((&qwen["model_type"], qwen.get("millrace")), (&json!("qwen2"), None));
+    let pooled = config(with_tensors(keys("qwen2")).key("qwen2.pooling_type", TestValue::U32(3)));
+    assert_eq!(pooled["millrace"], json!({"pooling": {"key": "qwen2.pooling_type", "type": 3}}));
 }
 
 #[test]

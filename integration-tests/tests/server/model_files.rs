@@ -76,6 +76,47 @@ fn a_missing_head_is_never_replaced_in_silence() {
 }
 
 #[test]
+fn a_family_or_an_element_type_that_files_contradict_is_named_once() {
+    let model = ModelCopy::new("contradictory-config");
+    model.edit("config.json", |config| {
+        (config["model_type"], config["torch_dtype"]) = (json!("mistral"), json!("float32"));
+    });
+    let family = "config.json: `model_type` is mistral, but `architectures` names LlamaForCausalLM: the model is \
+                  computed as MistralForCausalLM, as `model_type` says";
+    let dtype = "config.json: the element type is float32, but the tensors are bfloat16: bfloat16 is used";
+    let server = Server::start(&["--model-id", model.path(), "--num-shard", "2"]);
+    let log = server.log();
+    for warning in [family, dtype] {
+        assert_eq!(log.matches(warning).count(), 1, "{warning}: {log}");
+    }
+    assert_eq!(info(&server)["model_dtype"], "bfloat16");
+    chat(&server, &json!({"max_tokens": 4}));
+    // The operator's word is no contradiction.
+    let server = Server::start(&["--model-id", model.path(), "--dtype", "float32"]);
+    assert!(!server.log().contains("the element type is"), "{}", server.log());
+    assert!(server.log().contains(family), "{}", server.log());
+}
+
+#[test]
+fn a_template_whose_calls_are_not_known_is_named() {
+    let warning = "the chat template writes tool calls in a format that is not known";
+    let model = ModelCopy::new("unknown-calls");
+    for (mark, is_known) in
+        [("<tool_call>", true), ("<<tool_call>>", false), ("<atem:function_calls>", false)]
+    {
+        model.edit("tokenizer_config.json", |config| {
+            let calls = format!("{{% for call in m.tool_calls %}}{mark}{{{{ call }}}}{{% endfor %}}");
+            config["chat_template"] =
+                format!("{{% for m in messages %}}{{{{ m.content }}}}{calls}{{% endfor %}}").into();
+        });
+        let server = Server::start(&["--model-id", model.path()]);
+        assert_eq!(server.log().contains(warning), !is_known, "{mark}: {}", server.log());
+    }
+    let server = Server::start(&["--model-id", model.path(), "--tool-call-parser", "hermes"]);
+    assert!(!server.log().contains(warning), "{}", server.log());
+}
+
+#[test]
 fn a_silent_request_is_sampled_as_generation_config_says() {
     let model = ModelCopy::new("sampling-defaults");
     model.edit("generation_config.json", |config| {

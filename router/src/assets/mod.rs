@@ -194,6 +194,7 @@ impl Assets {
             embedding: embedding::read(
                 folder,
                 &|name| file(name).map_err(|error| error.to_string()),
+                &facts.config,
                 &facts.tokenizer_config,
             ),
             hidden_size: facts.hidden_size(),

@@ -110,16 +110,12 @@ impl AnswerFormat {
         self.hides_reasoning = true;
     }
 
-    /// Limits the reasoning to `tokens` tokens. Returns false if it cannot be limited: the model
-    /// has none that is separated from the answer, or it calls tools in the channels of its
-    /// reasoning.
+    /// Limits the reasoning to `tokens` tokens. Returns false if it cannot be limited, because the
+    /// model has none that is separated from the answer.
     pub(super) fn limit_reasoning(&self, tokens: u32, service: &Service, params: &mut Params) -> bool {
         let Some((format, start)) = self.reasoning else { return false };
-        if self.has_channels() && self.tools.is_some() {
-            return false;
-        }
         let place = match self.has_channels() {
-            true => ReasoningPlace::Channels(self.begun.clone()),
+            true => ReasoningPlace::Channels { begun: self.begun.clone(), calls: self.tools.is_some() },
             false => ReasoningPlace::Marks(format.marks(), start),
         };
         params.reasoning_limit = service.reasoning_limit(tokens, format, place, params.marks.clone());
@@ -293,5 +289,5 @@ impl AnswerReader {
 /// all tokens of its tokenizer; no request is answered then.
 fn mark_tokens(service: &Service) -> MarkTokens<'_> {
     let vocab_size = service.ready().map_or(u32::MAX, |ready| ready.vocab_size);
-    MarkTokens::new(service.tokenizer(), vocab_size)
+    MarkTokens::new(service.tokenizer(), vocab_size, service.end_tokens())
 }

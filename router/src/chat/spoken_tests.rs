@@ -119,26 +119,34 @@ impl Model {
             [marks.open, marks.close].into_iter().chain(marks.tokens.iter().copied())
         }));
         let own: BTreeSet<&str> = own.collect();
+        let tokens = reasoning.map_or(&[][..], |reasoning| reasoning.marks().tokens).iter();
+        let tokens: Vec<String> =
+            tokens.chain(format.syntax_marks()).map(|text| (*text).to_owned()).collect();
+        let template = ChatTemplate::new(&source, None, Some("<s>".into()), Some("</s>".into()), 1).unwrap();
         let mut texts = marks(&source);
+        // Some templates put their tokens together.
+        let spoken = [("user", QUESTION), ("assistant", ANSWER), ("user", QUESTION)];
+        let messages = spoken.map(|(role, content)| json!({"role": role, "content": content})).to_vec();
+        let conversation = Conversation { messages, ..Conversation::default() };
+        texts.extend(marks(&template.render_now(&conversation).unwrap_or_default()));
         // Other tags, such as those around arguments, are text in every vocabulary.
         let is_token =
             |text: &str| text.contains(['|', '｜']) || text.starts_with('[') || text.starts_with("<SPECIAL");
         texts.retain(|text| own.contains(text.as_str()) || is_token(text));
-        if !are_special {
-            texts.retain(|text| !own.contains(text.as_str()));
+        match are_special {
+            true => texts.extend(tokens),
+            false => texts.retain(|text| !own.contains(text.as_str())),
         }
         texts.extend(["<sep>".to_owned(), "[e~[".to_owned(), "</assistant>".to_owned()]);
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let tokenizer = Tokenizer::new(&assets_with(&texts), 1).unwrap();
-        let template = ChatTemplate::new(&source, None, Some("<s>".into()), Some("</s>".into()), 1).unwrap();
         Model { template, tokenizer, format, reasoning }
     }
 
     fn render(&self, messages: Vec<Value>, add_generation_prompt: bool, thinks: bool) -> Option<String> {
-        let more: Map<String, Value> = ["enable_thinking", "thinking"]
-            .map(|name| (name.to_owned(), thinks.into()))
-            .into_iter()
-            .collect();
+        let switches = ["enable_thinking", "thinking"].map(|name| (name.to_owned(), thinks.into()));
+        let effort = thinks.then(|| ("reasoning_effort".to_owned(), "high".into()));
+        let more: Map<String, Value> = switches.into_iter().chain(effort).collect();
         let tools = Some(tools());
         let conversation =
             Conversation { messages, tools, add_generation_prompt, more, ..Conversation::default() };
@@ -276,6 +284,7 @@ impl Model {
 #[ignore = "needs the published templates of MILLRACE_TEST_DATA"]
 async fn models_may_say_what_their_templates_write() {
     let (mut checked, mut wrong) = (0, Vec::new());
+    let mut called = BTreeSet::new();
     // The formats of these models are not supported.
     let others = ["Kimi-K3", "meetkai-functionary-medium-v3.2", "muse-glimmer"];
     for (name, calls, _) in FORMATS.into_iter().filter(|(name, ..)| !others.contains(name)) {
@@ -290,6 +299,9 @@ async fn models_may_say_what_their_templates_write() {
                 let refused = model.refused(&prompt, &answer, end).await;
                 let read = model.read(&prompt, &answer);
                 checked += 1;
+                if !said.calls.is_empty() {
+                    called.insert(calls);
+                }
                 if let Some(refused) = refused {
                     wrong.push(format!("{name}, {case}, special {are_special}: refuses {refused}"));
                 }
@@ -303,4 +315,7 @@ async fn models_may_say_what_their_templates_write() {
     }
     assert!(wrong.is_empty(), "{checked} answers: {wrong:#?}");
     assert!(checked >= 150, "{checked}");
+    for format in ["gemma4", "hy3", "minicpm5"] {
+        assert!(called.contains(format), "{called:?}");
+    }
 }

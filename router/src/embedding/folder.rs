@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use super::configuration::{EmbeddingError, size};
 use super::layers::{Dense, LayerNorm, VectorModule};
 use super::model::{ConfiguredPooling, EmbeddingFiles, EmbeddingModel, MODULES, TokenBound};
-use super::pooling::PoolingConfig;
+use super::pooling::{PoolingConfig, gguf_mode};
 
 /// The configuration of the pooling of a folder without a list of modules.
 const POOLING: &str = "1_Pooling/config.json";
@@ -59,15 +59,21 @@ struct Folder<'a, 'f> {
     read: &'a dyn Fn(&str) -> FileContent<'f>,
 }
 
-/// Reads what a folder says about vectors. `tokenizer_config` is the content of
-/// `tokenizer_config.json`.
+/// Reads what a folder says about vectors. `config` is the content of `config.json`, and
+/// `tokenizer_config` the content of `tokenizer_config.json`.
 pub(crate) fn read<'f>(
     path: Option<&Path>,
     read: &dyn Fn(&str) -> FileContent<'f>,
+    config: &Value,
     tokenizer_config: &Value,
 ) -> EmbeddingFiles {
     match (Folder { path, read }).model(tokenizer_config) {
-        Ok(model) => EmbeddingFiles::Usable(Arc::new(model)),
+        Ok(mut model) => {
+            if let Some(pooling) = gguf_pooling(config) {
+                model.set_gguf_pooling(pooling);
+            }
+            EmbeddingFiles::Usable(Arc::new(model))
+        }
         Err(error) => EmbeddingFiles::Unusable(error),
     }
 }
@@ -250,6 +256,30 @@ impl EmbeddingModel {
         self.pooling = Some(ConfiguredPooling { file: file.to_owned(), modes, features });
         Ok(())
     }
+
+    /// Uses the pooling of a GGUF file, unless the files beside it name one.
+    fn set_gguf_pooling(&mut self, found: ConfiguredPooling) {
+        match &self.pooling {
+            None => self.pooling = Some(found),
+            Some(used) if used.modes != found.modes => {
+                tracing::warn!(
+                    "{}: its pooling differs from that of {}, which is used",
+                    found.file,
+                    used.file
+                )
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+/// Returns the pooling of a GGUF file, whose number is in the `config.json` that was translated
+/// from the file.
+fn gguf_pooling(config: &Value) -> Option<ConfiguredPooling> {
+    let pooling = config.get("millrace")?.get("pooling")?;
+    let file = format!("{} of the GGUF file", pooling.get("key")?.as_str()?);
+    let modes = gguf_mode(pooling.get("type")?.as_u64()?).map(|mode| vec![mode]);
+    Some(ConfiguredPooling { file, modes, features: None })
 }
 
 /// Refuses a module that reads or writes something else than the vector of the text.

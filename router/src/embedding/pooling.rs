@@ -42,6 +42,16 @@ const MODES: [(PoolingMode, &str, &str, &[&str]); 6] = [
     (PoolingMode::Last, "lasttoken", "pooling_mode_lasttoken", &["last"]),
 ];
 
+/// The poolings of GGUF files by their numbers, and their names in llama.cpp. The first one leaves
+/// the states as they are, and the last one is the score of a classifier.
+const GGUF_POOLINGS: [(&str, Option<PoolingMode>); 5] = [
+    ("none", None),
+    ("mean", Some(PoolingMode::Mean)),
+    ("cls", Some(PoolingMode::First)),
+    ("last", Some(PoolingMode::Last)),
+    ("rank", None),
+];
+
 /// The most modes whose vectors may follow each other.
 const MAX_MODES: usize = MODES.len();
 
@@ -135,6 +145,16 @@ impl PoolingConfig {
     }
 }
 
+/// Returns the mode of the pooling with this number in GGUF files.
+pub(super) fn gguf_mode(number: u64) -> Result<PoolingMode, UnknownPooling> {
+    let known = usize::try_from(number).ok().and_then(|number| GGUF_POOLINGS.get(number));
+    match known {
+        Some((_, Some(mode))) => Ok(*mode),
+        Some((name, None)) => Err(UnknownPooling(format!("{number} ({name})"))),
+        None => Err(UnknownPooling(number.to_string())),
+    }
+}
+
 /// Returns the modes of a configuration. Newer files name them in `pooling_mode`; older ones have a
 /// switch for each, and without any of them the mean is meant.
 fn modes(config: &Map<String, Value>) -> Result<Vec<PoolingMode>, UnknownPooling> {
@@ -215,6 +235,18 @@ mod tests {
             assert!(error.contains("the pooling `attention` is not supported"), "{error}");
         }
         assert!(read(json!({"pooling_mode": []})).modes.is_err());
+    }
+
+    #[test]
+    fn the_numbers_of_gguf_files_are_modes() {
+        let modes = [PoolingMode::Mean, PoolingMode::First, PoolingMode::Last];
+        assert_eq!([1, 2, 3].map(gguf_mode), modes.map(Ok));
+        for (number, name) in
+            [(0, "`0 (none)`"), (4, "`4 (rank)`"), (5, "`5`"), (u64::MAX, "`18446744073709551615`")]
+        {
+            let error = gguf_mode(number).unwrap_err().to_string();
+            assert!(error.contains(&format!("the pooling {name} is not supported")), "{error}");
+        }
     }
 
     #[test]

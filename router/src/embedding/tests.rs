@@ -11,7 +11,7 @@ use super::*;
 fn read_files(files: &[(&str, Value)], tokenizer_config: &Value) -> EmbeddingFiles {
     let files: HashMap<&str, Vec<u8>> =
         files.iter().map(|(name, json)| (*name, json.to_string().into_bytes())).collect();
-    read(None, &|name| Ok(files.get(name).map(|bytes| bytes.clone().into())), tokenizer_config)
+    read(None, &|name| Ok(files.get(name).map(|bytes| bytes.clone().into())), &Value::Null, tokenizer_config)
 }
 
 fn usable(files: &[(&str, Value)]) -> Arc<EmbeddingModel> {

@@ -10,7 +10,7 @@
 //! needs a free permit of the slow lane, or is refused for now. Therefore grammars that take
 //! seconds never delay the others.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -148,6 +148,31 @@ impl GrammarCompiler {
             Err(error) => Err(error),
         };
         outcome.inspect_err(metrics::refused)
+    }
+
+    /// Compiles a grammar like [`compile`](Self::compile). If it is too complex because of single
+    /// tools, their schemas are left out. Returns the places of these tools, too.
+    ///
+    /// # Errors
+    /// The same as [`compile`](Self::compile).
+    pub async fn compile_tools(
+        &self,
+        grammar: &Grammar,
+        vocab_size: u32,
+    ) -> Result<(Arc<CompiledGrammar>, BTreeSet<usize>), GrammarError> {
+        let error = match self.compile(grammar, vocab_size).await {
+            Err(error @ GrammarError::TooComplex(_)) => error,
+            outcome => return outcome.map(|compiled| (compiled, BTreeSet::new())),
+        };
+        let permit = self.0.checks.clone().acquire_owned().await.map_err(|_| GrammarError::Busy)?;
+        let whole = grammar.clone();
+        let reduce = move || {
+            let _permit = permit;
+            bounds::without_excessive_tools(&whole)
+        };
+        let reduced = tokio::task::spawn_blocking(reduce).await.map_err(|_| compile_failed())?;
+        let Some((reduced, left_out)) = reduced else { return Err(error) };
+        self.compile(&reduced, vocab_size).await.map(|compiled| (compiled, left_out))
     }
 
     /// Finds the grammar in the cache, or checks it against the bounds. The calling thread reads

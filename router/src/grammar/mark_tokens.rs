@@ -11,12 +11,15 @@ pub(crate) struct MarkTokens<'a> {
     tokenizer: &'a Tokenizer,
     /// The number of tokens of the model. The tokenizer may have more.
     vocab_size: u32,
+    /// The tokens that end an answer.
+    ends: &'a [u32],
 }
 
 impl<'a> MarkTokens<'a> {
-    /// Returns the special tokens with ids below `vocab_size`.
-    pub(crate) fn new(tokenizer: &'a Tokenizer, vocab_size: u32) -> Self {
-        MarkTokens { tokenizer, vocab_size }
+    /// Returns the special tokens with ids below `vocab_size`. `ends` are the tokens that end an
+    /// answer.
+    pub(crate) fn new(tokenizer: &'a Tokenizer, vocab_size: u32, ends: &'a [u32]) -> Self {
+        MarkTokens { tokenizer, vocab_size, ends }
     }
 
     /// Returns the special token with this text.
@@ -33,7 +36,17 @@ impl<'a> MarkTokens<'a> {
     /// Returns the rule for one special token with none of these texts, or `None` if there is no
     /// such token.
     pub(crate) fn others(self, except: &[&str]) -> Option<String> {
-        let except: Vec<u32> = except.iter().filter_map(|text| self.special(text)).collect();
+        self.others_than(except.iter().filter_map(|text| self.special(text)).collect())
+    }
+
+    /// Returns the rule for one special token that neither has one of these texts nor ends an
+    /// answer, or `None` if there is no such token.
+    pub(crate) fn others_within(self, except: &[&str]) -> Option<String> {
+        let except = except.iter().filter_map(|text| self.special(text));
+        self.others_than(except.chain(self.ends.iter().copied()).collect())
+    }
+
+    fn others_than(self, except: Vec<u32>) -> Option<String> {
         let ids = self.tokenizer.special_ids().iter().copied();
         let mut ranges: Vec<(u32, u32)> = Vec::new();
         for id in ids.filter(|id| *id < self.vocab_size && !except.contains(id)) {
@@ -67,7 +80,7 @@ impl<'a> MarkTokens<'a> {
 #[cfg(test)]
 impl<'a> From<&'a Tokenizer> for MarkTokens<'a> {
     fn from(tokenizer: &'a Tokenizer) -> Self {
-        MarkTokens::new(tokenizer, tokenizer.size())
+        MarkTokens::new(tokenizer, tokenizer.size(), &[crate::test_support::EOS])
     }
 }
 
@@ -97,9 +110,11 @@ mod tests {
         let around = format!("<[{first}-{},{last}-{last}]>", EOS + 1);
         assert_eq!(tokens.others(&["<b>", "text"]), Some(around));
         // A model with fewer tokens than its tokenizer cannot generate the last ones.
-        let fewer = MarkTokens::new(&tokenizer, EOS + 1);
+        let within = format!("<[{first}-{first},{last}-{last}]>");
+        assert_eq!(tokens.others_within(&["<a>", "<b>"]), Some(within));
+        let fewer = MarkTokens::new(&tokenizer, EOS + 1, &[]);
         assert_eq!(fewer.others(&["<a>"]), Some(format!("<[{first}-{EOS}]>")));
         assert_eq!((fewer.special("<a>"), fewer.mark("<a>")), (None, "\"<a>\"".to_owned()));
-        assert_eq!(MarkTokens::new(&tokenizer, first).others(&[]), None);
+        assert_eq!(MarkTokens::new(&tokenizer, first, &[]).others(&[]), None);
     }
 }

@@ -47,8 +47,13 @@ pub struct ReasoningLimit {
 pub(crate) enum ReasoningPlace {
     /// Between marks.
     Marks(ReasoningMarks, ReasoningStart),
-    /// In a channel. The text is the part of the answer that the prompt contains.
-    Channels(Arc<str>),
+    /// In a channel.
+    Channels {
+        /// The part of the answer that the prompt contains.
+        begun: Arc<str>,
+        /// Whether tools may be called in other channels.
+        calls: bool,
+    },
 }
 
 impl ReasoningLimit {
@@ -60,7 +65,9 @@ impl ReasoningLimit {
             ReasoningPlace::Marks(marks, ReasoningStart::Possible) => {
                 SPACE_TOKENS + tokens(tokenizer, marks.open)
             }
-            ReasoningPlace::Channels(_) => SPACE_TOKENS + tokens(tokenizer, "<|channel|>analysis<|message|>"),
+            ReasoningPlace::Channels { .. } => {
+                SPACE_TOKENS + tokens(tokenizer, "<|channel|>analysis<|message|>")
+            }
         };
         let other = reserve.saturating_add(opening).saturating_add(self.closing.len() as u32);
         self.tokens = self.tokens.min(max_new_tokens.saturating_sub(other));
@@ -84,15 +91,24 @@ impl ReasoningLimit {
             left: self.tokens,
             closing: self.closing.clone(),
             forced: None,
+            reopening: self.reopening(tokenizer),
         };
         let mask = limited.restrict(mask);
         (Box::new(limited), mask)
     }
 
+    /// Returns the tokens with which the name of the reasoning's channel may begin, if the model
+    /// chooses a channel after the reasoning.
+    fn reopening(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let ReasoningPlace::Channels { calls: true, .. } = self.place else { return Vec::new() };
+        let begins = (1..=REASONING_CHANNEL.len()).map(|length| &REASONING_CHANNEL[..length]);
+        begins.filter_map(|begin| tokenizer.token_id(begin)).collect()
+    }
+
     fn reader(&self) -> ReasoningReader {
         match &self.place {
             ReasoningPlace::Marks(marks, start) => ReasoningReader::Marks(ReasoningGate::new(*marks, *start)),
-            ReasoningPlace::Channels(begun) => {
+            ReasoningPlace::Channels { begun, .. } => {
                 let mut parser = HarmonyParser::new(None);
                 parser.continue_from(begun);
                 ReasoningReader::Channels(parser)
@@ -100,6 +116,9 @@ impl ReasoningLimit {
         }
     }
 }
+
+/// The channel of the reasoning.
+const REASONING_CHANNEL: &str = "analysis";
 
 fn tokens(tokenizer: &Tokenizer, text: &str) -> u32 {
     tokenizer.encode_now(text, crate::text::SpecialTokens::Omit).map_or(0, |encoded| encoded.ids.len() as u32)
@@ -125,6 +144,13 @@ impl ReasoningReader {
             ReasoningReader::Channels(parser) => parser.is_reasoning(),
         }
     }
+
+    fn names_channel(&self) -> bool {
+        match self {
+            ReasoningReader::Marks(_) => false,
+            ReasoningReader::Channels(parser) => parser.names_channel(),
+        }
+    }
 }
 
 /// The constraint of one answer.
@@ -137,6 +163,9 @@ struct LimitedReasoning {
     closing: Arc<[u32]>,
     /// The position in `closing` of the token that the last mask has forced.
     forced: Option<usize>,
+    /// The tokens with which the name of the reasoning's channel may begin. They are not allowed
+    /// there after the budget.
+    reopening: Vec<u32>,
 }
 
 impl LimitedReasoning {
@@ -144,7 +173,9 @@ impl LimitedReasoning {
     fn restrict(&mut self, mask: Mask) -> Mask {
         let next = match self.forced.take() {
             Some(last) => last + 1,
-            None if self.left > 0 || !self.reader.is_reasoning() => return mask,
+            None if self.left > 0 => return mask,
+            None if self.reader.names_channel() => return without(mask, &self.reopening),
+            None if !self.reader.is_reasoning() => return mask,
             // The rest of a character cannot be replaced by the mark.
             None if self.detokenizer.is_within_character() => return mask,
             None => 0,
@@ -189,16 +220,32 @@ fn only(token: u32) -> Mask {
     words.into()
 }
 
+/// Returns the mask without these tokens. A mask that allows every token, and one that would allow
+/// none, stays as it is.
+fn without(mask: Mask, tokens: &[u32]) -> Mask {
+    let mut words = mask.to_vec();
+    for &token in tokens {
+        if let Some(word) = words.get_mut(token as usize / 32) {
+            *word &= !(1 << (token % 32));
+        }
+    }
+    if words.iter().any(|&word| word != 0) { words.into() } else { mask }
+}
+
 fn allows(mask: &Mask, token: u32) -> bool {
     mask.is_empty() || mask.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::grammar::{GrammarCompiler, GrammarMatcher};
     use crate::reasoning::ReasoningFormat;
-    use crate::test_support;
+    use crate::test_support::{self, EOS};
     use crate::text::SpecialTokens;
+    use crate::tools::{AllowedTools, Tool, ToolChoice, ToolFormat, call_grammar};
 
     fn limit(tokens: u32, start: ReasoningStart) -> ReasoningLimit {
         let closing = "\n</think>".bytes().map(u32::from).collect();
@@ -257,6 +304,51 @@ mod tests {
         // The grammar allows no line break before the third token.
         let text = "abc\n</think>d.";
         assert_eq!(answer(&limit(1, ReasoningStart::Inside), grammar(text), "abcd"), "abc\n</think>d");
+    }
+
+    /// The channel of the reasoning is closed at the budget and not opened again, and the model may
+    /// call a tool.
+    #[tokio::test(start_paused = true)]
+    async fn tools_may_be_called_in_channels_after_the_budget() {
+        let marks = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"];
+        let tokenizer = Tokenizer::new(&test_support::assets_with(&marks), 1).unwrap();
+        let ids = |text: &str| tokenizer.encode_now(text, SpecialTokens::Omit).unwrap().ids;
+        let parameters =
+            json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
+        let tools = AllowedTools {
+            tools: vec![Tool { name: "get".into(), parameters }],
+            choice: ToolChoice::Auto,
+            parallel: true,
+        };
+        let grammar = call_grammar(&tools, ToolFormat::Harmony, (&tokenizer).into(), None).unwrap();
+        let _still = test_support::still_clock();
+        let compiler = GrammarCompiler::new(tokenizer.clone(), Arc::new([EOS]));
+        let compiled = compiler.compile(&grammar, tokenizer.size()).await.unwrap();
+        let inner: Box<dyn Constraint> = Box::new(GrammarMatcher::new(compiled.clone()));
+        let closing = ids(&ReasoningFormat::Harmony.forced_close(true));
+        let limit = ReasoningLimit {
+            tokens: 2,
+            closing: closing.clone().into(),
+            shown: ids(&marks.concat()).into(),
+            place: ReasoningPlace::Channels { begun: "".into(), calls: true },
+        };
+        let (mut constraint, mut mask) = limit.start(Some((inner, compiled.first())), &tokenizer);
+        let mut say = |mask: &mut Mask, text: &str| {
+            for id in ids(text) {
+                assert!(allows(mask, id), "{:?} of {text}", tokenizer.vocabulary_text(id));
+                *mask = constraint.advance(id).unwrap();
+            }
+        };
+        say(&mut mask, "<|channel|>analysis<|message|>Wh");
+        for &id in &closing {
+            assert_eq!(mask, only(id));
+            say(&mut mask, &tokenizer.vocabulary_text(id).unwrap());
+        }
+        say(&mut mask, "<|channel|>");
+        let begins: Vec<u8> = (0..=255).filter(|&byte| allows(&mask, byte.into())).collect();
+        assert_eq!(begins, b"cf", "commentary or final");
+        say(&mut mask, "commentary to=functions.get<|message|>{\"n\": 1}");
+        assert!(allows(&mask, EOS));
     }
 
     #[test]

@@ -20,6 +20,8 @@ pub enum ReasoningFormat {
     Gemma4,
     /// `<|inner_prefix|>…<|inner_suffix|>`, the format of Apertus.
     Apertus,
+    /// `<think:opensource>…</think:opensource>`, the format of Hunyuan 3.
+    Hy3,
     /// The channel `analysis` of gpt-oss.
     Harmony,
 }
@@ -57,7 +59,7 @@ pub enum ReasoningStart {
 }
 
 /// All formats with the names that users give them, and with the names that vLLM has for the same.
-const NAMES: [(ReasoningFormat, &[&str]); 7] = [
+const NAMES: [(ReasoningFormat, &[&str]); 8] = [
     (
         ReasoningFormat::Think,
         &["think", "deepseek_r1", "deepseek_v3", "qwen3", "glm45", "minimax_m2", "kimi_k2", "step3"],
@@ -67,6 +69,7 @@ const NAMES: [(ReasoningFormat, &[&str]); 7] = [
     (ReasoningFormat::SeedOss, &["seed_oss"]),
     (ReasoningFormat::Gemma4, &["gemma4"]),
     (ReasoningFormat::Apertus, &["apertus"]),
+    (ReasoningFormat::Hy3, &["hy3"]),
     (ReasoningFormat::Harmony, &["harmony", "openai_gptoss", "gpt_oss"]),
 ];
 
@@ -118,10 +121,14 @@ impl ReasoningFormat {
             (ReasoningFormat::SeedOss, "<seed:think>"),
             (ReasoningFormat::Gemma4, "<|channel>thought"),
             (ReasoningFormat::Apertus, "<|inner_prefix|>"),
+            (ReasoningFormat::Hy3, "<think:opensource>"),
             (ReasoningFormat::Think, "</think>"),
             (ReasoningFormat::Think, "<think>"),
         ];
-        marks.into_iter().find(|(_, mark)| template.contains(mark)).map(|(format, _)| format)
+        // The template of Hunyuan 3 puts its tags together.
+        let is_hy3 = template.contains("<think{}>") && template.contains(":opensource");
+        let found = marks.into_iter().find(|(_, mark)| template.contains(mark)).map(|(format, _)| format);
+        found.or(is_hy3.then_some(ReasoningFormat::Hy3))
     }
 
     /// Returns the marks around the reasoning.
@@ -136,6 +143,11 @@ impl ReasoningFormat {
             ReasoningFormat::SeedOss => {
                 marks("<seed:think>", "</seed:think>", &["<seed:think>", "</seed:think>"])
             }
+            ReasoningFormat::Hy3 => marks(
+                "<think:opensource>",
+                "</think:opensource>",
+                &["<think:opensource>", "</think:opensource>"],
+            ),
             ReasoningFormat::Gemma4 => {
                 marks("<|channel>thought", "<channel|>", &["<|channel>", "<channel|>"])
             }
@@ -159,10 +171,12 @@ impl ReasoningFormat {
         }
     }
 
-    /// Returns the text that ends the reasoning where the server ends it.
-    pub(crate) fn forced_close(self) -> String {
+    /// Returns the text that ends the reasoning where the server ends it. If tools may be called
+    /// in channels, the model chooses the channel of its next message.
+    pub(crate) fn forced_close(self, calls_in_channels: bool) -> String {
         let close = self.marks().close;
         match self {
+            ReasoningFormat::Harmony if calls_in_channels => "<|end|><|start|>assistant".to_owned(),
             ReasoningFormat::Think | ReasoningFormat::SeedOss => format!("\n{close}"),
             ReasoningFormat::Harmony => format!("<|end|><|start|>assistant{close}"),
             _ => close.to_owned(),
@@ -252,6 +266,7 @@ mod tests {
             ("<|START_THINKING|>", Some(ReasoningFormat::Cohere)),
             ("<|start|>assistant<|channel|>analysis<|message|>", Some(ReasoningFormat::Harmony)),
             ("{{ '<seed:think>' }}", Some(ReasoningFormat::SeedOss)),
+            ("{% set h = ':opensource' %}{{ '<think{}>'.format(h) }}", Some(ReasoningFormat::Hy3)),
             ("{{ messages }}", None),
         ] {
             assert_eq!(ReasoningFormat::of(Some(template)), format, "{template}");
@@ -261,7 +276,8 @@ mod tests {
 
     #[test]
     fn names_are_parsed_with_those_of_vllm() {
-        for name in ["auto", "none", "think", "mistral", "cohere", "seed_oss", "gemma4", "apertus", "harmony"]
+        for name in
+            ["auto", "none", "think", "mistral", "cohere", "seed_oss", "gemma4", "apertus", "hy3", "harmony"]
         {
             assert_eq!(name.parse::<ReasoningParser>().unwrap().to_string(), name);
         }
@@ -270,7 +286,8 @@ mod tests {
         }
         let unknown = "granite".parse::<ReasoningParser>().unwrap_err().to_string();
         assert!(
-            unknown.ends_with("are auto, none, think, mistral, cohere, seed_oss, gemma4, apertus, harmony"),
+            unknown
+                .ends_with("are auto, none, think, mistral, cohere, seed_oss, gemma4, apertus, hy3, harmony"),
             "{unknown}"
         );
     }

@@ -1,5 +1,6 @@
 //! Validates a request and tokenizes its prompt.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -115,6 +116,7 @@ impl Service {
             Some(wanted) => self.compile(wanted, ready.vocab_size).await?,
             None => None,
         };
+        let (grammar, excessive_tools) = grammar.unzip();
         let validation = received.elapsed();
         metrics::request_validated(validation, ids.len(), max_new_tokens);
         let seed = params.samples().then(|| params.seed.unwrap_or_else(rand::random));
@@ -142,7 +144,18 @@ impl Service {
             pooling_start: params.pooling_start as u32,
         };
         self.log_prompt(context.as_deref(), &request.prompt);
-        Ok(Prepared { request, grammar, stops, params, seed, received, validation, counted: true, context })
+        Ok(Prepared {
+            request,
+            grammar,
+            excessive_tools: excessive_tools.unwrap_or_default(),
+            stops,
+            params,
+            seed,
+            received,
+            validation,
+            counted: true,
+            context,
+        })
     }
 
     /// Tokenizes a prompt, checks its tokens and truncates it.
@@ -195,15 +208,15 @@ impl Service {
         })
     }
 
-    /// Compiles the grammar of a request. Returns `None` if the grammar is optional and not
-    /// supported.
+    /// Compiles the grammar of a request. Returns it with the places of tools whose schemas exceed
+    /// a limit, or `None` if the grammar is optional and not supported.
     async fn compile(
         &self,
         wanted: &RequestedGrammar,
         vocab_size: u32,
-    ) -> Result<Option<Arc<CompiledGrammar>>, ServiceError> {
+    ) -> Result<Option<(Arc<CompiledGrammar>, BTreeSet<usize>)>, ServiceError> {
         let compiled = match self.0.limits.grammar_support {
-            true => self.0.grammars.compile(&wanted.grammar, vocab_size).await,
+            true => self.0.grammars.compile_tools(&wanted.grammar, vocab_size).await,
             false => Err(GrammarError::Unsupported("")),
         };
         match compiled {

@@ -1,5 +1,6 @@
 //! A validated and tokenized request.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,8 @@ pub struct Prepared {
     pub(super) request: Request,
     /// The grammar of the answer.
     pub(super) grammar: Option<Arc<CompiledGrammar>>,
+    /// The places of tools whose schemas exceed a limit, and are left out of the grammar.
+    pub(super) excessive_tools: BTreeSet<usize>,
     pub(super) stops: Vec<String>,
     pub(super) params: Params,
     pub(super) seed: Option<u64>,
@@ -46,7 +49,8 @@ impl Prepared {
     /// The tools whose schemas the grammar leaves out, by their places among the tools that may be
     /// called.
     pub(crate) fn tools_left_out(&self) -> impl Iterator<Item = usize> {
-        self.grammar.iter().flat_map(|grammar| grammar.unenforced().left_out.iter().copied())
+        let broken = self.grammar.iter().flat_map(|grammar| grammar.unenforced().left_out.iter());
+        broken.chain(&self.excessive_tools).copied()
     }
 
     /// The account that the request counts for, if it has one.

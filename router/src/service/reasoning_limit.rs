@@ -28,7 +28,8 @@ impl Service {
         let message = configured.unwrap_or_else(|| format.budget_message(template));
         // A model that has not thought has nothing to bring to an end.
         let message = if tokens > 0 { message } else { "" };
-        let closing = format!("{message}{}", format.forced_close());
+        let calls = matches!(place, ReasoningPlace::Channels { calls: true, .. });
+        let closing = format!("{message}{}", format.forced_close(calls));
         let closing = self.tokenizer().encode_now(&closing, SpecialTokens::Omit).ok()?.ids;
         let vocab_size = self.ready().ok()?.vocab_size;
         let can_be_generated = !closing.is_empty() && closing.iter().all(|&id| id < vocab_size);

@@ -107,6 +107,12 @@ impl Service {
         let late_roles = template.as_ref().map(late_system::rendered_roles).unwrap_or_default();
         let shown = assets.tool_template.as_deref().or(assets.chat_template.as_deref());
         let tool_format = limits.tool_format.unwrap_or_else(|| ToolFormat::of(shown, &tokenizer));
+        if limits.tool_format.is_none() && tool_format.is_unknown_to(shown) {
+            tracing::warn!(
+                "the chat template writes tool calls in a format that is not known: calls are read as plain JSON, \
+                 and the model may have learned another form; --tool-call-parser names a format"
+            );
+        }
         let reasoning = match limits.reasoning {
             ReasoningParser::Auto => ReasoningFormat::of(shown),
             ReasoningParser::Off => None,

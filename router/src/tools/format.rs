@@ -61,13 +61,21 @@ pub enum ToolFormat {
     /// `<seed:tool_call>` with `<function=NAME>` and `<parameter=KEY>VALUE</parameter>`, the format
     /// of Seed-OSS.
     SeedOss,
+    /// `<|tools_prefix|>[{NAME: {…}}, …]<|tools_suffix|>`, the format of Apertus.
+    Apertus,
+    /// `<tool_calls:opensource>` with a tag for each call, key and value, the format of Hunyuan 3.
+    Hy3,
+    /// `<function name="NAME"><param name="KEY">VALUE</param></function>`, the format of MiniCPM 5.
+    MiniCpm5,
+    /// `<|tool_call>call:NAME{KEY:VALUE,…}<tool_call|>`, the format of Gemma 4.
+    Gemma4,
     /// `{"name", "arguments"}` as the whole answer, for models that were trained on no other
     /// format.
     Json,
 }
 
 /// All formats with the names that users give them.
-const NAMES: [(ToolFormat, &str); 23] = [
+const NAMES: [(ToolFormat, &str); 27] = [
     (ToolFormat::Hermes, "hermes"),
     (ToolFormat::Qwen3Coder, "qwen3_coder"),
     (ToolFormat::Llama3Json, "llama3_json"),
@@ -90,12 +98,17 @@ const NAMES: [(ToolFormat, &str); 23] = [
     (ToolFormat::GigaChat, "gigachat"),
     (ToolFormat::Lfm2, "lfm2"),
     (ToolFormat::SeedOss, "seed_oss"),
+    (ToolFormat::Apertus, "apertus"),
+    (ToolFormat::Hy3, "hy3"),
+    (ToolFormat::MiniCpm5, "minicpm5"),
+    (ToolFormat::Gemma4, "gemma4"),
     (ToolFormat::Json, "json"),
 ];
 
 /// The texts by which a chat template shows its format, the most specific first. A template has
-/// the format of the first row of which it contains all texts.
-const TEMPLATE_MARKS: [(ToolFormat, &[&str]); 24] = [
+/// the format of the first row whose texts it contains all. A tag counts only as a whole: `<a>` is
+/// no part of `<<a>>`.
+const TEMPLATE_MARKS: [(ToolFormat, &[&str]); 30] = [
     (ToolFormat::Harmony, &["<|channel|>", "<|message|>"]),
     (ToolFormat::DeepSeekV32, &["DSML｜", "function_calls>"]),
     (ToolFormat::DeepSeekV4, &["DSML｜", "tool_calls>"]),
@@ -105,6 +118,13 @@ const TEMPLATE_MARKS: [(ToolFormat, &[&str]); 24] = [
     (ToolFormat::MiniMaxM2, &["minimax:tool_call"]),
     (ToolFormat::SeedOss, &["seed:tool_call"]),
     (ToolFormat::Cohere, &["<|START_ACTION|>"]),
+    (ToolFormat::Apertus, &["<|tools_prefix|>"]),
+    (ToolFormat::Hy3, &["<tool_calls:opensource>"]),
+    (ToolFormat::Hy3, &["<tool_calls{}>", ":opensource"]),
+    (ToolFormat::MiniCpm5, &["<function name=\"", "<param name=\""]),
+    (ToolFormat::Gemma4, &["<|tool_call>", "<tool_call|>"]),
+    // The calls of this format have recipients, and are not read.
+    (ToolFormat::Json, &["<atem:function_calls>"]),
     (ToolFormat::Nemotron, &["<TOOLCALL>"]),
     (ToolFormat::GigaChat, &["<|function_call|>"]),
     (ToolFormat::Lfm2, &["<|tool_call_start|>"]),
@@ -123,7 +143,10 @@ const TEMPLATE_MARKS: [(ToolFormat, &[&str]); 24] = [
 ];
 
 /// The tokens by which a vocabulary shows the format of a model whose template does not.
-const VOCABULARY_MARKS: [(ToolFormat, &str); 12] = [
+const VOCABULARY_MARKS: [(ToolFormat, &str); 15] = [
+    (ToolFormat::Apertus, "<|tools_prefix|>"),
+    (ToolFormat::Hy3, "<tool_calls:opensource>"),
+    (ToolFormat::Gemma4, "<|tool_call>"),
     (ToolFormat::Harmony, "<|channel|>"),
     (ToolFormat::KimiK2, "<|tool_calls_section_begin|>"),
     (ToolFormat::MiniMaxM2, "<minimax:tool_call>"),
@@ -172,13 +195,19 @@ impl ToolFormat {
     /// calls, else by the markers in its vocabulary.
     pub fn of(template: Option<&str>, tokenizer: &Tokenizer) -> ToolFormat {
         let Some(template) = template else { return ToolFormat::Json };
-        let written = |marks: &[&str]| marks.iter().all(|mark| template.contains(mark));
+        let written = |marks: &[&str]| marks.iter().all(|mark| contains_mark(template, mark));
         if let Some((format, _)) = TEMPLATE_MARKS.into_iter().find(|(_, marks)| written(marks)) {
             return format;
         }
         let known = |mark: &str| tokenizer.token_id(mark).is_some();
         let found = VOCABULARY_MARKS.into_iter().find(|(_, mark)| known(mark));
         found.map_or(ToolFormat::Json, |(format, _)| format)
+    }
+
+    /// Whether a template writes calls of tools in a format that is not known, so that the calls of
+    /// its model are read as plain JSON.
+    pub fn is_unknown_to(self, template: Option<&str>) -> bool {
+        self == ToolFormat::Json && template.is_some_and(|template| template.contains("tool_calls"))
     }
 
     /// Returns a random id for a call. Mistral's templates accept only nine letters and digits.
@@ -188,6 +217,17 @@ impl ToolFormat {
             _ => format!("call_{:024x}", rand::random::<u128>() >> 32),
         }
     }
+}
+
+/// Whether a template contains a mark. A tag is a mark of its own only if no bracket precedes or
+/// follows it.
+fn contains_mark(template: &str, mark: &str) -> bool {
+    let is_within = |at: usize| {
+        let before = template[..at].chars().next_back();
+        let after = template[at + mark.len()..].chars().next();
+        mark.starts_with('<') && before == Some('<') || mark.ends_with('>') && after == Some('>')
+    };
+    template.match_indices(mark).any(|(at, _)| !is_within(at))
 }
 
 #[cfg(test)]
@@ -219,6 +259,14 @@ mod tests {
             ("{{ '<｜tool▁calls▁begin｜>' ~ name }}", ToolFormat::DeepSeekV31),
             ("<|start|>assistant<|channel|>final<|message|>", ToolFormat::Harmony),
             ("{{ '<|tool_call|>' ~ calls }}", ToolFormat::Phi4Mini),
+            ("{{ '<|tools_prefix|>' ~ calls }}", ToolFormat::Apertus),
+            ("{{ '<|tool_call>call:' ~ name ~ '<tool_call|>' }}", ToolFormat::Gemma4),
+            ("{{ '<function name=\"' ~ name ~ '\"><param name=\"' }}", ToolFormat::MiniCpm5),
+            ("{% set h = ':opensource' %}{{ '<tool_calls{}>'.format(h) }}", ToolFormat::Hy3),
+            ("{{ '<atem:function_calls>' }}like {\"name\": n, \"parameters\": p}", ToolFormat::Json),
+            // Marks of other formats contain the tag of Hermes.
+            ("{{ '<<tool_call>>' ~ call ~ '<</tool_call>>' }}", ToolFormat::Json),
+            ("{{ '<|tool_call>' ~ call ~ '<<tool_call>|>' }}", ToolFormat::Json),
             ("{{ messages }}", ToolFormat::Json),
         ] {
             assert_eq!(of(template), format, "{template}");

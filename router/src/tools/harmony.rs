@@ -88,6 +88,11 @@ impl HarmonyParser {
         matches!(self.state, HarmonyState::Body { kind: MessageKind::Reasoning, .. })
     }
 
+    /// Whether the name of a channel comes next.
+    pub fn names_channel(&self) -> bool {
+        matches!(self.state, HarmonyState::Header { .. }) && self.held.ends_with(CHANNEL)
+    }
+
     /// Adds text and returns the reasoning, the content and the parts of calls in it.
     pub fn push(&mut self, text: &str) -> AnswerDelta {
         let mut delta = AnswerDelta::default();

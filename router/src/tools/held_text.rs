@@ -24,9 +24,8 @@ pub(crate) struct HeldText {
 
 impl HeldText {
     /// Creates an empty buffer for a text in which this marker may occur. The marker begins with
-    /// an ASCII character and has no white space. An empty marker never occurs.
+    /// an ASCII character that is no white space. An empty marker never occurs.
     pub(crate) fn new(mark: &str) -> Self {
-        debug_assert!(mark.chars().all(|c| !c.is_whitespace()));
         debug_assert!(mark.bytes().next().is_none_or(|byte| byte.is_ascii_graphic()));
         let mark = (!mark.is_empty()).then(|| SubstringMatcher::new(mark.to_owned()));
         HeldText { text: String::new(), solid: 0, free: 0, space: String::new(), mark }

@@ -28,6 +28,8 @@ pub(super) struct JsonCallReader {
     name: String,
     /// Whether the object has a key that calls do not have.
     other_key: bool,
+    /// Whether the only key is the name, and its value the arguments.
+    keyed: bool,
 }
 
 /// Keys of a call that have no effect.
@@ -63,6 +65,11 @@ impl JsonCallReader {
         }
     }
 
+    /// Creates a reader for an object whose only key is the name, with the arguments as its value.
+    pub(super) fn keyed() -> Self {
+        JsonCallReader { state: State::Begin, keyed: true, ..JsonCallReader::arguments() }
+    }
+
     /// Creates a reader for an object that is the arguments.
     pub(super) fn arguments() -> Self {
         JsonCallReader {
@@ -72,6 +79,7 @@ impl JsonCallReader {
             key: String::new(),
             name: String::new(),
             other_key: false,
+            keyed: false,
         }
     }
 
@@ -99,6 +107,14 @@ impl JsonCallReader {
             State::Colon if c == ':' => self.go(State::Value),
             State::Begin | State::Key | State::Colon | State::Value | State::Comma if space => {
                 CallProgress::Nothing
+            }
+            State::InKey { escaped: false } if c == '"' && self.keyed => {
+                if !self.name.is_empty() {
+                    return CallProgress::NotACall;
+                }
+                self.name = format!("\"{}\"", self.key);
+                self.state = State::Colon;
+                CallProgress::Name
             }
             State::InKey { escaped: false } if c == '"' => {
                 self.other_key |= self.key != self.name_key
@@ -158,7 +174,8 @@ impl JsonCallReader {
         self.state = if complete { State::Comma } else { State::InValue { depth, quoted: quote, escaped } };
         let Some(key) = self.arguments else {
             arguments.push(c);
-            return if complete { CallProgress::End } else { CallProgress::Nothing };
+            // The object around the arguments goes on.
+            return if complete && !self.keyed { CallProgress::End } else { CallProgress::Nothing };
         };
         if self.key == key {
             arguments.push(c);

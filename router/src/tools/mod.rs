@@ -12,6 +12,7 @@
 //! | `json_call` | reads one call in JSON |
 //! | `tagged_call` | reads one call in tags and writes its arguments as JSON |
 //! | `python_call` | reads one call in Python's syntax and writes its arguments as JSON |
+//! | `gemma_call` | reads one call in Gemma's notation and writes its arguments as JSON |
 //! | `harmony` | reads the channels of gpt-oss: reasoning, text and calls |
 //! | `text_argument` | reads the text in a call of a tool that takes a text |
 //! | `prompt_text` | writes tools and calls into messages, for templates without support for them |
@@ -20,6 +21,7 @@ mod allowed;
 mod call_grammar;
 mod delta;
 mod format;
+mod gemma_call;
 mod harmony;
 mod held_text;
 mod json_call;

@@ -58,6 +58,24 @@ impl PythonCallReader {
         c.is_ascii_alphabetic() || c == '_'
     }
 
+    /// Returns a literal of Python as JSON. Returns `None` for anything else, and for JSON itself,
+    /// which is kept as it is.
+    pub(super) fn literal(text: &str) -> Option<String> {
+        if serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok() {
+            return None;
+        }
+        let (mut reader, mut json) = (PythonCallReader { state: State::Value, ..Self::new() }, String::new());
+        let mut text = text.chars();
+        for c in text.by_ref() {
+            match reader.push(c, &mut json) {
+                CallProgress::Nothing if reader.state == State::Comma && reader.open.is_empty() => break,
+                CallProgress::Nothing => {}
+                _ => return None,
+            }
+        }
+        (reader.state == State::Comma && text.next().is_none()).then_some(json)
+    }
+
     /// Returns the function's name after it is complete.
     pub(super) fn name(&self) -> &str {
         &self.name

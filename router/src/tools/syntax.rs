@@ -14,6 +14,9 @@ pub(super) const DEEPSEEK_CALL: &str = "<｜tool▁call▁begin｜>";
 pub(super) const KIMI_CALL: &str = "<|tool_call_begin|>";
 pub(super) const KIMI_ARGUMENTS: &str = "<|tool_call_argument_begin|>";
 
+/// The mark of Gemma around a string.
+pub(super) const GEMMA_QUOTE: &str = "<|\"|>";
+
 /// The elements of a format.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FormatSyntax {
@@ -66,6 +69,8 @@ impl BareCalls {
 pub(super) enum CallSyntax {
     /// An object with the name and the arguments under these keys.
     Object { name: &'static str, arguments: &'static str },
+    /// An object whose only key is the name, with the arguments as its value.
+    Keyed,
     /// The name between two texts, and the arguments as an object.
     Named {
         before: &'static str,
@@ -77,6 +82,8 @@ pub(super) enum CallSyntax {
     Tags(TagSyntax),
     /// A function call of Python with named arguments.
     Python,
+    /// The name and the arguments in Gemma's notation, which is similar to JSON.
+    Gemma,
 }
 
 const NAME_AND_ARGUMENTS: CallSyntax = CallSyntax::Object { name: "name", arguments: "arguments" };
@@ -103,6 +110,19 @@ const NAMED_TAGS: TagSyntax = TagSyntax {
     end_of_value: "</parameter>",
     end: "</function>",
     is_padded: true,
+    verbatim: None,
+};
+
+/// Tags around everything, which may be special tokens.
+const HY3_TAGS: TagSyntax = TagSyntax {
+    function: ("<tool_call:opensource>", "<tool_sep:opensource>"),
+    parameter: ("<arg_key:opensource>", "<arg_value:opensource>"),
+    key_end: "</arg_key:opensource>",
+    has_type: false,
+    end_of_value: "</arg_value:opensource>",
+    end: "</tool_call:opensource>",
+    is_padded: false,
+    verbatim: None,
 };
 
 const DSML_TAGS: TagSyntax = TagSyntax {
@@ -113,6 +133,7 @@ const DSML_TAGS: TagSyntax = TagSyntax {
     end_of_value: "</｜DSML｜parameter>",
     end: "</｜DSML｜invoke>",
     is_padded: false,
+    verbatim: None,
 };
 
 impl ToolFormat {
@@ -181,7 +202,62 @@ impl ToolFormat {
                 FormatSyntax { open: Some("<|function_call|>"), marks: &["<|function_call|>"], ..MARKED }
             }
             ToolFormat::Harmony => FormatSyntax { marks: super::harmony::MARKS, ..MARKED },
+            ToolFormat::Apertus | ToolFormat::Gemma4 | ToolFormat::Hy3 | ToolFormat::MiniCpm5 => {
+                self.syntax_of_one_model()
+            }
             _ => self.syntax_with_names(),
+        }
+    }
+
+    /// Returns the elements of a format that the models of one family have, each its own.
+    fn syntax_of_one_model(self) -> FormatSyntax {
+        match self {
+            ToolFormat::Apertus => FormatSyntax {
+                open: Some("<|tools_prefix|>"),
+                list: true,
+                closing: &["<|tools_suffix|>"],
+                call: CallSyntax::Keyed,
+                marks: &["<|tools_prefix|>", "<|tools_suffix|>"],
+                ..MARKED
+            },
+            ToolFormat::Gemma4 => FormatSyntax {
+                open: Some("<|tool_call>"),
+                closing: &["<tool_call|>"],
+                call: CallSyntax::Gemma,
+                marks: &["<|tool_call>", "<tool_call|>", GEMMA_QUOTE],
+                ..MARKED
+            },
+            ToolFormat::Hy3 => FormatSyntax {
+                open: Some("<tool_calls:opensource>"),
+                closing: &["</tool_calls:opensource>"],
+                call: CallSyntax::Tags(HY3_TAGS),
+                marks: &[
+                    "<tool_calls:opensource>",
+                    "</tool_calls:opensource>",
+                    HY3_TAGS.function.0,
+                    HY3_TAGS.function.1,
+                    HY3_TAGS.parameter.0,
+                    HY3_TAGS.key_end,
+                    HY3_TAGS.parameter.1,
+                    HY3_TAGS.end_of_value,
+                    HY3_TAGS.end,
+                ],
+                ..MARKED
+            },
+            _ => FormatSyntax {
+                open: Some("<function name=\""),
+                call: CallSyntax::Tags(TagSyntax {
+                    function: ("", "\">"),
+                    parameter: ("<param name=\"", "\">"),
+                    key_end: "",
+                    has_type: false,
+                    end_of_value: "</param>",
+                    end: "</function>",
+                    is_padded: false,
+                    verbatim: Some(("<![CDATA[", "]]>")),
+                }),
+                ..MARKED
+            },
         }
     }
 
@@ -290,6 +366,7 @@ impl ToolFormat {
                     end_of_value: "</arg_value>",
                     end: "</tool_call>",
                     is_padded: false,
+                    verbatim: None,
                 }),
                 marks: &[
                     "<tool_call>",
@@ -312,6 +389,7 @@ impl ToolFormat {
                     end_of_value: "</parameter>",
                     end: "</invoke>",
                     is_padded: false,
+                    verbatim: None,
                 }),
                 marks: &["<minimax:tool_call>", "</minimax:tool_call>"],
                 ..MARKED

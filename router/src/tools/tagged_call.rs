@@ -17,8 +17,8 @@ pub(super) const TYPE: &str = "\" string=\"";
 /// The tags of a format.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TagSyntax {
-    /// The texts around the function's name. If the first text is empty, the second one is optional
-    /// before another tag.
+    /// The texts around the function's name. If the first text is empty and the second one a line
+    /// break, the line break is optional before another tag.
     pub(super) function: (&'static str, &'static str),
     /// The texts around the key of an argument.
     pub(super) parameter: (&'static str, &'static str),
@@ -33,6 +33,8 @@ pub(super) struct TagSyntax {
     pub(super) end: &'static str,
     /// Whether a value is on lines of its own.
     pub(super) is_padded: bool,
+    /// The texts around a value that contains characters of tags.
+    pub(super) verbatim: Option<(&'static str, &'static str)>,
 }
 
 impl TagSyntax {
@@ -57,6 +59,12 @@ impl TagSyntax {
 
     fn write_argument(&self, key: &str, value: &Value) -> String {
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let text = match self.verbatim {
+            Some((open, close)) if value.is_string() && text.contains(['<', '&', '\n']) => {
+                format!("{open}{text}{close}")
+            }
+            _ => text,
+        };
         let (before, after) = self.parameter;
         let kind = match self.has_type {
             true => format!("{TYPE}{}", value.is_string()),
@@ -97,6 +105,8 @@ enum TagState {
     /// At the beginning of a value. A line break at this position is not part of the value.
     Begin,
     Value,
+    /// In a value between the texts for values with characters of tags.
+    Verbatim,
 }
 
 /// Whether every value of this schema is a string. Such values are written without quotes.
@@ -116,6 +126,9 @@ fn json(schema: &Value, text: &str) -> String {
         "None" => "null",
         value => value,
     };
+    // A list or an object in Python's format has single quotes.
+    let literal = value.starts_with(['[', '{']).then(|| PythonCallReader::literal(value)).flatten();
+    let value = literal.as_deref().unwrap_or(value);
     let parsed = serde_json::from_str::<Value>(value).ok();
     let allowed = |value: &Value| match schema["type"].as_array() {
         Some(types) if types.iter().any(|kind| kind == "string") => types.iter().any(|kind| {
@@ -169,8 +182,11 @@ impl TaggedCallReader {
         }
         self.held.push(c);
         let TagSyntax { function, parameter, end, is_padded, .. } = self.syntax;
+        if self.state == TagState::Begin && self.verbatim_begins() {
+            return CallProgress::Nothing;
+        }
         match self.state {
-            TagState::Function if function.0.is_empty() => self.line(c),
+            TagState::Function if function == ("", "\n") => self.line(c),
             TagState::Function => self.tag(function, TagState::Tag, CallProgress::Name),
             TagState::Tag if self.held == end => {
                 arguments.push_str(if self.any { "}" } else { "{}" });
@@ -189,12 +205,26 @@ impl TaggedCallReader {
                 self.state = TagState::Value;
                 CallProgress::Nothing
             }
-            TagState::Begin | TagState::Value => {
-                self.state = TagState::Value;
+            TagState::Begin | TagState::Value | TagState::Verbatim => {
+                if self.state == TagState::Begin {
+                    self.state = TagState::Value;
+                }
                 self.value(arguments);
                 CallProgress::Nothing
             }
         }
+    }
+
+    /// Whether the value so far begins like a value between the texts for characters of tags. After
+    /// the first of the texts, the value follows.
+    fn verbatim_begins(&mut self) -> bool {
+        let Some((open, _)) = self.syntax.verbatim else { return false };
+        if self.held == open {
+            self.held.clear();
+            self.state = TagState::Verbatim;
+            return true;
+        }
+        open.starts_with(self.held.as_str())
     }
 
     /// Continues a name that ends with its line or before a tag.
@@ -260,6 +290,9 @@ impl TaggedCallReader {
     /// the beginning of the closing tag. Other values are released at their end.
     fn value(&mut self, arguments: &mut String) {
         let TagSyntax { end_of_value, is_padded, .. } = self.syntax;
+        let verbatim = self.syntax.verbatim.filter(|_| self.state == TagState::Verbatim);
+        let verbatim_end = verbatim.map(|(_, close)| [close, end_of_value].concat());
+        let end_of_value = verbatim_end.as_deref().unwrap_or(end_of_value);
         if let Some(value) = self.held.strip_suffix(end_of_value) {
             let value = value.strip_suffix('\n').filter(|_| is_padded).unwrap_or(value);
             match self.is_text {

@@ -34,9 +34,11 @@ impl ToolFormat {
                 let object = format!("{{\"{name_key}\": {}, \"{key}\": {arguments}}}", Value::from(name));
                 if syntax.list { format!("[{object}]") } else { object }
             }
+            CallSyntax::Keyed => format!("[{{{}: {arguments}}}]", Value::from(name)),
             CallSyntax::Named { before, after, .. } => format!("{before}{name}{after}{arguments}"),
             CallSyntax::Tags(tags) => tags.write(name, arguments),
             CallSyntax::Python => super::python_call::write(name, arguments),
+            CallSyntax::Gemma => super::gemma_call::write(name, arguments),
         };
         let close = if syntax.bare.is_empty() { syntax.closing.concat() } else { String::new() };
         format!("{open}{call}{close}")

@@ -5,18 +5,20 @@ use std::collections::HashSet;
 use millrace_formats::{Checkpoint, Source};
 use millrace_kernels::DType;
 
+use super::architecture::{self, FoundFamily};
 use super::chatglm_6b;
 use super::config::Config;
 use super::dummy::DummyWeights;
-use super::error::{ConfigError, LoadError};
+use super::error::LoadError;
 use super::family::Family;
 use super::overrides::Overrides;
 use super::quantization;
-use super::registry::FAMILIES;
 use super::stored::StoredWeights;
 use super::text_part;
 use super::tied_head;
-use crate::model::{CheckpointFormat, DecoderSpec, Model, WeightKind, WeightSlot, WeightSource};
+use crate::model::{
+    CheckpointFormat, DecoderSpec, Model, ModelWarnings, WeightKind, WeightSlot, WeightSource,
+};
 
 /// Reads the configuration of a model and maps its weights.
 ///
@@ -26,7 +28,7 @@ use crate::model::{CheckpointFormat, DecoderSpec, Model, WeightKind, WeightSlot,
 /// # Errors
 /// If the model is not supported, or its files are incomplete, damaged or contradict each other.
 pub fn load(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> {
-    let (config, family, mut spec) = read(source, overrides)?;
+    let Description { config, family, mut spec, warnings } = read(source, overrides)?;
     let checkpoint = Checkpoint::open(source)?;
     tied_head::resolve(&config, family, &checkpoint, &mut spec)?;
     let intended = config.dtype()?;
@@ -37,11 +39,9 @@ pub fn load(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> 
     let embedding = weights.parts(WeightSlot::Embedding)?;
     // The type of an embedding that is quantized is that of the activations.
     let stored = embedding.first().and_then(|part| part.tensor.encoding.dense());
-    let stored = stored.or(intended).unwrap_or(DType::F32);
-    // A configuration that asks for a wider type than the stored one is ignored: wider weights cost
-    // memory and add nothing.
-    let dtype = intended.filter(|dtype| dtype.size() <= stored.size()).unwrap_or(stored);
-    Ok(Model { spec, dtype, quantized, weights: Box::new(weights) })
+    let (dtype, dtype_warning) = memory_dtype(source, intended, stored);
+    let warnings = ModelWarnings { configuration: warnings, dtype: dtype_warning };
+    Ok(Model { spec, dtype, quantized, weights: Box::new(weights), warnings })
 }
 
 /// Makes random weights for the `config.json` of `source`, which needs no other file.
@@ -49,14 +49,15 @@ pub fn load(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> 
 /// # Errors
 /// If the model is not supported.
 pub fn load_dummy(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> {
-    let (config, _, spec) = read(source, overrides)?;
+    let Description { config, spec, warnings, .. } = read(source, overrides)?;
     if quantization::read(&config, source)?.is_some() {
         let reason = "there are no dummy weights that are quantized; remove the key to measure dense weights";
         return Err(config.unsupported("quantization_config", reason).into());
     }
     let dtype = config.dtype()?.unwrap_or(DType::F32);
     let weights = Box::new(DummyWeights::new(spec.clone(), dtype));
-    Ok(Model { weights, spec, dtype, quantized: None })
+    let warnings = ModelWarnings { configuration: warnings, dtype: None };
+    Ok(Model { weights, spec, dtype, quantized: None, warnings })
 }
 
 /// Reads the specification of the decoder from the `config.json` of `source`.
@@ -64,7 +65,7 @@ pub fn load_dummy(source: &Source, overrides: &Overrides) -> Result<Model, LoadE
 /// # Errors
 /// If the model is not supported.
 pub fn spec(source: &Source) -> Result<DecoderSpec, LoadError> {
-    Ok(read(source, &Overrides::default())?.2)
+    Ok(read(source, &Overrides::default())?.spec)
 }
 
 /// The names of a checkpoint's tensors, as a tool that quantizes them needs them.
@@ -84,7 +85,7 @@ pub struct MatrixNames {
 /// # Errors
 /// If the model is not supported.
 pub fn matrix_names(source: &Source) -> Result<MatrixNames, LoadError> {
-    let (_, family, spec) = read(source, &Overrides::default())?;
+    let Description { family, spec, .. } = read(source, &Overrides::default())?;
     let may_quantize =
         |slot: &WeightSlot| matches!(slot.info().kind, WeightKind::Matrix { may_quantize: true });
     let tensors = |slot| {
@@ -116,7 +117,7 @@ pub fn matrix_names(source: &Source) -> Result<MatrixNames, LoadError> {
 /// # Errors
 /// If the model is not supported.
 pub fn vocabulary_tensors(source: &Source, exists: impl Fn(&str) -> bool) -> Result<Vec<String>, LoadError> {
-    let (_, family, spec) = read(source, &Overrides::default())?;
+    let Description { family, spec, .. } = read(source, &Overrides::default())?;
     let has_tokens =
         |slot: &WeightSlot| matches!(slot, WeightSlot::Embedding | WeightSlot::Head | WeightSlot::HeadBias);
     let slots = spec.slots().into_iter().filter(has_tokens);
@@ -129,64 +130,54 @@ pub fn vocabulary_tensors(source: &Source, exists: impl Fn(&str) -> bool) -> Res
     Ok(names)
 }
 
-fn read(source: &Source, overrides: &Overrides) -> Result<(Config, &'static Family, DecoderSpec), LoadError> {
+/// The description of a model before its weights are read.
+struct Description {
+    config: Config,
+    family: &'static Family,
+    spec: DecoderSpec,
+    /// A warning for each contradiction in the configuration.
+    warnings: Vec<String>,
+}
+
+fn read(source: &Source, overrides: &Overrides) -> Result<Description, LoadError> {
     let config = Config::parse(source.path("config.json"), &source.config()?)?;
     let mut config = text_part::of(config)?;
     overrides.write(&mut config);
     chatglm_6b::distinguish(&mut config)?;
-    let (family, has_head) = find(&config)?;
+    let FoundFamily { family, has_head, warnings } = architecture::find(&config)?;
     let mut spec = (family.spec)(&config)?;
     spec.head.is_absent |= !has_head;
-    Ok((config, family, spec))
+    Ok(Description { config, family, spec, warnings })
 }
 
 /// Finds the family of the model in `source`.
 #[cfg(test)]
 pub(super) fn find_family(source: &Source) -> Result<&'static Family, LoadError> {
-    Ok(read(source, &Overrides::default())?.1)
+    Ok(read(source, &Overrides::default())?.family)
 }
 
-/// Finds the family of a configuration, and whether its architecture has a head. Either of
-/// `model_type` and `architectures` may be missing.
-fn find(config: &Config) -> Result<(&'static Family, bool), ConfigError> {
-    let model_type: Option<String> = config.optional("model_type")?;
-    let architectures: Option<Vec<String>> =
-        config.optional("architectures")?.filter(|names: &Vec<_>| !names.is_empty());
-    let fits = |family: &Family, has_head: bool| {
-        let is_of_family = |name: &String| {
-            family.architectures.iter().any(|of_family| {
-                if has_head {
-                    name == of_family
-                } else {
-                    Some(name.as_str()) == without_head(of_family).as_deref()
-                }
-            })
-        };
-        let by_type = model_type.as_ref().map(|name| name == family.model_type);
-        let by_architecture = architectures.as_ref().map(|names| names.iter().any(is_of_family));
-        match (by_type, by_architecture) {
-            (None, None) => false,
-            (by_type, by_architecture) => by_type.unwrap_or(true) && by_architecture.unwrap_or(true),
-        }
+/// Returns the element type that the weights keep in memory, and a warning if the configuration
+/// says another than the tensors have.
+///
+/// The tensors' own type is used, unless the configuration asks for a narrower one, as many large
+/// checkpoints in float32 do. Wider weights cost memory and add nothing, and float16 and bfloat16
+/// cannot hold each other's numbers.
+fn memory_dtype(source: &Source, intended: Option<DType>, stored: Option<DType>) -> (DType, Option<String>) {
+    let (intended, stored) = match (intended, stored) {
+        (Some(intended), Some(stored)) if intended != stored => (intended, stored),
+        (intended, stored) => return (stored.or(intended).unwrap_or(DType::F32), None),
     };
-    let found = |has_head| {
-        let family = FAMILIES.iter().find(|family| fits(family, has_head));
-        family.map(|family| (family, has_head))
-    };
-    found(true).or_else(|| found(false)).ok_or_else(|| {
-        let supported: Vec<String> =
-            FAMILIES.iter().map(|f| format!("{} ({})", f.model_type, f.architectures.join(", "))).collect();
-        ConfigError::UnknownModel {
-            file: config.file().to_owned(),
-            model_type: model_type.unwrap_or_else(|| "(not given)".to_owned()),
-            architectures: architectures.map_or("(not given)".to_owned(), |names| names.join(", ")),
-            supported: supported.join("; "),
-        }
-    })
-}
-
-/// Returns the name of an architecture's class in transformers that computes hidden states only.
-/// Checkpoints for vectors of texts name it.
-fn without_head(architecture: &str) -> Option<String> {
-    Some(format!("{}Model", architecture.strip_suffix("ForCausalLM")?))
+    // The configuration of a file that holds a whole model is translated from the types of all its
+    // tensors.
+    if matches!(source, Source::File(_)) {
+        return (if intended.size() <= stored.size() { intended } else { stored }, None);
+    }
+    let used = if intended.size() < stored.size() { intended } else { stored };
+    let warning = format!(
+        "config.json: the element type is {}, but the tensors are {}: {} is used unless --dtype says otherwise",
+        intended.name(),
+        stored.name(),
+        used.name()
+    );
+    (used, Some(warning))
 }

@@ -5,6 +5,7 @@
 //! `names` and `stored`. To add a family, write a file with its `FAMILY` and add the name of the
 //! file to the list below.
 
+mod architecture;
 mod config;
 mod decoder;
 mod delta;

@@ -48,4 +48,23 @@ pub struct Model {
     pub quantized: Option<CheckpointFormat>,
     /// The source of the weights.
     pub weights: Box<dyn WeightSource>,
+    /// Warnings about contradictions in the files of the model.
+    pub warnings: ModelWarnings,
+}
+
+/// Warnings about contradictions in the files of a model, each of which names what is used.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModelWarnings {
+    /// Warnings about keys of the configuration.
+    pub configuration: Vec<String>,
+    /// A warning about the element type of the configuration and of the tensors.
+    pub dtype: Option<String>,
+}
+
+impl ModelWarnings {
+    /// Logs the warnings. The element type is no contradiction if the operator asked for one.
+    pub fn log(&self, asked: Option<DType>) {
+        let dtype = self.dtype.iter().filter(|_| asked.is_none());
+        self.configuration.iter().chain(dtype).for_each(|warning| tracing::warn!("{warning}"));
+    }
 }

@@ -45,6 +45,10 @@ pub(crate) fn start<P: Platform>(
     report(router, "reading the checkpoint", 0, 0)?;
     let RankPlacement { rank, world_size, .. } = *placement;
     let mut model = open()?;
+    // All ranks read the same files, and one line says enough.
+    if rank == 0 {
+        model.warnings.log(options.dtype);
+    }
     let parameters = model.spec.parameters();
     let mut layers = 0..model.spec.layers.len();
     if options.pipeline {

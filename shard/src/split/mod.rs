@@ -26,8 +26,9 @@ impl Split {
         if self == Split::WHOLE {
             return Ok(model);
         }
-        let Model { spec: whole, dtype, quantized, weights } = model;
+        let Model { spec: whole, dtype, quantized, weights, warnings } = model;
         let spec = self.spec(&whole)?;
-        Ok(Model { spec, dtype, quantized, weights: Box::new(SplitWeights::new(weights, whole, self)) })
+        let weights = Box::new(SplitWeights::new(weights, whole, self));
+        Ok(Model { spec, dtype, quantized, weights, warnings })
     }
 }

@@ -12,13 +12,21 @@ use millrace_kernels::{DType, HostMemory};
 use millrace_shard::HostCollectives;
 use millrace_shard::collective::{self, Transport};
 use millrace_shard::decoder::Weights;
-use millrace_shard::model::{DecoderSpec, HeadNormPlan, LayerSlot, Mlp, Model, Positions, WeightSlot};
+use millrace_shard::model::{
+    DecoderSpec, HeadNormPlan, LayerSlot, Mlp, Model, ModelWarnings, Positions, WeightSlot,
+};
 use millrace_shard::split::Split;
 use proptest::prelude::*;
 
 fn model(spec: &DecoderSpec, seed: u64) -> Model {
     let weights = Box::new(MemoryWeights::random(spec, seed));
-    Model { spec: spec.clone(), dtype: DType::F32, quantized: None, weights }
+    Model {
+        spec: spec.clone(),
+        dtype: DType::F32,
+        quantized: None,
+        weights,
+        warnings: ModelWarnings::default(),
+    }
 }
 
 /// Returns a specification with the same options that can be split for all of these tests.

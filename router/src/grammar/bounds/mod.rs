@@ -9,11 +9,14 @@ mod lark;
 mod regex;
 mod schema;
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use self::schema::SchemaBudget;
 use super::definition::Grammar;
 use super::error::GrammarError;
+use super::schema::without_broken_tools;
 
 /// The maximum size in bytes of a grammar's text, or of a schema as JSON.
 const MAX_GRAMMAR_BYTES: usize = 256 << 10;
@@ -48,6 +51,17 @@ pub(super) fn size_within(grammar: &Grammar) -> Result<usize, GrammarError> {
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) fn is_within_bounds(grammar: &Grammar) -> bool {
     check(grammar).is_ok()
+}
+
+/// Replaces the schemas of tools that exceed the bounds by themselves. Returns the new grammar and
+/// the places of these tools, or `None` if there are none.
+pub(super) fn without_excessive_tools(grammar: &Grammar) -> Option<(Grammar, BTreeSet<usize>)> {
+    let is_within = |schema: &Value| {
+        let mut left = Some(MAX_GRAMMAR_BYTES);
+        take_value(schema, &mut left);
+        left.is_some() && SchemaBudget::of_tools().take(schema).is_ok()
+    };
+    without_broken_tools(grammar, &is_within)
 }
 
 /// Subtracts this many bytes from `left`, which becomes `None` if too few are left.
@@ -122,6 +136,21 @@ mod tests {
             thread_time() - since
         });
         times.min().unwrap_or_default()
+    }
+
+    /// Tools that exceed a limit only together are not left out.
+    #[test]
+    fn a_tool_is_left_out_if_it_exceeds_a_limit_by_itself() {
+        let calls = |sizes: [usize; 3]| {
+            let schema = |(index, size)| (format!("json_{index}"), json!({"description": "x".repeat(size)}));
+            let schemas = sizes.into_iter().enumerate().map(schema).collect();
+            Grammar::Calls { rules: "start: json_0 json_1 json_2".into(), schemas, answer: None }
+        };
+        let (reduced, left_out) = without_excessive_tools(&calls([9, MAX_GRAMMAR_BYTES, 9])).unwrap();
+        assert_eq!(left_out, BTreeSet::from([1]));
+        assert!(size_within(&reduced).is_ok() && check(&reduced).is_ok());
+        let together = calls([MAX_GRAMMAR_BYTES / 2; 3]);
+        assert!(size_within(&together).is_err() && without_excessive_tools(&together).is_none());
     }
 
     #[test]

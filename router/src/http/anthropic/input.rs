@@ -31,9 +31,23 @@ pub(super) fn messages(
     }
     for (index, message) in messages.iter().enumerate() {
         add(message, reads_reasoning, &mut transcript)
-            .map_err(|what| wrong(&format!("messages[{index}]"), &what))?;
+            .map_err(|Fault { place, reason }| wrong(&format!("messages[{index}]{place}"), &reason))?;
     }
     Ok(transcript.into_messages())
+}
+
+/// The reason why a message is refused.
+struct Fault {
+    /// The place in the message, such as `.content[1].input`. Empty for the message itself.
+    place: String,
+    /// Continues a sentence that begins with the place.
+    reason: String,
+}
+
+impl From<String> for Fault {
+    fn from(reason: String) -> Self {
+        Fault { place: String::new(), reason }
+    }
 }
 
 fn wrong(param: &str, what: &str) -> MessagesError {
@@ -55,15 +69,15 @@ fn system_text(system: &Value, ignored: &mut IgnoredFields) -> Result<String, St
     Ok(prompt)
 }
 
-fn add(message: &Value, reads_reasoning: bool, to: &mut Transcript) -> Result<(), String> {
+fn add(message: &Value, reads_reasoning: bool, to: &mut Transcript) -> Result<(), Fault> {
     match message["role"].as_str() {
-        Some("user") => add_user(&message["content"], to),
+        Some("user") => Ok(add_user(&message["content"], to)?),
         Some("assistant") => add_assistant(&message["content"], reads_reasoning, to),
         Some("system") => {
             to.say_system(text(&message["content"])?);
             Ok(())
         }
-        _ => Err("must have one of the roles user, assistant and system".into()),
+        _ => Err("must have one of the roles user, assistant and system".to_owned().into()),
     }
 }
 
@@ -112,13 +126,13 @@ fn result(block: &Value) -> Result<String, String> {
 /// Adds an assistant message, which is the texts of its blocks in one. A call belongs to the text
 /// before it. Thinking goes to the template, which decides in which messages it is shown. Redacted
 /// thinking, which Anthropic encrypts, is left out.
-fn add_assistant(content: &Value, reads_reasoning: bool, to: &mut Transcript) -> Result<(), String> {
+fn add_assistant(content: &Value, reads_reasoning: bool, to: &mut Transcript) -> Result<(), Fault> {
     let Value::Array(blocks) = content else {
         to.say("assistant", text(content)?);
         return Ok(());
     };
     let (mut pending, mut added) = (String::new(), false);
-    for block in blocks {
+    for (index, block) in blocks.iter().enumerate() {
         match block["type"].as_str() {
             Some("thinking") if reads_reasoning => {
                 let thinking = block["thinking"].as_str().unwrap_or_default();
@@ -132,7 +146,7 @@ fn add_assistant(content: &Value, reads_reasoning: bool, to: &mut Transcript) ->
                     to.say("assistant", std::mem::take(&mut pending));
                 }
                 let input = call_arguments(&block["input"])
-                    .map_err(|what| format!("has a block of type tool_use whose `input` {what}"))?;
+                    .map_err(|reason| Fault { place: format!(".content[{index}].input"), reason })?;
                 to.call(field(block, "id")?, field(block, "name")?, input);
                 added = true;
             }

@@ -165,7 +165,7 @@ async fn wrong_tools_and_choices_are_refused() {
         ),
         (
             message("assistant", json!({"type": "tool_use", "id": "c", "name": "get", "input": [1]})),
-            "whose `input` must be a JSON object",
+            "`messages[0].content[0].input` must be a JSON object",
         ),
         (message("assistant", json!({"type": "tool_use", "name": "get", "input": {}})), "without `id`"),
     ] {

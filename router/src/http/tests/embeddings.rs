@@ -67,7 +67,7 @@ async fn the_pooling_comes_from_the_operator_or_the_model() {
         let read = |file: &str| {
             Ok((file == "1_Pooling/config.json").then(|| pooling.to_string().into_bytes().into()))
         };
-        let embedding = crate::embedding::read(None, &read, &Value::Null);
+        let embedding = crate::embedding::read(None, &read, &Value::Null, &Value::Null);
         let assets = crate::assets::Assets { embedding, ..test_support::assets() };
         Server::serving(&assets, Script::Vanish(String::new()), limits, HttpConfig::default())
     };
@@ -89,7 +89,7 @@ async fn the_pooling_comes_from_the_operator_or_the_model() {
 async fn vectors_by_an_unknown_module_are_refused_by_its_name() {
     let list = json!([{"path": "", "type": "custom.Encoder"}]).to_string();
     let read = |file: &str| Ok((file == "modules.json").then(|| list.clone().into_bytes().into()));
-    let embedding = crate::embedding::read(None, &read, &Value::Null);
+    let embedding = crate::embedding::read(None, &read, &Value::Null, &Value::Null);
     let assets = crate::assets::Assets { embedding, has_head: true, ..test_support::assets() };
     let limits = RequestLimits::default();
     let server = Server::serving(&assets, Script::Say("x".into()), limits, HttpConfig::default());

@@ -81,7 +81,7 @@ async fn arguments_that_are_no_object_are_refused_by_name() {
         }
         let named = "messages[1].tool_calls[0].function.arguments";
         for (path, body, status, name) in [
-            ("/v1/messages", messages_call(arguments()), 400, "whose `input` must be a JSON object"),
+            ("/v1/messages", messages_call(arguments()), 400, ".input` must be a JSON object"),
             ("/tokenize", chat_call(arguments()), 422, named),
             ("/chat_tokenize", chat_call(arguments()), 422, named),
         ] {
@@ -262,5 +262,25 @@ async fn a_tool_whose_schema_cannot_be_compiled_is_left_out_and_named() {
         let reply = server.post("/v1/chat/completions", one.clone()).await;
         assert_eq!(reply.status.as_u16(), 200, "{format}: {}", reply.body);
         assert!(reply.headers.get("x-millrace-ignored").is_none(), "{format}");
+    }
+}
+
+/// A schema that exceeds a limit by itself is left out in the same way.
+#[tokio::test]
+async fn a_tool_whose_schema_exceeds_a_limit_is_left_out_and_named() {
+    let tool = |name: &str, count: u64| {
+        let list = json!({"type": "array", "items": {"type": "integer"}, "minItems": count});
+        let parameters = json!({"type": "object", "properties": {"list": list}, "required": ["list"]});
+        json!({"type": "function", "function": {"name": name, "parameters": parameters}})
+    };
+    let tools = [tool("huge", 1_000_000), tool("fine", 2)];
+    let body = json!({"messages": [say("user", "a")], "tools": tools, "tool_choice": "required"});
+    for format in ["hermes", "mistral_v11", "qwen3_coder"] {
+        let limits = RequestLimits { tool_format: Some(format.parse().unwrap()), ..RequestLimits::default() };
+        let server =
+            Server::serving(&test_support::assets(), Script::Say("x".into()), limits, HttpConfig::default());
+        let reply = server.post("/v1/chat/completions", body.clone()).await;
+        assert_eq!(reply.status.as_u16(), 200, "{format}: {}", reply.body);
+        assert_eq!(reply.header("x-millrace-ignored"), "tools.huge.parameters", "{format}");
     }
 }

@@ -6,12 +6,13 @@
 //! tool takes the place of the marker. If answers without calls must have a certain form, the
 //! answer is either of that form or a call, from the first token on.
 
+mod gemma;
 mod tags;
 mod terms;
 
 use serde_json::{Value, json};
 
-use super::allowed::{AllowedTools, ToolChoice};
+use super::allowed::{AllowedTools, Tool, ToolChoice};
 use super::format::ToolFormat;
 use super::syntax::{
     ARGS, BareCalls, CALL_ID, CallSyntax, DEEPSEEK_CALL, DEEPSEEK_SEPARATOR, FormatSyntax, KIMI_ARGUMENTS,
@@ -51,12 +52,13 @@ pub(crate) fn call_grammar(
     };
     let calls = writer.calls(tools.parallel);
     let (call, schemas) = match syntax.call {
-        CallSyntax::Object { .. } => {
+        CallSyntax::Object { .. } | CallSyntax::Keyed => {
             (String::new(), vec![("call".to_owned(), json_call_schema(tools, format, syntax.call))])
         }
         CallSyntax::Named { .. } => writer.named(tools),
-        CallSyntax::Tags(tags) => tags::tagged_calls(tags, tools, &|mark| writer.special(mark)),
+        CallSyntax::Tags(tags) => tags::tagged_calls(tags, tools, tokens, syntax.marks),
         CallSyntax::Python => tags::python_calls(tools),
+        CallSyntax::Gemma => gemma::gemma_calls(tools, tokens, syntax.marks),
     };
     Some(Grammar::Calls { rules: format!("{start}\n{calls}{call}"), schemas, answer: answer.cloned() })
 }
@@ -250,14 +252,17 @@ impl GrammarWriter<'_> {
         let last = match (must, answer) {
             (true, _) => "call".to_owned(),
             (false, Some(_)) => format!("call | {channel} \"final\" {message} answer"),
-            (false, None) => format!("call | {channel} \"final\" {message} TEXT?"),
+            (false, None) => format!("call | {channel} \"final\" {message} said"),
         };
         let thought = self.tokens.text_up_to("thought", "<|end|>");
+        // The tokens of the format end a message.
+        let part = self.tokens.others(self.syntax.marks);
+        let part = part.map_or_else(|| "TEXT".to_owned(), |others| format!("TEXT | {others}"));
         let rules = format!(
             "start: before* ({last} | {channel} \"analysis\" {message} thought)\n\
              before: {channel} CHANNEL {message} thought_end {start} \"assistant\"\n\
              CHANNEL: \"analysis\" | \"commentary\"\nCALLING: \"commentary\" | \"analysis\"\nSPACE: \" \"\n\
-             call: {}\n{thought}TEXT: /(?s:.+)/\n",
+             call: {}\n{thought}said: ({part})*\nTEXT: /(?s:.+)/\n",
             calls.join(" | ")
         );
         Grammar::Calls { rules, schemas, answer: answer.cloned() }
@@ -276,6 +281,19 @@ impl GrammarWriter<'_> {
 
 /// Returns the schema of one call to any of the tools.
 fn json_call_schema(tools: &AllowedTools, format: ToolFormat, syntax: CallSyntax) -> Value {
+    let definitions = definitions(tools.callable().enumerate());
+    if matches!(syntax, CallSyntax::Keyed) {
+        let call = |(index, tool): (usize, &Tool)| {
+            json!({
+                "type": "object",
+                "properties": {&tool.name: {"$ref": format!("#/$defs/{index}")}},
+                "required": [tool.name],
+                "additionalProperties": false,
+            })
+        };
+        let calls: Vec<Value> = tools.callable().enumerate().map(call).collect();
+        return json!({"anyOf": calls, "$defs": definitions});
+    }
     let (name, arguments) = match syntax {
         CallSyntax::Object { name, arguments } => (name, arguments),
         _ => ("name", "arguments"),
@@ -310,7 +328,7 @@ fn json_call_schema(tools: &AllowedTools, format: ToolFormat, syntax: CallSyntax
             })
         })
         .collect();
-    json!({"anyOf": calls, "$defs": definitions(tools.callable().enumerate())})
+    json!({"anyOf": calls, "$defs": definitions})
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use serde_json::Value;
 
 use super::terms::{definitions, quoted, relocate};
-use crate::grammar::escape;
+use crate::grammar::{MarkTokens, escape};
 use crate::tools::allowed::{AllowedTools, Tool};
 use crate::tools::tagged_call::{self, TYPE, TagSyntax};
 
@@ -16,15 +16,15 @@ const MAX_COPIED: usize = 1 << 20;
 
 /// The schemas of the arguments, each of which is a rule.
 #[derive(Default)]
-struct ValueSchemas {
-    schemas: Vec<(String, Value)>,
+pub(super) struct ValueSchemas {
+    pub(super) schemas: Vec<(String, Value)>,
     copied: usize,
 }
 
 /// A tool whose arguments become rules.
-struct IndexedTool<'a> {
+pub(super) struct IndexedTool<'a> {
     index: usize,
-    tool: &'a Tool,
+    pub(super) tool: &'a Tool,
     required: HashSet<&'a str>,
     /// The tool's definitions, to which the schemas of its arguments may refer.
     shared: Option<Value>,
@@ -33,7 +33,7 @@ struct IndexedTool<'a> {
 }
 
 impl<'a> IndexedTool<'a> {
-    fn new(index: usize, tool: &'a Tool) -> Self {
+    pub(super) fn new(index: usize, tool: &'a Tool) -> Self {
         let required = tool.parameters["required"].as_array().into_iter().flatten();
         let shared = tool.parameters.get("$defs").map(|_| definitions(std::iter::once((index, tool))).into());
         let size = shared.as_ref().map_or(0, |_: &Value| tool.parameters.to_string().len());
@@ -47,7 +47,7 @@ impl<'a> IndexedTool<'a> {
 
 impl ValueSchemas {
     /// Adds the schema of an argument and returns the name of its rule.
-    fn rule(&mut self, tool: &IndexedTool, schema: &Value) -> String {
+    pub(super) fn rule(&mut self, tool: &IndexedTool, schema: &Value) -> String {
         let index = tool.index;
         let rule = format!("json_{index}_{}", self.schemas.len());
         let mut schema = schema.clone();
@@ -64,14 +64,15 @@ impl ValueSchemas {
 }
 
 /// Returns the rules for calls in tags. The arguments have the order of their schema. Strings are
-/// written as they are up to the closing tag, and other values are JSON.
-/// `special` finds special tokens.
+/// written as they are up to the closing tag, with any special tokens but `marks` and the ends of
+/// answers. Other values are JSON.
 pub(super) fn tagged_calls(
     syntax: TagSyntax,
     tools: &AllowedTools,
-    special: &dyn Fn(&str) -> Option<u32>,
+    tokens: MarkTokens<'_>,
+    marks: &[&str],
 ) -> (String, Vec<(String, Value)>) {
-    let mut writer = TagWriter { syntax, schemas: ValueSchemas::default(), special };
+    let mut writer = TagWriter { syntax, schemas: ValueSchemas::default(), tokens };
     let calls: Vec<String> = tools
         .callable()
         .enumerate()
@@ -80,15 +81,20 @@ pub(super) fn tagged_calls(
     let TagSyntax { parameter, key_end, end_of_value, .. } = syntax;
     let pad = if syntax.is_padded { "\\n" } else { "" };
     let kind = if syntax.has_type { format!("{}(true|false)", escape(TYPE)) } else { String::new() };
-    let text = match special(end_of_value) {
-        // Ordinary text never contains a special token.
-        Some(id) => format!("text: FREE? <[{id}]>\nFREE: /(?s:.+)/\n"),
-        None => format!("text[lazy]: /(?s:.*){pad}{}{pad}/\n", escape(end_of_value)),
+    let others = tokens.others_within(marks);
+    let text = match syntax.verbatim {
+        None => text_rule("text", tokens.special(end_of_value), end_of_value, pad, others),
+        // A value without the characters of tags needs nothing around it.
+        Some((open, close)) => {
+            let verbatim = text_rule("verbatim", None, &format!("{close}{end_of_value}"), pad, others);
+            let plain = format!("/[^<]*{}/", escape(end_of_value));
+            format!("text: {plain} | {} verbatim\n{verbatim}", quoted(open))
+        }
     };
     let any = match key_end {
         "" => format!("/{}[A-Za-z0-9_.-]+{kind}{}{pad}/", escape(parameter.0), escape(parameter.1)),
         _ => {
-            let [before, end, after] = [parameter.0, key_end, parameter.1].map(|mark| writer.mark(mark));
+            let [before, end, after] = [parameter.0, key_end, parameter.1].map(|mark| tokens.mark(mark));
             format!("{before} KEY {end} GAP? {after}\nKEY: /[A-Za-z0-9_.-]+/")
         }
     };
@@ -96,19 +102,38 @@ pub(super) fn tagged_calls(
     (rules, writer.schemas.schemas)
 }
 
+/// Returns the rule for any text up to `end`, which may be a special token. `others` are the
+/// special tokens that the text may have.
+pub(super) fn text_rule(
+    name: &str,
+    special_end: Option<u32>,
+    end: &str,
+    pad: &str,
+    others: Option<String>,
+) -> String {
+    // Ordinary text never contains a special token.
+    match (special_end, others) {
+        (Some(id), None) => format!("{name}: FREE? <[{id}]>\nFREE: /(?s:.+)/\n"),
+        (Some(id), Some(others)) => format!("{name}: (FREE | {others})* <[{id}]>\nFREE: /(?s:.+)/\n"),
+        (None, None) => format!("{name}[lazy]: /(?s:.*){pad}{}{pad}/\n", escape(end)),
+        (None, Some(others)) => {
+            let end = escape(end);
+            format!(
+                "{name}: (FREE? {others})* {name}_last\nFREE: /(?s:.+)/ & ~/(?s:.*){end}(?s:.*)/\n\
+                 {name}_last[lazy]: /(?s:.*){pad}{end}{pad}/\n"
+            )
+        }
+    }
+}
+
 /// Writes the rules of calls in tags.
 struct TagWriter<'a> {
     syntax: TagSyntax,
     schemas: ValueSchemas,
-    special: &'a dyn Fn(&str) -> Option<u32>,
+    tokens: MarkTokens<'a>,
 }
 
 impl TagWriter<'_> {
-    /// Returns the rule for a tag without a name: a special token, or a text.
-    fn mark(&self, mark: &str) -> String {
-        (self.special)(mark).map_or_else(|| quoted(mark), |id| format!("<[{id}]>"))
-    }
-
     /// Returns the rule for a call of one tool.
     fn call(&mut self, tool: &IndexedTool) -> String {
         let mut arguments = String::new();
@@ -123,11 +148,15 @@ impl TagWriter<'_> {
         let (before, after) = self.syntax.function;
         let head = format!("{before}{}", tool.tool.name);
         let head = match (self.syntax.is_padded, after) {
+            (_, after) if self.tokens.special(before).or(self.tokens.special(after)).is_some() => {
+                let [before, after] = [before, after].map(|mark| self.tokens.mark(mark));
+                format!("{before} {} {after} GAP?", quoted(&tool.tool.name))
+            }
             (true, after) => quoted(&format!("{head}{after}\n")),
             (false, "\n") => format!("{} GAP?", quoted(&head)),
             (false, after) => format!("{} GAP?", quoted(&format!("{head}{after}"))),
         };
-        format!("{head}{arguments} {}", self.mark(self.syntax.end))
+        format!("{head}{arguments} {}", self.tokens.mark(self.syntax.end))
     }
 
     /// Returns the rule for the white space after a value, if it is no part of the closing tag.
@@ -138,7 +167,7 @@ impl TagWriter<'_> {
     fn argument(&mut self, tool: &IndexedTool, name: &str, schema: &Value) -> String {
         let TagSyntax { parameter, key_end, has_type, end_of_value, is_padded, .. } = self.syntax;
         let pad = if is_padded { "\n" } else { "" };
-        let end = match (self.special)(end_of_value) {
+        let end = match self.tokens.special(end_of_value) {
             Some(id) => format!("<[{id}]>"),
             None => quoted(&format!("{end_of_value}{pad}")),
         };
@@ -156,7 +185,8 @@ impl TagWriter<'_> {
         let tag = match key_end {
             "" => quoted(&format!("{}{name}{kind}{}{pad}", parameter.0, parameter.1)),
             _ => {
-                let [before, end, after] = [parameter.0, key_end, parameter.1].map(|mark| self.mark(mark));
+                let [before, end, after] =
+                    [parameter.0, key_end, parameter.1].map(|mark| self.tokens.mark(mark));
                 format!("{before} {} {end} GAP? {after}", quoted(name))
             }
         };

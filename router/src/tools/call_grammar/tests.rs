@@ -379,6 +379,53 @@ async fn text_before_calls_may_have_special_tokens() {
     }
 }
 
+/// The value of a string in tags, and the final text of gpt-oss, may have special tokens that are
+/// no marks of the format.
+#[tokio::test(start_paused = true)]
+async fn texts_may_have_special_tokens() {
+    let parameters = json!({"type": "object", "properties": {"s": {"type": "string"}}, "required": ["s"]});
+    let tools = AllowedTools {
+        tools: vec![Tool { name: "say".into(), parameters }],
+        choice: ToolChoice::Required,
+        parallel: true,
+    };
+    for format in formats() {
+        let CallSyntax::Tags(tags) = format.syntax().call else { continue };
+        // The mark of DeepSeek is a part of its tags.
+        let marks = if tags.has_type { &[] } else { format.syntax().marks };
+        for special in [&["<think>", "</think>"][..], &[&["<think>", "</think>"], marks].concat()] {
+            let tokenizer = Tokenizer::new(&test_support::assets_with(special), 1).unwrap();
+            let grammar = call_grammar(&tools, format, (&tokenizer).into(), None).unwrap();
+            for value in ["<think>a</think>b", "a <think>", "<think>"] {
+                let call = format.write("say", &json!({"s": value}));
+                let (said, ended) =
+                    random(&tokenizer, &grammar, 1, &call).await.unwrap_or_else(|| panic!("{call}"));
+                assert!(ended, "{said}");
+                let arguments: Value =
+                    serde_json::from_str(&parse(&said, format, &tools).calls[0].arguments).unwrap();
+                assert_eq!(arguments, json!({"s": value}), "{format}: {said}");
+            }
+            // An argument does not end with the answer, or with another mark of the format.
+            let call = format.write("say", &json!({"s": "millrace"}));
+            let (begun, _) = call.split_once("millrace").unwrap();
+            let is_token = |mark: &&&str| **mark != tags.end_of_value && tokenizer.token_id(mark).is_some();
+            for mark in marks.iter().filter(is_token).chain(&["</s>"]) {
+                let led = random(&tokenizer, &grammar, 1, &format!("{begun}mill{mark}")).await;
+                assert!(led.is_none(), "{format}: {mark}");
+            }
+        }
+    }
+    let marks = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|other|>"];
+    let tokenizer = Tokenizer::new(&test_support::assets_with(&marks), 1).unwrap();
+    let tools = AllowedTools { choice: ToolChoice::Auto, ..tools };
+    let grammar = call_grammar(&tools, ToolFormat::Harmony, (&tokenizer).into(), None).unwrap();
+    let text = "<|channel|>final<|message|>a<|other|><|other|>b";
+    assert!(random(&tokenizer, &grammar, 1, text).await.unwrap().1);
+    for mark in &marks[..6] {
+        assert!(random(&tokenizer, &grammar, 1, &format!("{text}{mark}")).await.is_none(), "{mark}");
+    }
+}
+
 #[test]
 fn copies_of_definitions_are_bounded() {
     let definition: String = "x".repeat(100_000);
@@ -436,5 +483,44 @@ async fn calls_of_harmony_follow_the_reasoning() {
         let grammar = call_grammar(&tools, format, (&tokenizer).into(), Some(&answer)).unwrap();
         assert!(random(&tokenizer, &grammar, 1, "<|channel|>final<|message|>{\"sum\": 7").await.is_some());
         assert!(random(&tokenizer, &grammar, 1, last).await.is_none());
+    }
+}
+
+/// Keys of Gemma are in alphabetical order, and values follow their schemas at any depth.
+#[tokio::test(start_paused = true)]
+async fn arguments_of_gemma_follow_their_schemas() {
+    let parameters = json!({
+        "type": "object", "required": ["b", "r"], "$defs": {"node": {"type": "object", "required": ["v"], "properties": {
+            "v": {"type": ["integer", "null"]}, "next": {"$ref": "#/$defs/node"}}}},
+        "properties": {
+            "r": {"$ref": "#/$defs/node"}, "b": {"type": "boolean"}, "a": {"enum": ["x", 7, ["y"]]},
+            "l": {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "number", "minimum": 0}]}},
+        },
+    });
+    let tool = Tool { name: "say".into(), parameters };
+    let tools = AllowedTools { tools: vec![tool], choice: ToolChoice::Required, parallel: true };
+    for tokenizer in tokenizers() {
+        let grammar = call_grammar(&tools, ToolFormat::Gemma4, (&tokenizer).into(), None).unwrap();
+        for (arguments, value) in [
+            ("b:true,r:{v:1}", json!({"b": true, "r": {"v": 1}})),
+            (
+                "a:<|\"|>x<|\"|>,b:false,l:[<|\"|>\"<a>\n<|\"|>,1.5],r:{next:{v:null},v:-2}",
+                json!({"a": "x", "b": false, "l": ["\"<a>\n", 1.5], "r": {"next": {"v": null}, "v": -2}}),
+            ),
+            ("a:[<|\"|>y<|\"|>],b:true,l:[],r:{v:1}", json!({"a": ["y"], "b": true, "l": [], "r": {"v": 1}})),
+        ] {
+            let text = format!("<|tool_call>call:say{{{arguments}}}<tool_call|>");
+            let (said, ended) =
+                random(&tokenizer, &grammar, 1, &text).await.unwrap_or_else(|| panic!("{text}"));
+            assert!(ended && said == text, "{said}");
+            let call = parse(&said, ToolFormat::Gemma4, &tools).calls.remove(0);
+            assert_eq!(serde_json::from_str::<Value>(&call.arguments).unwrap(), value, "{said}");
+        }
+        for wrong in
+            ["r:", "b:1", "b:true}", "a:8", "a:<|\"|>z", "b:true,l:[-1", "b:true,r:{}", "b:true,r:{v:<|"]
+        {
+            let text = format!("<|tool_call>call:say{{{wrong}");
+            assert!(random(&tokenizer, &grammar, 1, &text).await.is_none(), "{text}");
+        }
     }
 }

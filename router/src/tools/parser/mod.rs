@@ -8,6 +8,7 @@
 use super::allowed::{AllowedTools, Tool};
 use super::delta::{AnswerDelta, CallDelta};
 use super::format::ToolFormat;
+use super::gemma_call::{GemmaCallReader, HEAD};
 use super::held_text::HeldText;
 use super::json_call::{CallProgress, JsonCallReader};
 use super::python_call::PythonCallReader;
@@ -71,6 +72,7 @@ enum CallReader {
     Json(JsonCallReader),
     Tags(Box<TaggedCallReader>),
     Python(PythonCallReader),
+    Gemma(GemmaCallReader),
 }
 
 impl CallReader {
@@ -79,6 +81,7 @@ impl CallReader {
             CallReader::Json(reader) => reader.push(c, arguments),
             CallReader::Tags(reader) => reader.push(c, arguments),
             CallReader::Python(reader) => reader.push(c, arguments),
+            CallReader::Gemma(reader) => reader.push(c, arguments),
         }
     }
 
@@ -88,6 +91,7 @@ impl CallReader {
             CallReader::Json(reader) => reader.name(),
             CallReader::Tags(reader) => Some(reader.name().to_owned()),
             CallReader::Python(reader) => Some(reader.name().to_owned()),
+            CallReader::Gemma(reader) => Some(reader.name().to_owned()),
         }
     }
 }
@@ -184,6 +188,8 @@ impl ToolCallParser {
             (CallSyntax::Object { name, arguments }, '{') if list || !is_list => {
                 CallReader::Json(JsonCallReader::call(name, arguments))
             }
+            (CallSyntax::Keyed, '{') if list => CallReader::Json(JsonCallReader::keyed()),
+            (CallSyntax::Gemma, c) if HEAD.starts_with(c) => CallReader::Gemma(GemmaCallReader::new()),
             (CallSyntax::Python, c) if list && PythonCallReader::begins_name(c) => {
                 CallReader::Python(PythonCallReader::new())
             }
@@ -322,7 +328,7 @@ impl ToolCallParser {
             CallReader::Python(_) => serde_json::from_str::<serde::de::IgnoredAny>(arguments).is_ok(),
             // A name alone calls a tool without arguments.
             CallReader::Json(reader) => arguments.is_empty() && !reader.has_other_key(),
-            CallReader::Tags(_) => arguments.is_empty(),
+            CallReader::Tags(_) | CallReader::Gemma(_) => arguments.is_empty(),
         };
         if !*started {
             let name = name.take().filter(|_| is_complete);

@@ -298,6 +298,60 @@ const CASES: &[Case] = &[
         "Done.",
         &[("set", "{}")],
     ),
+    (
+        ToolFormat::Apertus,
+        true,
+        "Wait. <|tools_prefix|>[{\"get\": {\"n\": 1, \"x\": {}}}, {\"set\": {}}]<|tools_suffix|>",
+        "Wait.",
+        &[("get", "{\"n\": 1, \"x\": {}}"), ("set", "{}")],
+    ),
+    (
+        ToolFormat::Apertus,
+        true,
+        "<|tools_prefix|>[{\"other\": {}}]",
+        "<|tools_prefix|>[{\"other\": {}}]",
+        &[],
+    ),
+    (
+        ToolFormat::Hy3,
+        true,
+        "Wait.<tool_calls:opensource>\n<tool_call:opensource>get<tool_sep:opensource>\n<arg_key:opensource>s</arg_key:opensource>\n\
+         <arg_value:opensource>a <b></arg_value:opensource>\n<arg_key:opensource>n</arg_key:opensource>\n\
+         <arg_value:opensource>7</arg_value:opensource>\n</tool_call:opensource>\n\
+         <tool_call:opensource>set<tool_sep:opensource></tool_call:opensource></tool_calls:opensource>",
+        "Wait.",
+        &[("get", "{\"s\": \"a <b>\", \"n\": 7}"), ("set", "{}")],
+    ),
+    (
+        ToolFormat::MiniCpm5,
+        true,
+        "Wait.\n<function name=\"get\"><param name=\"s\"><![CDATA[a </param> <b>]]></param><param name=\"n\">7</param>\
+         <param name=\"x\">{'z': ['y', True, []]}</param></function>\n<function name=\"set\"><param name=\"s\"><![CDAT</param></function>",
+        "Wait.",
+        &[
+            ("get", "{\"s\": \"a </param> <b>\", \"n\": 7, \"x\": {\"z\": [\"y\", true, []]}}"),
+            ("set", "{\"s\": \"<![CDAT\"}"),
+        ],
+    ),
+    (ToolFormat::MiniCpm5, true, "A <function> and <function name", "A <function> and <function name", &[]),
+    (ToolFormat::MiniCpm5, true, "<function name=\"other\">", "<function name=\"other\">", &[]),
+    (
+        ToolFormat::Gemma4,
+        true,
+        "Wait.<|tool_call>call:get{n:-1.5e3,o:{k:[<|\"|>a<|b\"\n<|\"|>,true,[],{}],z:None},s:<|\"|><|\"|>}<tool_call|>\
+         <|tool_call>call:set{}<tool_call|>",
+        "Wait.",
+        &[
+            (
+                "get",
+                "{\"n\": -1.5e3, \"o\": {\"k\": [\"a<|b\\\"\\n\", true, [], {}], \"z\": null}, \"s\": \"\"}",
+            ),
+            ("set", "{}"),
+        ],
+    ),
+    (ToolFormat::Gemma4, true, "<|tool_call>call:get{s:<|\"|>cut o", "", &[("get", "{\"s\": \"cut o")]),
+    (ToolFormat::Gemma4, true, "<|tool_call>call:other{}", "<|tool_call>call:other{}", &[]),
+    (ToolFormat::Gemma4, true, "<|tool_call>{\"name\"", "<|tool_call>{\"name\"", &[]),
     (ToolFormat::Glm4, true, "get\n{\"n\": 1}", "", &[("get", "{\"n\": 1}")]),
     (ToolFormat::Glm4, true, "get {\"n\": 1}", "get {\"n\": 1}", &[]),
     (ToolFormat::Glm4, true, " getting there", " getting there", &[]),

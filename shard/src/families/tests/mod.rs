@@ -2,6 +2,7 @@
 
 mod chatglm_6b;
 mod configs;
+mod contradictions;
 mod gemma4;
 mod golden;
 mod latents;

@@ -11,7 +11,7 @@ use millrace_proto::{
     frame, from_shard, to_shard,
 };
 use millrace_shard::collective::Transport;
-use millrace_shard::model::Model;
+use millrace_shard::model::{Model, ModelWarnings};
 use millrace_shard::{
     AllReduce, DeviceKind, Error, HostPlatform, OpenDevice, Platform, RankPlacement, RouterAddress,
     ShardOptions, serve,
@@ -62,7 +62,7 @@ pub fn options() -> ShardOptions {
 pub fn model() -> Model {
     let spec = fixed_spec();
     let weights = Box::new(MemoryWeights::random(&spec, SEED));
-    Model { spec, dtype: DType::F32, quantized: None, weights }
+    Model { spec, dtype: DType::F32, quantized: None, weights, warnings: ModelWarnings::default() }
 }
 
 /// The router's end of the socket.

@@ -93,7 +93,8 @@ async fn the_page_describes_the_effect_of_each_field() {
         "sentence_bert_config.json" => Some(&br#"{"max_seq_length": 12}"#[..]),
         _ => None,
     };
-    let embedding = crate::embedding::read(None, &|name| Ok(file(name).map(Into::into)), &Value::Null);
+    let embedding =
+        crate::embedding::read(None, &|name| Ok(file(name).map(Into::into)), &Value::Null, &Value::Null);
     let assets = Assets { chat_template: Some(TEMPLATE.into()), embedding, ..test_support::assets() };
     let limits = RequestLimits { tool_format: Some(ToolFormat::Hermes), ..RequestLimits::default() };
     let mut server = Server::serving(&assets, Script::Say(ANSWER.into()), limits, HttpConfig::default());
