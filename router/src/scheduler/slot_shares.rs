@@ -55,12 +55,18 @@ impl Scheduler {
                 || self.waits_for_prefix(sequence, &self.prefix_of(sequence), producers)
         };
         let mut waiting = candidates.iter().filter_map(|&id| self.waiting.get(id));
-        let first = waiting
-            .find(|sequence| held.get(&sequence.tenant).copied().unwrap_or(0) < share && !waits(sequence))?;
+        // A tenant that has received more tokens takes no slot of one that has received fewer.
+        let received = self.shares.counter(largest);
+        let may_take = |tenant: &Tenant| {
+            held.get(tenant).copied().unwrap_or(0) < share && self.shares.counter(tenant) <= received
+        };
+        let first = waiting.find(|sequence| may_take(&sequence.tenant) && !waits(sequence))?;
         let leaving = self.running.iter().rposition(|running| {
             running.sequence.tenant == **largest
                 && running.sequence.priority >= first.priority
                 && running.first_step != self.next_step
+                // No prompt is computed in vain.
+                && running.sequence.tokens.len() > running.sequence.prompt_len
         })?;
         let without = [leaving];
         let prompts = self.staying(&without).filter(|running| running.is_prefill());
@@ -71,7 +77,9 @@ impl Scheduler {
             return None;
         }
         let id = first.id;
-        let sequence = self.vacate(leaving);
+        let mut sequence = self.vacate(leaving);
+        // Otherwise it would come before all sequences that have not run.
+        sequence.gave_slot = true;
         self.waiting.insert(sequence);
         self.slot_preemptions += 1;
         Some(id)

@@ -147,12 +147,14 @@ impl Scheduler {
             let sharing = works[index..].iter().filter(|other| other.0 == priority).count();
             let share = left / sharing as f64;
             decodes.sort_by_key(|&index| (self.running[index].last_step, self.running[index].sequence.id));
-            let mut spent = 0.0;
+            let (mut spent, mut fits) = (0.0, true);
             for (count, row) in decodes.into_iter().enumerate() {
                 let mut load = StepLoad::default();
                 self.running[row].add_decode(&mut load);
                 let cost = self.costs.predict_additional(&load);
-                let runs = is_least || count == 0 || spent + cost <= share;
+                // A cheaper row does not pass one that has waited for longer.
+                fits &= count == 0 || spent + cost <= share;
+                let runs = is_least || fits;
                 self.running[row].held = !runs;
                 spent += if runs { cost } else { 0.0 };
             }

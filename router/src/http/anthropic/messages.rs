@@ -26,8 +26,11 @@ pub(super) async fn messages(
     MessagesJson(request): MessagesJson<MessagesRequest>,
 ) -> Result<Response, MessagesError> {
     let model = served_model(&app, request.model())?;
-    let (chat, params) =
-        app.service.in_turn(|| Ok::<_, MessagesError>((request.chat(&app)?, request.params()?))).await?;
+    let (chat, params) = app
+        .service
+        .in_turn(|| Ok::<_, MessagesError>((request.chat(&app)?, request.params()?)))
+        .await
+        .inspect_err(|_| Service::charge_refused_body())?;
     let chat = chat.prepare(&app.service, params).await?;
     let PreparedChat { prepared, format, characters, ignored } = chat;
     let prompt_tokens = prepared.prompt().len();
@@ -66,7 +69,8 @@ pub(super) async fn count_tokens(
     MessagesJson(request): MessagesJson<CountRequest>,
 ) -> Result<(HeaderMap, Json<Value>), MessagesError> {
     served_model(&app, request.model())?;
-    let chat = app.service.in_turn(|| request.chat(&app)).await?;
+    let chat = app.service.in_turn(|| request.chat(&app)).await;
+    let chat = chat.inspect_err(|_| Service::charge_refused_body())?;
     let mut headers = HeaderMap::new();
     ignored::write_header(&chat.ignored, &mut headers);
     let prompt = chat.render(&app.service).await?;

@@ -32,7 +32,8 @@ pub(super) async fn responses(
     OpenAiJson(request): OpenAiJson<ResponsesRequest>,
 ) -> Result<Response, OpenAiError> {
     let header = ResponseHeader::new("resp_", served_model(&app, request.model.as_deref())?);
-    let ResponseInput { chat, tools, effort } = app.service.in_turn(|| request.input(&app)).await?;
+    let input = app.service.in_turn(|| request.input(&app)).await;
+    let ResponseInput { chat, tools, effort } = input.inspect_err(|_| Service::charge_refused_body())?;
     let chat = chat.prepare(&app.service, request.params()?).await;
     let PreparedChat { prepared, format, characters, ignored } =
         chat.map_err(|error| OpenAiError::from_chat(error, &FieldNames::RESPONSES))?;
