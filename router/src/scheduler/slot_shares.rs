@@ -72,8 +72,12 @@ impl Scheduler {
         let prompts = self.staying(&without).filter(|running| running.is_prefill());
         let prompts: Vec<usize> = prompts.map(RunningSequence::remaining).collect();
         let has_room = self.has_prompt_room(&prompts, &without) || self.has_prompt_share(&first.tenant);
-        // The first running sequence always progresses.
-        if leaving == 0 || !has_room || !self.fits(first, &self.prefix_of(first), &prompts, &without) {
+        // The first sequence of those that ran before this step always progresses.
+        let first_of_all = self.running.iter().position(|running| running.first_step != self.next_step);
+        if first_of_all == Some(leaving)
+            || !has_room
+            || !self.fits(first, &self.prefix_of(first), &prompts, &without)
+        {
             return None;
         }
         let id = first.id;
