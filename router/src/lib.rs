@@ -20,6 +20,7 @@ pub mod serve;
 pub mod service;
 pub mod text;
 pub mod tools;
+mod turns;
 mod web;
 
 #[cfg(any(test, feature = "fuzz"))]

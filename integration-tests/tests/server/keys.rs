@@ -133,3 +133,29 @@ fn a_key_below_its_share_is_accepted_at_the_limit() {
         }
     });
 }
+
+/// Long answers of one key hold all slots. Another key takes one, and the answer that left it is
+/// complete nevertheless.
+#[test]
+fn a_key_without_a_slot_takes_one_of_another_key() {
+    let flags = ["--api-key", "greedy,modest", "--max-batch-size", "4"];
+    let server = Server::start(&[&flags[..], &["--device", "null", "--null-step-micros", "5000"]].concat());
+    let ask = |key: &str, tokens: u64| {
+        let body = json!({"prompt": "Once upon a time", "max_tokens": tokens, "ignore_eos": true});
+        let authorization = format!("Bearer {key}");
+        post_with(&server.url("/v1/completions"), &[("authorization", &authorization)], &body)
+    };
+    let tokens = |answer: &JsonResponse| answer.body["usage"]["completion_tokens"].as_u64();
+    std::thread::scope(|scope| {
+        let long: Vec<_> = (0..4).map(|_| scope.spawn(|| ask("greedy", 800))).collect();
+        server.wait_until("all slots are taken", |server| server.metric("tgi_batch_current_size") == 4.0);
+        let short = ask("modest", 4);
+        assert_eq!((short.status, tokens(&short)), (200, Some(4)), "{}", short.body);
+        for answer in long {
+            let answer = answer.join().unwrap();
+            assert_eq!((answer.status, tokens(&answer)), (200, Some(800)), "{}", answer.body);
+        }
+    });
+    // Without a slot of another key, the short answer would have waited for the end of a long one.
+    assert_eq!(server.metric("millrace_slot_preemptions_total"), 1.0);
+}

@@ -9,7 +9,7 @@ use super::messages::{self, ContinuationOptions};
 use super::tools::{CallableTools, ToolOptions};
 use crate::reasoning::ThinkingBudget;
 use crate::service::{Params, Prepared, Prompt, Service};
-use crate::text::RenderedPrompt;
+use crate::text::{ControlTokenGuard, Conversation, RenderedPrompt};
 use crate::tools::{show_calls, show_tools};
 
 /// A conversation, as a request of any API describes it.
@@ -57,6 +57,15 @@ pub(crate) struct PreparedChat {
     pub(crate) ignored: IgnoredFields,
 }
 
+/// A conversation that can be rendered.
+struct GuardedConversation {
+    conversation: Conversation,
+    /// Knows the special tokens of the client that are hidden in the conversation.
+    guard: ControlTokenGuard,
+    /// The text that the answer continues, if it continues the last message.
+    begun: Option<String>,
+}
+
 impl ConversationRequest {
     /// Renders the conversation with the model's chat template.
     ///
@@ -64,7 +73,7 @@ impl ConversationRequest {
     /// [`ChatError`] says what is wrong with the conversation or its tools.
     pub(crate) async fn render(mut self, service: &Service) -> Result<RenderedPrompt, ChatError> {
         self.read_thinking(service);
-        let may_call = self.tools.check(&mut self.ignored)?.is_some();
+        let may_call = service.in_turn(|| self.tools.check(&mut self.ignored)).await?.is_some();
         self.render_checked(service, may_call).await
     }
 
@@ -78,10 +87,13 @@ impl ConversationRequest {
         service: &Service,
         mut params: Params,
     ) -> Result<PreparedChat, ChatError> {
-        let tools = self.tools.check(&mut self.ignored)?;
-        let may_call = tools.is_some();
-        let callable: Vec<String> = tools.iter().flat_map(CallableTools::names).collect();
-        let mut format = AnswerFormat::new(service, tools, &mut params)?;
+        let read_tools = || {
+            let tools = self.tools.check(&mut self.ignored)?;
+            let callable: Vec<String> = tools.iter().flat_map(CallableTools::names).collect();
+            let may_call = tools.is_some();
+            Ok::<_, ChatError>((callable, may_call, AnswerFormat::new(service, tools, &mut params)?))
+        };
+        let (callable, may_call, mut format) = service.in_turn(read_tools).await?;
         if self.thinking.is_hidden {
             format.hide_reasoning();
         }
@@ -109,6 +121,19 @@ impl ConversationRequest {
     /// Renders a conversation whose tools have been checked. `may_call` says whether the answer may
     /// call tools.
     async fn render_checked(self, service: &Service, may_call: bool) -> Result<RenderedPrompt, ChatError> {
+        let guarded = service.in_turn(|| self.guarded(service, may_call)).await;
+        let GuardedConversation { conversation, guard, begun } =
+            guarded.inspect_err(|_| Service::charge_refused_body())?;
+        let prompt = service.render_guarded(conversation, guard).await?;
+        match begun {
+            Some(begun) => service.in_turn(|| messages::cut_after(prompt, &begun)).await,
+            None => Ok(prompt),
+        }
+    }
+
+    /// Validates the messages, hides the special tokens of the client in them, and adds the texts
+    /// about tools. The time grows with the request.
+    fn guarded(self, service: &Service, may_call: bool) -> Result<GuardedConversation, ChatError> {
         let format = service.tool_format();
         let knows_role = |role: &str| service.template_quotes(role);
         let writes_late = |role: &str| service.template_writes_late(role);
@@ -131,11 +156,7 @@ impl ConversationRequest {
             let tool_prompt = tool_prompt.as_ref().and_then(Value::as_str);
             show_tools(&mut conversation.messages, unseen, tool_prompt, format);
         }
-        let prompt = service.render_guarded(conversation, guard).await?;
-        match begun {
-            Some(begun) => messages::cut_after(prompt, &begun),
-            None => Ok(prompt),
-        }
+        Ok(GuardedConversation { conversation, guard, begun })
     }
 
     /// Reads the fields about the model's reasoning: adds the variables that the template can read,

@@ -33,6 +33,9 @@ const PREEMPTIONS: &str = "millrace_preemptions_total";
 /// Counter: sequences sent back to the queue because a sequence of higher priority needed their
 /// places.
 const PRIORITY_PREEMPTIONS: &str = "millrace_priority_preemptions_total";
+/// Counter: sequences sent back to the queue because another tenant held less than its share of the
+/// slots.
+const SLOT_PREEMPTIONS: &str = "millrace_slot_preemptions_total";
 /// Counter: rows whose masks came too late for their step.
 const DEFERRED_ROWS: &str = "millrace_deferred_rows_total";
 /// Gauge: KV cache blocks in use.
@@ -166,6 +169,11 @@ pub(super) fn describe() {
         PRIORITY_PREEMPTIONS,
         Unit::Count,
         "Sequences sent back to the queue because a sequence of higher priority needed their places"
+    );
+    describe_counter!(
+        SLOT_PREEMPTIONS,
+        Unit::Count,
+        "Sequences sent back to the queue because another tenant held less than its share of the slots"
     );
     describe_counter!(
         SHARD_IDLE,
@@ -304,6 +312,7 @@ pub(super) fn show(stats: &SchedulerStats, limits: &SchedulerLimits) {
     gauge!(KV_BLOCKS_TOTAL).set(num_blocks as f64);
     counter!(PREEMPTIONS).absolute(stats.preemptions);
     counter!(PRIORITY_PREEMPTIONS).absolute(stats.priority_preemptions);
+    counter!(SLOT_PREEMPTIONS).absolute(stats.slot_preemptions);
     counter!(DEFERRED_ROWS).absolute(stats.deferred_rows);
     counter!(PREFIX_HITS).absolute(stats.prefix_hit_tokens);
     counter!(PREFIX_MISSES).absolute(stats.prefix_miss_tokens);

@@ -18,7 +18,6 @@ use bytes::Buf;
 use super::api::Api;
 use super::app::App;
 use super::body::{BodyOutcome, SharedBodyOutcome};
-use super::offload;
 
 /// Bytes that are unpacked at once.
 const PIECE_BYTES: usize = 64 << 10;
@@ -84,7 +83,7 @@ pub(super) async fn decode(State(app): State<App>, request: Request, next: Next)
     };
     let memory = parts.extensions.get::<BodyMemory>().cloned();
     // The work is proportional to the size of the unpacked body, which is at most the limit.
-    let unpacked = offload::run(limit.min(packed.len().saturating_mul(1024)), move || {
+    let unpacked = app.service.in_turn_for(limit.min(packed.len().saturating_mul(1024)), move || {
         unpack(encoding, packed, limit, memory.as_ref())
     });
     match unpacked.await {

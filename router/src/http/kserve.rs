@@ -17,6 +17,7 @@ use utoipa_axum::routes;
 
 use super::app::App;
 use super::model_name::UnknownModel;
+use super::offload::TurnJson;
 use super::panic;
 use super::tgi::{self, GenerateParameters, TgiError};
 use crate::engine::EngineState;
@@ -154,7 +155,7 @@ async fn model_ready(State(app): State<App>, Path(path): Path<ModelPath>) -> Res
 async fn infer(
     State(app): State<App>,
     Path(path): Path<ModelPath>,
-    Json(request): Json<InferenceRequest>,
+    TurnJson(request): TurnJson<InferenceRequest>,
 ) -> Result<Response, Response> {
     let model_name = path.check(&app).map_err(IntoResponse::into_response)?;
     let outputs = outputs(&app, &request).await.map_err(|error| match error {

@@ -1,40 +1,81 @@
-//! Work on whole answers, which leaves the async threads if it takes long.
+//! Work on long bodies and long answers, which waits for a turn of its tenant and leaves the async
+//! threads.
 
-use crate::service::Answer;
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{FromRequest, Request};
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
-/// The most bytes of answers that the async thread writes itself, since handing them over takes
-/// longer.
-const MAX_INLINE_BYTES: usize = 32 << 10;
+use super::app::App;
+use crate::service::{Answer, MAX_INLINE_BYTES, RequestContext, Service};
 
-/// Returns the bytes of text in these answers, to which the time to read and write them is
+/// Bytes of JSON of a log-probability, on average.
+const SCORE_BYTES: usize = 32;
+
+/// A JSON body. A long one is read in a turn of its tenant, and counts against the budget of its
+/// key if it is refused.
+#[derive(Debug)]
+pub(super) struct TurnJson<T>(pub(super) T);
+
+impl<T: DeserializeOwned> FromRequest<App> for TurnJson<T> {
+    type Rejection = JsonRejection;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, JsonRejection> {
+        if has_short_body(&request) {
+            return Json::from_request(request, app).await.map(|Json(value)| TurnJson(value));
+        }
+        check_content_type(request.headers().get(header::CONTENT_TYPE).cloned()).await?;
+        let body = Bytes::from_request(request, app).await?;
+        let bytes = body.len();
+        if let Some(context) = RequestContext::current() {
+            context.note_body(bytes);
+        }
+        let parsed = app.service.in_turn_for(bytes, move || Json::from_bytes(&body)).await;
+        match parsed {
+            Ok(Json(value)) => Ok(TurnJson(value)),
+            Err(rejection) => {
+                Service::charge_refused_body();
+                Err(rejection)
+            }
+        }
+    }
+}
+
+/// Whether the headers announce a body that is read without a turn.
+fn has_short_body(request: &Request) -> bool {
+    let length = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+    length.and_then(|length| length.parse::<usize>().ok()).is_some_and(|length| length <= MAX_INLINE_BYTES)
+}
+
+/// Refuses a body that the headers do not declare as JSON, before it is read.
+async fn check_content_type(kind: Option<HeaderValue>) -> Result<(), JsonRejection> {
+    let mut probe = Request::new(Body::empty());
+    if let Some(kind) = kind {
+        probe.headers_mut().insert(header::CONTENT_TYPE, kind);
+    }
+    match Json::<IgnoredAny>::from_request(probe, &()).await {
+        Err(rejection @ JsonRejection::MissingJsonContentType(_)) => Err(rejection),
+        // The body of the probe is empty, so it is no JSON.
+        _ => Ok(()),
+    }
+}
+
+/// Returns the bytes of these answers in a response, to which the time to read and write them is
 /// proportional.
 pub(super) fn bytes(answers: &[Answer]) -> usize {
-    answers.iter().map(|answer| answer.finished.text.len() + answer.tokens.len()).sum()
+    let bytes = |answer: &Answer| {
+        let generated = answer.tokens.iter().map(|event| 1 + event.top.len() * SCORE_BYTES);
+        let prompt = answer.prompt.iter().map(|token| (1 + token.top.len()) * SCORE_BYTES);
+        answer.finished.text.len() + generated.chain(prompt).sum::<usize>()
+    };
+    answers.iter().map(bytes).sum()
 }
 
-/// Runs `work`, whose time is proportional to `bytes`: on this thread if they are few, and
-/// otherwise on a thread that may block.
-pub(super) async fn run<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> T + Send + 'static) -> T {
-    if bytes <= MAX_INLINE_BYTES {
-        return work();
-    }
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        // The task is never cancelled, so it panicked. The panic continues here, where the layer of
-        // this request answers it.
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(error) => panic!("the runtime ended before the answer was written: {error}"),
-        },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #[tokio::test]
-    async fn only_long_work_leaves_the_thread() {
-        let here = std::thread::current().id();
-        assert_eq!(super::run(1, || std::thread::current().id()).await, here);
-        assert_ne!(super::run(1 << 20, || std::thread::current().id()).await, here);
-    }
+/// Returns the response with a value whose JSON has about this number of bytes.
+pub(super) async fn json<T: Serialize>(app: &App, bytes: usize, value: T) -> Response {
+    app.service.in_turn_for(bytes, || Json(value).into_response()).await
 }

@@ -10,6 +10,9 @@ use crate::engine::Pooling;
 use crate::service::{Params, Prepared, Prompt, ServiceError, TruncationSide, VectorPlan};
 use crate::text::SpecialTokens;
 
+/// Bytes of a number in JSON, on average.
+const NUMBER_BYTES: usize = 12;
+
 /// How vectors are made.
 #[derive(Debug, Clone)]
 pub(super) struct VectorOptions {
@@ -65,6 +68,11 @@ pub(super) async fn compute(
     };
     let vectors = stream::iter(prepared.into_iter().enumerate()).map(embed).buffered(width);
     Ok(Vectors { vectors: vectors.try_collect().await?, prompt_tokens })
+}
+
+/// Returns the bytes of these vectors in a response.
+pub(super) fn bytes(vectors: &[Vec<f32>]) -> usize {
+    vectors.iter().map(|vector| vector.len() * NUMBER_BYTES).sum()
 }
 
 /// Returns how the model makes vectors.
@@ -164,8 +172,7 @@ impl VectorJob {
         let model = self.plan.model.clone();
         let vector = if model.has_matrix() {
             // The product of a large matrix must not delay other requests.
-            let computed = tokio::task::spawn_blocking(move || model.apply(pooled)).await;
-            computed.map_err(|error| ServiceError::Generation(error.to_string()))?
+            app.service.in_turn_for(usize::MAX, || model.apply(pooled)).await
         } else {
             model.apply(pooled)
         };

@@ -67,12 +67,21 @@ impl Scheduler {
             return admitted;
         }
         let mut pass = self.admission_pass();
-        while self.has_prompt_room(&self.remaining_prefills(), &[]) {
-            let candidates = self.admission_order(MAX_CONSIDERED + MAX_WAITING_FOR_PREFIX);
-            if self.free_slots.is_empty() && !self.may_preempt_for(&candidates) {
+        loop {
+            let has_room = self.has_prompt_room(&self.remaining_prefills(), &[]);
+            if !has_room && self.step_limit.is_none() {
                 break;
             }
-            let candidate = match self.preempt_for_priority(&candidates, &pass.producers, bytes) {
+            let mut candidates = self.admission_order(MAX_CONSIDERED + MAX_WAITING_FOR_PREFIX);
+            if !has_room {
+                self.keep_prompt_shares(&mut candidates, &admitted);
+            }
+            let may_preempt = self.may_preempt_for(&candidates) || self.may_preempt_for_slot();
+            if candidates.is_empty() || self.free_slots.is_empty() && !may_preempt {
+                break;
+            }
+            let preempted = self.preempt_for_priority(&candidates, &pass.producers, bytes);
+            let candidate = match preempted.or_else(|| self.preempt_for_slot(&candidates, &pass.producers)) {
                 // Others have left for this sequence, so no other sequence is chosen.
                 Some(id) => {
                     pass = self.admission_pass();
@@ -109,6 +118,15 @@ impl Scheduler {
             admitted.push(Admitted { sequence: id, cached_tokens: cached });
         }
         admitted
+    }
+
+    /// Removes the candidates that have no part of the step beside the prompts of other tenants. If
+    /// the step has admitted others, all are removed, because the part may be a single token.
+    fn keep_prompt_shares(&self, candidates: &mut Vec<SeqId>, admitted: &[Admitted]) {
+        candidates.retain(|&id| {
+            let sequence = self.waiting.get(id).filter(|_| admitted.is_empty());
+            sequence.is_some_and(|sequence| self.has_prompt_share(&sequence.tenant))
+        });
     }
 
     fn admission_pass(&self) -> AdmissionPass {

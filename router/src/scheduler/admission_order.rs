@@ -45,7 +45,7 @@ impl Scheduler {
             let mut starts: HashMap<&Tenant, u64> = HashMap::new();
             let mut group = Vec::new();
             while let Some(sequence) = waiting.next_if(|next| next.priority == priority) {
-                let start = match sequence.has_run {
+                let start = match sequence.has_run && !sequence.gave_slot {
                     true => None,
                     false => {
                         let tenant = &sequence.tenant;

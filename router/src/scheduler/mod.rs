@@ -23,7 +23,8 @@
 //! the shards may answer such a row with several tokens.
 //!
 //! Sequences are ordered by arrival and priority, and [`admission`] decides which of them leave the
-//! queue. Several tenants get fair shares of the tokens ([`fair_share`]). An admitted sequence
+//! queue. Several tenants get fair shares of the tokens ([`fair_share`]), of the slots
+//! ([`slot_shares`]) and of the time of each step ([`tenant_time`]). An admitted sequence
 //! reuses the blocks of its prefix that were computed for other sequences ([`cache`]), and it waits
 //! in the queue for blocks that another sequence is computing ([`prefix_wait`]).
 //!
@@ -72,6 +73,7 @@ mod output;
 mod plan;
 mod planned;
 mod prefix_wait;
+mod present_tenants;
 mod priority;
 mod prompt_budget;
 mod prompt_shares;
@@ -81,8 +83,10 @@ mod request;
 mod running;
 mod schedule;
 mod sequence;
+mod slot_shares;
 mod state;
 mod stats;
+mod tenant_time;
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -16,6 +16,14 @@ impl Scheduler {
     /// Plans the next step, or returns `None` if there is nothing to run before more answers have
     /// come in.
     pub fn plan(&mut self) -> Option<PlannedStep> {
+        self.share_step();
+        let planned = self.plan_rows();
+        // If none of the chosen rows can run, others may.
+        if planned.is_none() && self.release_held() { self.plan_rows() } else { planned }
+    }
+
+    /// Plans the rows that are not held.
+    fn plan_rows(&mut self) -> Option<PlannedStep> {
         let mut bytes = FrameBudget::for_decodes(&self.limits);
         self.schedule_decodes(&mut bytes);
         bytes.add_prompts_half();
@@ -28,11 +36,13 @@ impl Scheduler {
 
         let admit = admitted.iter().filter_map(|new| self.position(new.sequence));
         let admit = admit.map(|index| self.running[index].admission()).collect();
+        let next_step = self.next_step;
         let mut rows: Vec<_> = self
             .running
             .iter_mut()
             .filter_map(|running| {
                 let (row, expected) = running.take_row()?;
+                running.last_step = next_step;
                 Some((running.sequence.is_decode(&row), row, expected))
             })
             .collect();
@@ -62,7 +72,7 @@ impl Scheduler {
     fn schedule_decodes(&mut self, bytes: &mut FrameBudget) {
         let mut index = 0;
         while let Some(running) = self.running.get_mut(index) {
-            let decodes = running.remaining() == 1;
+            let decodes = running.remaining() == 1 && !running.held;
             let positions = running.positions_after(1);
             if !decodes || self.cache.cover(&mut running.table, positions) {
                 running.plan(usize::from(decodes), &self.limits, bytes);
@@ -91,7 +101,7 @@ impl Scheduler {
     /// Shares the budget for prompts among them.
     fn schedule_prefills(&mut self, bytes: &mut FrameBudget) {
         let prompts = self.running.iter().filter(|running| running.is_prefill());
-        let needs: Vec<_> = prompts.map(|running| running.prompt_need(&self.limits)).collect();
+        let needs: Vec<_> = prompts.map(|running| self.prompt_need(running)).collect();
         let shares = prompt_shares::share(&needs, self.prompt_budget(&[]));
         let prompts = self.running.iter_mut().filter(|running| running.is_prefill());
         for (running, tokens) in prompts.zip(shares) {

@@ -14,6 +14,9 @@
 //! So many requests that arrive at once start soon, and streams are smooth while single prompts
 //! arrive.
 //!
+//! If several tenants share the steps, their limit ([`tenant_time`](super::tenant_time)) holds,
+//! too.
+//!
 //! While nothing decodes, a step has as many prompt tokens as are efficient: larger steps would
 //! only delay the next request.
 //!
@@ -35,7 +38,7 @@ const MAX_WEIGHT: f64 = 4.0;
 
 /// Number of prompt tokens that a step without decode rows may always have. Products of matrices
 /// with fewer rows are less efficient in ways that the cost model does not know.
-const MIN_EFFICIENT_TOKENS: usize = 128;
+pub(super) const MIN_EFFICIENT_TOKENS: usize = 128;
 
 /// A prompt of which a part has been computed.
 struct PartialPrompt {
@@ -71,6 +74,8 @@ impl Scheduler {
         let mut load = StepLoad::default();
         self.staying(leaving).for_each(|running| running.add_decode(&mut load));
         let micros = self.costs.predict(&load).max(self.options.target_micros / (1.0 + MIN_WEIGHT));
+        // Prompts have at least half of a step that tenants share.
+        let micros = self.step_limit.map_or(micros, |limit| micros.min(limit / 2.0));
         self.prompt_tokens_within(&[self.endless_prompt()], micros, limit)
     }
 
@@ -78,25 +83,39 @@ impl Scheduler {
     /// nothing decodes or no time is known.
     fn prompt_micros(&self, leaving: &[usize]) -> Option<f64> {
         let (mut load, mut decoding) = (StepLoad::default(), 0);
-        for running in self.staying(leaving).filter(|running| running.is_decoding()) {
+        for running in self.staying(leaving).filter(|running| running.is_decoding() && !running.held) {
             running.add_decode(&mut load);
             decoding += 1;
         }
+        let decode_micros = self.costs.predict(&load);
+        let shared = self.step_limit.map(|limit| (limit - decode_micros).max(decode_micros));
         if decoding == 0 || !self.costs.is_known() {
-            return None;
+            return shared;
         }
         let prefills = self.staying(leaving).filter(|running| running.is_prefill()).count();
         let prompts = prefills + self.waiting.len().min(self.free_slots.len() + leaving.len());
         let weight = (WEIGHT * prompts as f64 / f64::from(decoding)).clamp(MIN_WEIGHT, MAX_WEIGHT);
-        let decode_micros = self.costs.predict(&load);
-        Some((self.options.target_micros - decode_micros).max(weight * decode_micros))
+        let own = (self.options.target_micros - decode_micros).max(weight * decode_micros);
+        Some(shared.map_or(own, |shared| own.min(shared)))
+    }
+
+    /// The needs of a running prompt, with the tokens of all prompts of its tenant.
+    pub(super) fn prompt_need(&self, running: &RunningSequence) -> PromptNeed {
+        let need = running.prompt_need(&self.limits);
+        if self.step_limit.is_none() || running.first_step == self.next_step {
+            return need;
+        }
+        let own =
+            |other: &&RunningSequence| other.is_prefill() && other.sequence.tenant == running.sequence.tenant;
+        let tenant_tokens = self.running.iter().filter(own).map(RunningSequence::remaining).sum();
+        PromptNeed { tenant_tokens, ..need }
     }
 
     fn partial_prompts(&self, leaving: &[usize]) -> Vec<PartialPrompt> {
         let prefills = self.staying(leaving).filter(|running| running.is_prefill());
         let partial = |running: &RunningSequence| PartialPrompt {
             start: running.positions_after(0),
-            need: running.prompt_need(&self.limits),
+            need: self.prompt_need(running),
         };
         let prompts: Vec<_> = prefills.map(partial).collect();
         // Without running prompts, the budget is that of a prompt to be admitted.
@@ -105,7 +124,10 @@ impl Scheduler {
 
     /// The longest prompt, as if it could be divided.
     fn endless_prompt(&self) -> PartialPrompt {
-        PartialPrompt { start: 0, need: PromptNeed { remaining: self.limits.max_sequence_tokens, least: 1 } }
+        PartialPrompt {
+            start: 0,
+            need: PromptNeed { remaining: self.limits.max_sequence_tokens, least: 1, tenant_tokens: 0 },
+        }
     }
 
     /// Whether prompts with these remaining lengths leave room to another one that joins them when
@@ -118,8 +140,8 @@ impl Scheduler {
         }
     }
 
-    /// The largest number of tokens, from 1 to `limit`, that these prompts can share in `micros`
-    /// microseconds.
+    /// The largest number of tokens, from 1 or 2 to `limit`, that these prompts can share in
+    /// `micros` microseconds.
     fn prompt_tokens_within(&self, prompts: &[PartialPrompt], micros: f64, limit: usize) -> usize {
         let needs: Vec<_> = prompts.iter().map(|prompt| prompt.need).collect();
         let fits = |tokens: usize| {
@@ -132,8 +154,10 @@ impl Scheduler {
         if fits(limit) {
             return limit;
         }
-        // A step of `fitting` tokens is short enough, and a step of `too_many` is not.
-        let (mut fitting, mut too_many) = (limit.min(1), limit);
+        // A step of `fitting` tokens is short enough, and a step of `too_many` is not. One token is
+        // that of the first prompt, and a prompt of another tenant may have another one.
+        let least = if self.step_limit.is_some() { 2 } else { 1 };
+        let (mut fitting, mut too_many) = (limit.min(least), limit);
         while too_many - fitting > 1 {
             let middle = fitting.midpoint(too_many);
             if fits(middle) { fitting = middle } else { too_many = middle }

@@ -2,7 +2,9 @@
 //!
 //! The first prompt in order gets half of the tokens, or all of them if it is alone, so it always
 //! progresses and no prompt starves. The other half goes to the other prompts, shortest first, so a
-//! short prompt never waits behind long ones. Tokens that are left go to the first prompt again.
+//! short prompt never waits behind long ones. If several tenants share the steps, the prompts of
+//! the tenant with the fewest tokens come before those of the others. Tokens that are left go to
+//! the first prompt again.
 //!
 //! A prompt may have a least number of tokens: all of its tokens, if it cannot be divided. The
 //! first prompt gets them even if they exceed the budget. Another prompt gets them or nothing.
@@ -19,6 +21,9 @@ pub(super) struct PromptNeed {
     pub(super) remaining: usize,
     /// Minimum number of tokens of the next row: 1 for a prompt that can be divided.
     pub(super) least: usize,
+    /// Number of tokens left to run of all prompts of the tenant, if several tenants share the
+    /// steps. It is 0 for a prompt that has just been admitted, which has a row in any case.
+    pub(super) tenant_tokens: usize,
 }
 
 /// Splits `budget` tokens over prompts, first prompt first. The shares exceed the budget only if
@@ -29,7 +34,7 @@ pub(super) fn share(prompts: &[PromptNeed], budget: usize) -> Vec<usize> {
     // A budget of 0 means that nothing can be computed, not that little time is left.
     let mut left = if budget > 0 { budget.max(first.least) } else { 0 };
     let mut give = |to: usize, at_most: usize| {
-        let PromptNeed { remaining, least } = prompts[to];
+        let PromptNeed { remaining, least, .. } = prompts[to];
         let tokens = (remaining - shares[to]).min(at_most).min(left);
         if shares[to] + tokens >= least.min(remaining) {
             shares[to] += tokens;
@@ -38,7 +43,7 @@ pub(super) fn share(prompts: &[PromptNeed], budget: usize) -> Vec<usize> {
     };
     give(0, first.remaining.min(budget.div_ceil(2).max(first.least)));
     let mut others: Vec<usize> = (1..prompts.len()).collect();
-    others.sort_by_key(|&i| prompts[i].remaining);
+    others.sort_by_key(|&i| (prompts[i].tenant_tokens, prompts[i].remaining));
     for i in others {
         give(i, usize::MAX);
     }
@@ -95,7 +100,7 @@ mod tests {
         ) {
             let prompts: Vec<PromptNeed> = lengths
                 .iter()
-                .map(|&(least, more)| PromptNeed { remaining: least + more, least })
+                .map(|&(least, more)| PromptNeed { remaining: least + more, least, tenant_tokens: 0 })
                 .collect();
             let shares = share(&prompts, budget);
             prop_assert!(shares[0] >= prompts[0].least);
@@ -128,7 +133,7 @@ mod tests {
     }
 
     fn divisible(remaining: &[usize]) -> Vec<PromptNeed> {
-        remaining.iter().map(|&remaining| PromptNeed { remaining, least: 1 }).collect()
+        remaining.iter().map(|&remaining| PromptNeed { remaining, least: 1, tenant_tokens: 0 }).collect()
     }
 
     #[test]

@@ -71,7 +71,7 @@ impl WaitingQueue {
             }
         }
         admitted.overtaken = 0;
-        admitted.has_run = true;
+        (admitted.has_run, admitted.gave_slot) = (true, false);
         Some(admitted)
     }
 

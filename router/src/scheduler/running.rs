@@ -22,6 +22,10 @@ pub(super) struct RunningSequence {
     pub(super) table: BlockTable,
     /// The step that admitted the sequence.
     pub(super) first_step: u64,
+    /// The last step that had a row of the sequence.
+    pub(super) last_step: u64,
+    /// Whether the sequence has no row in the step being planned, because its tenant has others.
+    pub(super) held: bool,
     /// Number of blocks of the table that have been sent to the shards.
     sent_blocks: usize,
     /// Number of tokens with which the sequence was admitted. They are computed as fast as the
@@ -53,6 +57,8 @@ impl RunningSequence {
             slot,
             table,
             first_step,
+            last_step: first_step,
+            held: false,
             cached,
             computed: cached,
             sent_blocks: 0,
@@ -108,12 +114,12 @@ impl RunningSequence {
 
     /// The needs of the sequence in the next step.
     pub(super) fn prompt_need(&self, limits: &SchedulerLimits) -> PromptNeed {
-        PromptNeed { remaining: self.remaining(), least: self.least(limits) }
+        PromptNeed { remaining: self.remaining(), least: self.least(limits), tenant_tokens: 0 }
     }
 
     /// Whether the sequence has something to run and no row yet in the step being planned.
     pub(super) fn is_prefill(&self) -> bool {
-        self.planned == 0 && self.remaining() > 0
+        self.planned == 0 && !self.held && self.remaining() > 0
     }
 
     /// Whether the sequence has run its whole prompt and is to generate a token in each step. It

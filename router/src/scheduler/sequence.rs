@@ -23,6 +23,8 @@ pub(super) struct Sequence {
     pub(super) tenant: Tenant,
     /// Whether the sequence has left the queue before.
     pub(super) has_run: bool,
+    /// Whether the sequence has left its slot to another tenant.
+    pub(super) gave_slot: bool,
     /// The prompt, and the generated tokens that have been accepted.
     pub(super) tokens: Vec<u32>,
     /// The hashes of the full blocks of `tokens`.
@@ -96,6 +98,7 @@ impl Sequence {
             priority: request.priority,
             tenant: request.tenant,
             has_run: false,
+            gave_slot: false,
             block_hashes: hashed.unwrap_or_else(|| BlockHashes::new(salt, block_size)),
             prompt_len: request.prompt.len(),
             tokens: request.prompt,

@@ -9,6 +9,7 @@ use super::id::{SeqId, SlotId};
 use super::in_flight::StepInFlight;
 use super::limits::{InfeasibleRequest, SchedulerLimits};
 use super::options::SchedulerOptions;
+use super::present_tenants::PresentTenants;
 use super::queue::WaitingQueue;
 use super::request::{Mask, Request};
 use super::running::RunningSequence;
@@ -37,8 +38,14 @@ pub struct Scheduler {
     pub(super) quarantine: BTreeSet<SeqId>,
     /// The tokens that each tenant has received.
     pub(super) shares: FairShares,
+    /// The tenants that share the steps.
+    pub(super) present: PresentTenants,
+    /// The limit on the time of the step being planned in microseconds, if several tenants share
+    /// it.
+    pub(super) step_limit: Option<f64>,
     pub(super) preemptions: u64,
     pub(super) priority_preemptions: u64,
+    pub(super) slot_preemptions: u64,
     pub(super) deferred_rows: u64,
     pub(super) hit_tokens: u64,
     pub(super) miss_tokens: u64,
@@ -69,8 +76,11 @@ impl Scheduler {
             in_flight: VecDeque::new(),
             quarantine: BTreeSet::new(),
             shares: FairShares::default(),
+            present: PresentTenants::default(),
+            step_limit: None,
             preemptions: 0,
             priority_preemptions: 0,
+            slot_preemptions: 0,
             deferred_rows: 0,
             hit_tokens: 0,
             miss_tokens: 0,
@@ -182,6 +192,7 @@ impl Scheduler {
             cached_blocks: self.cache.cached(),
             preemptions: self.preemptions,
             priority_preemptions: self.priority_preemptions,
+            slot_preemptions: self.slot_preemptions,
             deferred_rows: self.deferred_rows,
             prefix_hit_tokens: self.hit_tokens,
             prefix_miss_tokens: self.miss_tokens,

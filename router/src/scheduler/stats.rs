@@ -21,6 +21,9 @@ pub struct SchedulerStats {
     /// Total number of times that a sequence went back to the queue because a sequence of higher
     /// priority needed its place.
     pub priority_preemptions: u64,
+    /// Total number of times that a sequence went back to the queue because a sequence of another
+    /// tenant needed its slot.
+    pub slot_preemptions: u64,
     /// Number of rows of constrained sequences whose masks came too late for their step, so far.
     pub deferred_rows: u64,
     /// Total number of tokens of admitted sequences that were found in the prefix cache.

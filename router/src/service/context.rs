@@ -4,6 +4,7 @@
 //! almost nothing.
 
 use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -31,6 +32,8 @@ pub(crate) struct RequestContext {
     caller: OnceLock<Caller>,
     /// The tenant that a header names, if one does.
     tenant: OnceLock<Tenant>,
+    /// The length of the body in bytes; 0 until a long body has been read.
+    body_bytes: AtomicUsize,
     /// The figures of all answers that have ended; `None` before the first one.
     figures: Mutex<Option<AnswerFigures>>,
     /// Holds the span of the whole request. The span ends when this is dropped.
@@ -90,6 +93,7 @@ impl RequestContext {
             id: id.to_owned(),
             caller: OnceLock::new(),
             tenant: OnceLock::new(),
+            body_bytes: AtomicUsize::new(0),
             figures: Mutex::default(),
             span: parent.with_span(span),
         })
@@ -124,6 +128,21 @@ impl RequestContext {
     pub(crate) fn tenant(&self) -> Tenant {
         let of_caller = || self.caller().map(Caller::tenant);
         self.tenant.get().or_else(of_caller).cloned().unwrap_or_default()
+    }
+
+    /// The tenant of the request for which the current task works.
+    pub(crate) fn current_tenant() -> Tenant {
+        Self::current().map(|context| context.tenant()).unwrap_or_default()
+    }
+
+    /// Notes the length of the body, once it has been read.
+    pub(crate) fn note_body(&self, bytes: usize) {
+        self.body_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// The length of the body in bytes; 0 if it is short.
+    pub(crate) fn body_bytes(&self) -> usize {
+        self.body_bytes.load(Ordering::Relaxed)
     }
 
     /// The account of the request, if its key has one.

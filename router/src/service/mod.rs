@@ -9,7 +9,7 @@
 //! | `model` | the model as clients see it |
 //! | `limits`, `params` | limits of the server, and the parameters of a request |
 //! | `text` | renders conversations and tokenizes texts |
-//! | `turns` | turns of tenants who render conversations |
+//! | `turn` | runs the work of a long request in a turn of its tenant |
 //! | `prepare`, `prepared` | validates a request and tokenizes its prompt |
 //! | `block_hashes` | hashes the prompt for the prefix cache |
 //! | `generate`, `stream`, `answer` | runs a prepared request, and turns its tokens into text |
@@ -39,7 +39,7 @@ mod reasoning_limit;
 mod setup;
 mod stream;
 mod text;
-mod turns;
+mod turn;
 mod vectors;
 
 #[cfg(test)]
@@ -54,13 +54,14 @@ pub(crate) use self::context::RequestContext;
 pub use self::error::{AtIndex, ContextOverflow, ServiceError};
 pub use self::limits::{PayloadLimit, RequestLimits, TokenLimits};
 pub use self::model::ModelInfo;
-pub(crate) use self::params::priority;
+pub(crate) use self::params::{BYTES_PER_TOKEN, priority};
 pub use self::params::{Params, Prompt, TruncationSide};
 pub use self::prepared::Prepared;
 #[cfg(test)]
 pub(crate) use self::prepared::variant_seed;
 pub use self::setup::{Service, SetupError};
 pub use self::stream::TextStream;
+pub(crate) use self::turn::MAX_INLINE_BYTES;
 pub use self::vectors::VectorPlan;
 pub use crate::engine::{Pooling, PromptToken};
 pub use crate::metrics::Timings;

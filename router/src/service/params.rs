@@ -34,13 +34,16 @@ pub enum TruncationSide {
     Right,
 }
 
+/// Bytes of a token of usual texts, on average.
+pub(crate) const BYTES_PER_TOKEN: usize = 4;
+
 impl Prompt {
     /// Returns the approximate number of tokens, without tokenizing a text. The tokens of usual
-    /// texts have about four bytes.
-    pub(super) fn estimated_tokens(&self) -> usize {
+    /// texts have about [`BYTES_PER_TOKEN`] bytes.
+    pub(crate) fn estimated_tokens(&self) -> usize {
         match self {
-            Prompt::Text(text, _) => text.len() / 4,
-            Prompt::Chat(prompt) => prompt.text.len() / 4,
+            Prompt::Text(text, _) => text.len() / BYTES_PER_TOKEN,
+            Prompt::Chat(prompt) => prompt.text.len() / BYTES_PER_TOKEN,
             Prompt::Ids(ids) => ids.len(),
         }
     }

@@ -11,7 +11,6 @@ use super::error::ServiceError;
 use super::late_system;
 use super::limits::RequestLimits;
 use super::model::{ModelInfo, TokenizerDescription};
-use super::turns::TenantTurns;
 use crate::assets::{AssetError, Assets, SamplingDefaults};
 use crate::embedding::{EmbeddingError, EmbeddingFiles, EmbeddingModel, PoolingMode};
 use crate::engine::{Engine, EngineState, Place, Places};
@@ -20,6 +19,7 @@ use crate::metrics;
 use crate::reasoning::{ReasoningFormat, ReasoningParser};
 use crate::text::{ChatTemplate, TemplateError, TextError, Tokenizer, end_tokens};
 use crate::tools::ToolFormat;
+use crate::turns::TenantTurns;
 
 /// Why a service could not be created from a model folder.
 #[derive(Debug, thiserror::Error)]
@@ -63,8 +63,9 @@ pub(super) struct Inner {
     /// Bounds the requests on their way to the engine: no more may wait for the tokenizer than may
     /// wait for the model.
     pub(super) entrance: Arc<Places>,
-    /// Tenants render conversations in turns.
-    pub(super) render_turns: TenantTurns,
+    /// Tenants take turns at reading long requests, rendering conversations and writing long
+    /// answers.
+    pub(super) turns: TenantTurns,
     /// Bounds the memory of answers that are not generated and have not been sent yet.
     pub(super) answers: AnswerBudget,
 }
@@ -127,7 +128,7 @@ impl Service {
         }
         let eos: Arc<[u32]> = end_tokens(assets, &tokenizer, template.as_ref()).into();
         let sampling = if limits.model_sampling { assets.sampling } else { SamplingDefaults::default() };
-        let render_turns = TenantTurns::new(limits.validation_workers);
+        let turns = TenantTurns::new(limits.validation_workers);
         let grammars =
             GrammarCompiler::with_workers(tokenizer.clone(), eos.clone(), limits.grammar_worker.clone());
         Ok(Service(Arc::new(Inner {
@@ -145,7 +146,7 @@ impl Service {
             sampling,
             grammars,
             entrance: Arc::default(),
-            render_turns,
+            turns,
             answers: AnswerBudget::default(),
         })))
     }

@@ -25,7 +25,7 @@ impl Service {
     /// messages.
     pub async fn render(&self, mut conversation: Conversation) -> Result<RenderedPrompt, ServiceError> {
         let mut guard = self.guard();
-        guard.hide_conversation(&mut conversation);
+        self.in_turn(|| guard.hide_conversation(&mut conversation)).await;
         self.render_guarded(conversation, guard).await
     }
 
@@ -41,8 +41,7 @@ impl Service {
         let _place = self.enter().map_err(Self::reject)?;
         let template = self.0.template.as_ref().ok_or(TemplateError::Missing);
         let messages = conversation.messages.len();
-        let tenant = RequestContext::current().map(|context| context.tenant()).unwrap_or_default();
-        let _turn = self.0.render_turns.take(tenant).await;
+        let _turn = self.0.turns.take(RequestContext::current_tenant()).await;
         match template {
             Ok(template) => template.render(conversation, guard).await,
             Err(missing) => Err(missing),
@@ -147,9 +146,10 @@ impl Service {
         if text.text.is_empty() {
             return Err(ServiceError::invalid("inputs", "`inputs` cannot be empty"));
         }
+        let (tokenizer, tenant) = (&self.0.tokenizer, RequestContext::current_tenant());
         let encoded = match side {
-            TruncationSide::Left => self.0.tokenizer.encode_last(text, specials, keep).await,
-            TruncationSide::Right => self.0.tokenizer.encode_first(text, specials, keep).await,
+            TruncationSide::Left => tokenizer.encode_last(text, specials, keep, &tenant).await,
+            TruncationSide::Right => tokenizer.encode_first(text, specials, keep, &tenant).await,
         };
         encoded.map_err(|error| ServiceError::invalid("inputs", error.to_string()))
     }

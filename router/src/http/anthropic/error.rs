@@ -9,9 +9,11 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::chat::ChatError;
+use crate::http::app::App;
 use crate::http::field_names::FieldNames;
 use crate::http::json_errors::BodyError;
 use crate::http::model_name::UnknownModel;
+use crate::http::offload::TurnJson;
 use crate::metrics;
 use crate::service::{RequestContext, ServiceError};
 
@@ -142,7 +144,7 @@ pub(super) fn request_id() -> Option<String> {
 
 /// A JSON body, which is refused with a [`MessagesError`].
 #[derive(Debug, FromRequest)]
-#[from_request(via(Json), rejection(MessagesError))]
+#[from_request(via(TurnJson), rejection(MessagesError), state(App))]
 pub(super) struct MessagesJson<T>(pub(super) T);
 
 /// The response to a POST without a valid key.

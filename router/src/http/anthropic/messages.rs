@@ -26,7 +26,12 @@ pub(super) async fn messages(
     MessagesJson(request): MessagesJson<MessagesRequest>,
 ) -> Result<Response, MessagesError> {
     let model = served_model(&app, request.model())?;
-    let chat = request.chat(&app)?.prepare(&app.service, request.params()?).await?;
+    let (chat, params) = app
+        .service
+        .in_turn(|| Ok::<_, MessagesError>((request.chat(&app)?, request.params()?)))
+        .await
+        .inspect_err(|_| Service::charge_refused_body())?;
+    let chat = chat.prepare(&app.service, params).await?;
     let PreparedChat { prepared, format, characters, ignored } = chat;
     let prompt_tokens = prepared.prompt().len();
     let mut message = AnthropicMessage::new(model, AnthropicUsage::new(prompt_tokens, 0, 0));
@@ -54,7 +59,7 @@ pub(super) async fn messages(
         }
         Json(message).into_response()
     };
-    Ok((headers, offload::run(bytes, write).await).into_response())
+    Ok((headers, app.service.in_turn_for(bytes, write).await).into_response())
 }
 
 /// Returns the number of tokens of a conversation, as the model's chat template writes it.
@@ -64,7 +69,8 @@ pub(super) async fn count_tokens(
     MessagesJson(request): MessagesJson<CountRequest>,
 ) -> Result<(HeaderMap, Json<Value>), MessagesError> {
     served_model(&app, request.model())?;
-    let chat = request.chat(&app)?;
+    let chat = app.service.in_turn(|| request.chat(&app)).await;
+    let chat = chat.inspect_err(|_| Service::charge_refused_body())?;
     let mut headers = HeaderMap::new();
     ignored::write_header(&chat.ignored, &mut headers);
     let prompt = chat.render(&app.service).await?;

@@ -22,7 +22,7 @@ use crate::http::app::App;
 use crate::http::json_errors::flattened;
 use crate::http::sse::{self, EventDescription};
 use crate::http::thinking::raw_budget;
-use crate::service::{Answer, Params, Prompt, PromptToken, TextEvent};
+use crate::service::{Answer, BYTES_PER_TOKEN, Params, Prompt, PromptToken, TextEvent};
 use crate::text::Tokenizer;
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -97,8 +97,13 @@ pub(super) async fn completions(
     params.echoes = echo || request.prompt_logprobs.is_some();
     check_stream(&request.common, &params, request.prompt_logprobs)?;
     let prepare = |prompt| async {
-        let characters = if let Prompt::Text(text, _) = &prompt { text.chars().count() } else { 0 };
-        let echo = if echo { prompt_text(app.service.tokenizer(), &prompt) } else { String::new() };
+        let read = || {
+            let characters = if let Prompt::Text(text, _) = &prompt { text.chars().count() } else { 0 };
+            let echo = if echo { prompt_text(app.service.tokenizer(), &prompt) } else { String::new() };
+            (characters, echo)
+        };
+        let (characters, echo) =
+            app.service.in_turn_for(prompt.estimated_tokens() * BYTES_PER_TOKEN, read).await;
         let prepared = app.service.prepare(prompt, params.clone()).await?;
         Ok::<_, OpenAiError>(PreparedPrompt { prepared, echo, characters })
     };

@@ -90,12 +90,16 @@ pub(super) async fn embeddings(
     let options = VectorOptions { dimensions, normalize: true, truncate: None, prompt_name };
     let Vectors { vectors, prompt_tokens } =
         vectors::compute(&app, inputs, options).await.map_err(about_input)?;
+    let bytes = vectors::bytes(&vectors);
     let embed = |(index, vector)| Embedding { object: "embedding", index, embedding: encode(vector) };
-    let data = vectors.into_iter().enumerate().map(embed).collect();
     let usage = EmbeddingUsage { prompt_tokens, total_tokens: prompt_tokens };
     let mut headers = HeaderMap::new();
     ignored::write_header(&ignored, &mut headers);
-    Ok((headers, Json(EmbeddingList { object: "list", data, model, usage })).into_response())
+    let write = move || {
+        let data = vectors.into_iter().enumerate().map(embed).collect();
+        Json(EmbeddingList { object: "list", data, model, usage }).into_response()
+    };
+    Ok((headers, app.service.in_turn_for(bytes, write).await).into_response())
 }
 
 /// Returns the function that encodes a vector.

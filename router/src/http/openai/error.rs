@@ -9,9 +9,11 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::chat::ChatError;
+use crate::http::app::App;
 use crate::http::field_names::FieldNames;
 use crate::http::json_errors::BodyError;
 use crate::http::model_name::UnknownModel;
+use crate::http::offload::TurnJson;
 use crate::http::sse;
 use crate::http::thinking::WrongThinking;
 use crate::metrics;
@@ -233,7 +235,7 @@ impl IntoResponse for OpenAiError {
 
 /// A JSON body, which is refused with an [`OpenAiError`].
 #[derive(Debug, FromRequest)]
-#[from_request(via(Json), rejection(OpenAiError))]
+#[from_request(via(TurnJson), rejection(OpenAiError), state(App))]
 pub(super) struct OpenAiJson<T>(pub(super) T);
 
 /// The response to a POST without a valid key.

@@ -148,7 +148,7 @@ impl<R: Renderer> AnswerPipeline<R> {
         headers.insert(sse::CACHED_TOKENS, usage.cached_tokens().into());
         prompts.iter_mut().for_each(|prompt| prompt.keep_best(counts.sent));
         let bytes = prompts.iter().map(|prompt| offload::bytes(&prompt.answers)).sum();
-        let body = offload::run(bytes, move || renderer.body(header, prompts, usage));
+        let body = app.service.in_turn_for(bytes, move || renderer.body(header, prompts, usage));
         Ok((headers, body.await).into_response())
     }
 

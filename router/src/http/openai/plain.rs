@@ -29,7 +29,7 @@ struct PlainChatRequest {
 
 /// Returns the text of the one answer to a body of `/v1/chat/completions`.
 pub(in crate::http) async fn answer_text(app: &App, body: Value) -> Result<String, OpenAiError> {
-    let PlainChatRequest { messages, common, guided, rest } = typed(body)?;
+    let PlainChatRequest { messages, common, guided, rest } = app.service.in_turn(|| typed(body)).await?;
     common.served_model(app)?;
     let mut ignored = IgnoredFields::default();
     check_rest(&rest, &mut ignored)?;
@@ -44,7 +44,7 @@ pub(in crate::http) async fn answer_text(app: &App, body: Value) -> Result<Strin
 
 /// Answers a body of `/v1/chat/completions`.
 pub(in crate::http) async fn answer_chat(state: State<App>, body: Value) -> Response {
-    match typed(body) {
+    match state.service.in_turn(|| typed(body)).await {
         Ok(request) => chat_completions(state, OpenAiJson(request)).await.into_response(),
         Err(error) => OpenAiError::from(error).into_response(),
     }
@@ -52,7 +52,7 @@ pub(in crate::http) async fn answer_chat(state: State<App>, body: Value) -> Resp
 
 /// Answers a body of `/v1/completions`.
 pub(in crate::http) async fn answer_completion(state: State<App>, body: Value) -> Response {
-    match typed(body) {
+    match state.service.in_turn(|| typed(body)).await {
         Ok(request) => completions(state, OpenAiJson(request)).await.into_response(),
         Err(error) => OpenAiError::from(error).into_response(),
     }

@@ -1,6 +1,5 @@
 //! `/v1/rerank` and `/v2/rerank`: Cohere's and Jina's form of reranking, as vLLM serves it.
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
@@ -15,10 +14,14 @@ use crate::chat::IgnoredFields;
 use crate::http::app::App;
 use crate::http::field_names::FieldNames;
 use crate::http::model_name::served_model;
+use crate::http::offload;
 use crate::http::{ignored, scores};
 
 /// The most documents of a request.
 const MAX_DOCUMENTS: usize = 2048;
+
+/// Bytes of a result without its document in JSON.
+const RESULT_BYTES: usize = 60;
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = DocumentRerankRequest)]
@@ -121,10 +124,13 @@ async fn rerank(
         relevance_score: scores::sigmoid(scores.outputs[index]),
     };
     let best = scores::best_first(&scores.outputs);
-    let results = best.into_iter().take(top_n.unwrap_or(count)).map(result).collect();
+    let results: Vec<RerankResult> = best.into_iter().take(top_n.unwrap_or(count)).map(result).collect();
+    let texts = results.iter().filter_map(|result| result.document.as_ref());
+    let bytes = results.len() * RESULT_BYTES + texts.map(|document| document.text.len()).sum::<usize>();
     let usage = RerankUsage { prompt_tokens: scores.prompt_tokens, total_tokens: scores.prompt_tokens };
     let ResponseHeader { id, model, .. } = ResponseHeader::new("rerank-", model);
     let mut headers = HeaderMap::new();
     ignored::write_header(&ignored, &mut headers);
-    Ok((headers, Json(RerankResponse { id, model, usage, results })).into_response())
+    let response = RerankResponse { id, model, usage, results };
+    Ok((headers, offload::json(&app, bytes, response).await).into_response())
 }

@@ -1,6 +1,5 @@
 //! `/invocations`: SageMaker has one route for all kinds of requests, which differ in their fields.
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -8,16 +7,17 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::http::app::App;
+use crate::http::offload::TurnJson;
 use crate::http::sse::EventDescription;
 use crate::http::{openai, tgi};
 
 /// Answers like `/`, `/v1/chat/completions` or `/v1/completions`, also with errors.
 #[utoipa::path(post, path = "/invocations", tag = "Platforms", request_body = Object, responses((status = 200, description = "As the route whose request this is", content((Object = "application/json"), (inline(EventDescription) = "text/event-stream")))))]
-pub(super) async fn invocations(state: State<App>, Json(body): Json<Map<String, Value>>) -> Response {
+pub(super) async fn invocations(state: State<App>, TurnJson(body): TurnJson<Map<String, Value>>) -> Response {
     let has = |field: &str| body.contains_key(field);
     if has("inputs") {
-        match typed(body) {
-            Ok(request) => tgi::compat(state, Json(request)).await.into_response(),
+        match state.service.in_turn(|| typed(body)).await {
+            Ok(request) => tgi::compat(state, TurnJson(request)).await.into_response(),
             Err(text) => (StatusCode::UNPROCESSABLE_ENTITY, text).into_response(),
         }
     } else if has("messages") {

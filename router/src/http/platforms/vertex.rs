@@ -10,6 +10,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::http::app::App;
+use crate::http::offload::TurnJson;
 use crate::http::openai::{self, OpenAiError};
 use crate::http::tgi::{self, ErrorBody, GenerateRequest, TgiError};
 use crate::service::{Service, ServiceError};
@@ -27,7 +28,7 @@ struct VertexResponse {
 /// Returns a text for each instance, in their order. If one cannot be answered, the whole request
 /// fails, since the client could not see which text is missing.
 #[utoipa::path(post, path = "/vertex", tag = "Platforms", request_body = VertexRequest, responses((status = 200, description = "One text per instance", body = VertexResponse)))]
-pub(super) async fn predict(State(app): State<App>, Json(request): Json<VertexRequest>) -> Response {
+pub(super) async fn predict(State(app): State<App>, TurnJson(request): TurnJson<VertexRequest>) -> Response {
     let (given, most) = (request.instances.len(), app.service.limits().max_concurrent_requests);
     if given == 0 {
         let body = ErrorBody { error: "Input validation error".into(), error_type: "Input validation error" };
@@ -48,7 +49,8 @@ async fn answer(app: &App, instance: Value) -> Result<String, ServiceError> {
     if instance.get("messages").is_some() {
         return openai::answer_text(app, instance).await.map_err(OpenAiError::into_service_error);
     }
-    let request: GenerateRequest = serde_json::from_value(instance)
-        .map_err(|error| Service::reject(ServiceError::invalid("instances", error.to_string())))?;
+    let request: Result<GenerateRequest, _> = app.service.in_turn(|| serde_json::from_value(instance)).await;
+    let request =
+        request.map_err(|error| Service::reject(ServiceError::invalid("instances", error.to_string())))?;
     tgi::generate_best(app, request).await
 }

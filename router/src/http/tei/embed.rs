@@ -1,11 +1,12 @@
 //! `/embed`.
 
-use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::http::app::App;
+use crate::http::offload::{self, TurnJson};
 use crate::http::openai::PromptList;
 use crate::http::tgi::TgiError;
 use crate::http::vectors::{self, VectorOptions};
@@ -59,8 +60,8 @@ pub(super) struct EmbedResponse(Vec<Vec<f32>>);
 #[utoipa::path(post, path = "/embed", tag = "Text embeddings inference", request_body = EmbedRequest, responses((status = 200, description = "A vector for each input, in their order", body = EmbedResponse)))]
 pub(super) async fn embed(
     State(app): State<App>,
-    Json(request): Json<EmbedRequest>,
-) -> Result<Json<EmbedResponse>, TgiError> {
+    TurnJson(request): TurnJson<EmbedRequest>,
+) -> Result<Response, TgiError> {
     let EmbedRequest { inputs, truncate, truncation_direction, normalize, prompt_name, dimensions } = request;
     let inputs = inputs.into_prompts(None);
     if inputs.is_empty() || inputs.len() > MAX_INPUTS {
@@ -73,5 +74,6 @@ pub(super) async fn embed(
         truncate: truncation_direction.side(truncate == Some(true)),
         prompt_name,
     };
-    Ok(Json(EmbedResponse(vectors::compute(&app, inputs, options).await?.vectors)))
+    let vectors = vectors::compute(&app, inputs, options).await?.vectors;
+    Ok(offload::json(&app, vectors::bytes(&vectors), EmbedResponse(vectors)).await)
 }

@@ -1,18 +1,22 @@
 //! `/rerank`.
 
-use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::embed::TruncationDirection;
 use crate::http::app::App;
+use crate::http::offload::{self, TurnJson};
 use crate::http::scores;
 use crate::http::tgi::TgiError;
 use crate::service::ServiceError;
 
 /// The most texts of a request.
 const MAX_TEXTS: usize = 2048;
+
+/// Bytes of a rank without its text in JSON.
+const RANK_BYTES: usize = 40;
 
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct RerankRequest {
@@ -46,8 +50,8 @@ pub(super) struct Rank {
 #[utoipa::path(post, path = "/rerank", tag = "Text embeddings inference", request_body = RerankRequest, responses((status = 200, description = "The scores of the texts, the best one first", body = Vec<Rank>)))]
 pub(super) async fn rerank(
     State(app): State<App>,
-    Json(request): Json<RerankRequest>,
-) -> Result<Json<Vec<Rank>>, TgiError> {
+    TurnJson(request): TurnJson<RerankRequest>,
+) -> Result<Response, TgiError> {
     let RerankRequest { query, texts, truncate, truncation_direction, raw_scores, return_text } = request;
     if texts.is_empty() || texts.len() > MAX_TEXTS {
         let message = format!("`texts` must have 1 to {MAX_TEXTS} texts. Given: {}", texts.len());
@@ -59,5 +63,7 @@ pub(super) async fn rerank(
         let score = if raw_scores { outputs[index] } else { scores::sigmoid(outputs[index]) };
         Rank { index, text: kept.get_mut(index).map(std::mem::take), score }
     };
-    Ok(Json(scores::best_first(&outputs).into_iter().map(rank).collect()))
+    let ranks: Vec<Rank> = scores::best_first(&outputs).into_iter().map(rank).collect();
+    let bytes = ranks.iter().map(|rank| RANK_BYTES + rank.text.as_ref().map_or(0, String::len)).sum();
+    Ok(offload::json(&app, bytes, ranks).await)
 }

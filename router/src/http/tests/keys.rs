@@ -309,6 +309,35 @@ async fn refused_prompts_are_charged() {
     }
 }
 
+/// Long bodies are read by other code than short ones. They are refused with the same errors, and
+/// count against the budget of their key.
+#[tokio::test]
+async fn long_bodies_that_are_refused_for_their_form_are_charged() {
+    let mut messages = vec![json!({"role": "user", "content": "hello"}); 2000];
+    messages.push(json!({"role": "root", "content": "hello"}));
+    let chat = json!({"model": "m", "max_tokens": 3, "messages": messages});
+    let long = "a ".repeat(20_000);
+    for (path, body, text) in [
+        ("/v1/chat/completions", &chat, "`messages[2000]` has the unknown role"),
+        ("/v1/messages", &chat, "messages"),
+        ("/chat_tokenize", &chat, "unknown role"),
+        ("/v1/completions", &json!({"prompt": long, "max_tokens": "x"}), "`max_tokens` must be"),
+        ("/generate", &json!({"inputs": long, "parameters": 5}), "parameters: invalid type"),
+    ] {
+        let api_keys = api_keys(&["limited tokens-per-minute=100", "free"], None);
+        let server =
+            Server::with(Script::Say("x".into()), 64, HttpConfig { api_keys, ..HttpConfig::default() });
+        let limited = [("x-api-key", "limited")];
+        let refused = server.post_with(path, &limited, body).await;
+        assert!(refused.status.is_client_error() && refused.body.contains(text), "{path}: {}", refused.body);
+        let next = server.post_with("/generate", &limited, &json!({"inputs": "a"})).await;
+        assert_eq!(next.status, StatusCode::TOO_MANY_REQUESTS, "{path}: {}", next.body);
+    }
+    let untyped = axum::http::Request::post("/generate").body(axum::body::Body::from(long)).unwrap();
+    let reply = tower::ServiceExt::oneshot(server(&[], None).app, untyped).await.unwrap();
+    assert_eq!(reply.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE);
+}
+
 #[tokio::test]
 async fn several_answers_that_exceed_a_limit_are_refused_before_any_starts() {
     let mut server = server(&["limited requests=2"], None);

@@ -1,6 +1,5 @@
 //! `/chat_tokenize`: the text and the tokens of a conversation.
 
-use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
@@ -11,6 +10,7 @@ use super::error::TgiError;
 use super::tokenize::{SimpleToken, tokens};
 use crate::chat::{ContinuationOptions, ConversationRequest, ToolOptions};
 use crate::http::app::App;
+use crate::http::offload::TurnJson;
 use crate::http::openai::tool_selection;
 use crate::text::SpecialTokens;
 
@@ -38,7 +38,7 @@ pub(super) struct ChatTokenizeResponse {
 #[utoipa::path(post, path = "/chat_tokenize", tag = "TGI", request_body = ChatTokenizeRequest, responses((status = 200, description = "Text and tokens", body = ChatTokenizeResponse)))]
 pub(super) async fn chat_tokenize(
     State(app): State<App>,
-    Json(request): Json<ChatTokenizeRequest>,
+    TurnJson(request): TurnJson<ChatTokenizeRequest>,
 ) -> Result<Response, TgiError> {
     let chat = ConversationRequest {
         messages: request.messages,

@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 
-use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderValue, header};
@@ -16,6 +15,7 @@ use super::error::TgiError;
 use super::tokenize::{PIECE_BYTES, write_json_string};
 use crate::http::app::App;
 use crate::http::model_name::served_model;
+use crate::http::offload::TurnJson;
 use crate::service::{Reservation, Service, ServiceError};
 use crate::text::Detokenizer;
 
@@ -39,7 +39,7 @@ pub(super) struct DetokenizeResponse {
 #[utoipa::path(post, path = "/detokenize", tag = "TGI", request_body = DetokenizeRequest, responses((status = 200, description = "The text", body = DetokenizeResponse)))]
 pub(super) async fn detokenize(
     State(app): State<App>,
-    Json(request): Json<DetokenizeRequest>,
+    TurnJson(request): TurnJson<DetokenizeRequest>,
 ) -> Result<Response, TgiError> {
     let DetokenizeRequest { model, tokens } = request;
     served_model(&app, model.as_deref())?;

@@ -13,6 +13,7 @@ use super::types::{
 use crate::chat::IgnoredFields;
 use crate::http::app::App;
 use crate::http::headers;
+use crate::http::offload::TurnJson;
 use crate::http::sse::EventDescription;
 use crate::service::{Answer, Prompt, Service, ServiceError};
 use crate::text::SpecialTokens;
@@ -21,7 +22,7 @@ use crate::text::SpecialTokens;
 #[utoipa::path(post, path = "/generate", tag = "TGI", request_body = GenerateRequest, responses((status = 200, description = "The answer", body = GenerateResponse)))]
 pub(super) async fn generate(
     State(app): State<App>,
-    Json(request): Json<GenerateRequest>,
+    TurnJson(request): TurnJson<GenerateRequest>,
 ) -> Result<Response, TgiError> {
     let (headers, response) = answer(&app, request).await?;
     Ok((headers, Json(response)).into_response())
@@ -31,14 +32,14 @@ pub(super) async fn generate(
 #[utoipa::path(post, path = "/", tag = "TGI", request_body = CompatRequest, responses((status = 200, description = "A list of one answer, or a stream if `stream` is true", content((Vec<GenerateResponse> = "application/json"), (inline(EventDescription) = "text/event-stream")))))]
 pub(in crate::http) async fn compat(
     State(app): State<App>,
-    Json(request): Json<CompatRequest>,
+    TurnJson(request): TurnJson<CompatRequest>,
 ) -> Result<Response, TgiError> {
     let CompatRequest { inputs, mut parameters, stream } = request;
     let tag = app.service.model().pipeline_tag.as_deref();
     parameters.return_full_text.get_or_insert(tag.is_none_or(|tag| tag == "text-generation"));
     let request = GenerateRequest { inputs, parameters };
     if stream {
-        return stream::generate_stream(State(app), Json(request)).await;
+        return stream::generate_stream(State(app), TurnJson(request)).await;
     }
     let (headers, response) = answer(&app, request).await?;
     Ok((headers, Json([response])).into_response())

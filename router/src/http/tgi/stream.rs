@@ -1,6 +1,5 @@
 //! `/generate_stream`.
 
-use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
 
@@ -9,6 +8,7 @@ use super::types::{GenerateRequest, StreamDetails, StreamResponse, finish_reason
 use crate::chat::IgnoredFields;
 use crate::http::app::App;
 use crate::http::headers;
+use crate::http::offload::TurnJson;
 use crate::http::sse::{self, EventDescription};
 use crate::service::{Prompt, Service, ServiceError, TextEvent};
 use crate::text::SpecialTokens;
@@ -17,7 +17,7 @@ use crate::text::SpecialTokens;
 #[utoipa::path(post, path = "/generate_stream", tag = "TGI", request_body = GenerateRequest, responses((status = 200, description = "One event per token, whose data is a StreamResponse", content((inline(EventDescription) = "text/event-stream")))))]
 pub(super) async fn generate_stream(
     State(app): State<App>,
-    Json(request): Json<GenerateRequest>,
+    TurnJson(request): TurnJson<GenerateRequest>,
 ) -> Result<Response, TgiError> {
     let GenerateRequest { inputs, parameters } = request;
     parameters.check_stream().map_err(Service::reject)?;

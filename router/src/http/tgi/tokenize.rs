@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use axum::Json;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::State;
 use axum::http::{HeaderValue, header};
@@ -21,6 +20,7 @@ use super::types::{GenerateParameters, default_parameters};
 use crate::chat::{ContinuationOptions, ConversationRequest, ToolOptions};
 use crate::http::app::App;
 use crate::http::model_name::served_model;
+use crate::http::offload::TurnJson;
 use crate::service::{Reservation, Service, ServiceError};
 use crate::text::{EncodedText, RenderedPrompt, SpecialTokens, Tokenizer};
 
@@ -82,7 +82,7 @@ pub(super) enum TokenizeResponse {
 #[utoipa::path(post, path = "/tokenize", tag = "TGI", request_body = TokenizeRequest, responses((status = 200, description = "The tokens: a list for `inputs`, an object for `prompt` and `messages`", body = TokenizeResponse)))]
 pub(super) async fn tokenize(
     State(app): State<App>,
-    Json(request): Json<TokenizeRequest>,
+    TurnJson(request): TurnJson<TokenizeRequest>,
 ) -> Result<Response, TgiError> {
     if request.inputs.is_none() {
         served_model(&app, request.model.as_deref())?;

@@ -12,7 +12,7 @@ use super::pretend_speed::PretendSpeed;
 use super::request;
 use crate::scheduler::{Request, Scheduler, SchedulerLimits, SchedulerOptions, SeqId};
 
-const LIMITS: SchedulerLimits = SchedulerLimits {
+pub(super) const LIMITS: SchedulerLimits = SchedulerLimits {
     max_sequence_tokens: 10_000,
     max_step_tokens: 576,
     max_sequences: 64,
@@ -22,13 +22,13 @@ const LIMITS: SchedulerLimits = SchedulerLimits {
 };
 
 /// Number of steps after which the times are known well enough to be held to the bounds.
-const LEARNING: usize = 40;
+pub(super) const LEARNING: usize = 40;
 
 /// A scheduler and a shard with a speed, with two steps in flight.
-struct SlowPair {
-    scheduler: Scheduler,
+pub(super) struct SlowPair {
+    pub(super) scheduler: Scheduler,
     shard: PretendShard,
-    speed: PretendSpeed,
+    pub(super) speed: PretendSpeed,
     /// Factor by which the time of a step is wrong at most.
     noise: f64,
     random: StdRng,
@@ -40,6 +40,10 @@ struct SlowPair {
 impl SlowPair {
     fn new(seed: u64, speed: PretendSpeed, target_micros: f64) -> Self {
         let options = SchedulerOptions { target_micros, prefix_cache: false, ..Default::default() };
+        SlowPair::with(seed, speed, options)
+    }
+
+    pub(super) fn with(seed: u64, speed: PretendSpeed, options: SchedulerOptions) -> Self {
         let mut scheduler = Scheduler::new(LIMITS, options);
         let warm_up = Step { rows: vec![Row { count: 512, ..Row::default() }], ..Step::default() };
         scheduler.note_warm_up(512, speed.micros(&warm_up));
@@ -54,12 +58,12 @@ impl SlowPair {
         }
     }
 
-    fn add(&mut self, request: Request) -> SeqId {
+    pub(super) fn add(&mut self, request: Request) -> SeqId {
         self.scheduler.add(request).expect("it fits")
     }
 
     /// Plans up to two steps and answers the oldest one. Returns it.
-    fn step(&mut self) -> Option<Step> {
+    pub(super) fn step(&mut self) -> Option<Step> {
         while self.scheduler.in_flight() < 2 {
             let Some(plan) = self.scheduler.plan() else { break };
             self.sent.push_back(plan.step);

@@ -20,6 +20,7 @@ mod rows;
 mod schedule;
 mod sharing;
 mod simulation;
+mod tenant_time;
 
 use std::sync::Arc;
 

@@ -22,6 +22,10 @@ impl PretendSpeed {
     pub(super) const GPU: Self =
         PretendSpeed { base: 7_000.0, per_token: 27.0, per_pair: 0.002, per_sample: 3.0 };
 
+    /// A tiny model on two CPU cores.
+    pub(super) const TINY: Self =
+        PretendSpeed { base: 50.0, per_token: 20.0, per_pair: 0.02, per_sample: 60.0 };
+
     pub(super) fn random(random: &mut impl Rng) -> Self {
         PretendSpeed {
             base: random.random_range(0.0..10_000.0),

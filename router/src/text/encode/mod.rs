@@ -2,24 +2,32 @@
 //!
 //! The library needs about a hundred bytes of memory for each byte of a text. Therefore a long text
 //! is split at places that do not change its tokens (see [`SplitPoint`]), and its chunks are
-//! encoded one after the other. Short texts have their own permits and never wait for long ones.
-//! Long texts release their permit after each chunk, so that no text waits for the end of another
-//! one. A text without split points is one chunk. Only one large chunk is encoded at a time.
+//! encoded one after the other. Short texts have their own turns and never wait for long ones. Long
+//! texts end their turn after each chunk, so that no text waits for the end of another one. Tenants
+//! that wait get turns one after the other. A text without split points is one chunk. Only one
+//! large chunk is encoded at a time.
 
 use std::sync::Arc;
-
-use tokio::sync::Semaphore;
 
 use super::encoded::{EncodedText, SpecialTokens};
 use super::error::TextError;
 use super::rendered::RenderedPrompt;
 use super::split_points::SplitPoint;
 use super::tokenizer::Tokenizer;
+use crate::scheduler::Tenant;
+use crate::turns::TenantTurns;
 
 /// The minimum length of a chunk in bytes. A text of at most two chunks is short and is not split.
 const CHUNK_BYTES: usize = 32 << 10;
 /// A chunk of more bytes is large: no other large chunk is encoded at the same time.
 const LARGE_CHUNK_BYTES: usize = 8 * CHUNK_BYTES;
+
+/// The turns that a part of a text needs, and the tenant that needs them.
+#[derive(Clone, Copy)]
+struct EncodeTurns<'a> {
+    lane: &'a TenantTurns,
+    tenant: &'a Tenant,
+}
 
 /// A part of a text that is encoded by itself: `text[from.begin..to]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +37,7 @@ struct TextChunk {
 }
 
 impl Tokenizer {
-    /// Encodes a text on blocking threads.
+    /// Encodes a text on blocking threads, in turns of the tenant.
     ///
     /// # Errors
     /// [`TextError::Encode`] if the tokenizer cannot represent the text.
@@ -37,12 +45,14 @@ impl Tokenizer {
         &self,
         text: impl Into<RenderedPrompt>,
         specials: SpecialTokens,
+        tenant: &Tenant,
     ) -> Result<EncodedText, TextError> {
-        self.encode_last(text, specials, usize::MAX).await
+        self.encode_last(text, specials, usize::MAX, tenant).await
     }
 
-    /// Encodes at least the last `keep` tokens of a text on blocking threads, or all of them if
-    /// there are fewer. If the text can be split, the text before these tokens is not encoded.
+    /// Encodes at least the last `keep` tokens of a text, or all of them if there are fewer, like
+    /// [`Tokenizer::encode`]. If the text can be split, the text before these tokens is not
+    /// encoded.
     ///
     /// # Errors
     /// The same as [`Tokenizer::encode`].
@@ -51,21 +61,24 @@ impl Tokenizer {
         text: impl Into<RenderedPrompt>,
         specials: SpecialTokens,
         keep: usize,
+        tenant: &Tenant,
     ) -> Result<EncodedText, TextError> {
         let text = Arc::new(text.into());
         let whole = TextChunk { from: SplitPoint::default(), to: text.text.len() };
+        let turns = |lane| EncodeTurns { lane, tenant };
+        let long = turns(&self.lanes().long);
         if text.text.len() <= 2 * CHUNK_BYTES {
-            return self.encode_in_turn(&self.lanes().short, text, whole, Some(specials)).await;
+            return self.encode_in_turn(turns(&self.lanes().short), text, whole, Some(specials)).await;
         }
         let Some((before, after)) = self.affixes(specials) else {
-            return self.encode_in_turn(&self.lanes().long, text, whole, Some(specials)).await;
+            return self.encode_in_turn(long, text, whole, Some(specials)).await;
         };
         let (tokenizer, shared) = (self.clone(), text.clone());
         let mut chunks = blocking(move || Ok(tokenizer.chunks(&shared.text, CHUNK_BYTES))).await?;
         if keep == usize::MAX {
             let mut all = before;
             for chunk in chunks {
-                all.append(self.encode_in_turn(&self.lanes().long, text.clone(), chunk, None).await?);
+                all.append(self.encode_in_turn(long, text.clone(), chunk, None).await?);
             }
             all.append(after);
             return Ok(all);
@@ -75,7 +88,7 @@ impl Tokenizer {
         let mut count = after.ids.len();
         while count < keep {
             let Some(chunk) = chunks.pop() else { break };
-            let part = self.encode_in_turn(&self.lanes().long, text.clone(), chunk, None).await?;
+            let part = self.encode_in_turn(long, text.clone(), chunk, None).await?;
             count += part.ids.len();
             parts.push(part);
         }
@@ -85,8 +98,9 @@ impl Tokenizer {
         Ok(end)
     }
 
-    /// Encodes more than the first `keep` tokens of a text on blocking threads, or all of them if
-    /// there are not more. If the text can be split, the text after these tokens is not encoded.
+    /// Encodes more than the first `keep` tokens of a text, or all of them if there are not more,
+    /// like [`Tokenizer::encode`]. If the text can be split, the text after these tokens is not
+    /// encoded.
     ///
     /// # Errors
     /// The same as [`Tokenizer::encode`].
@@ -95,47 +109,49 @@ impl Tokenizer {
         text: impl Into<RenderedPrompt>,
         specials: SpecialTokens,
         keep: usize,
+        tenant: &Tenant,
     ) -> Result<EncodedText, TextError> {
         let text = Arc::new(text.into());
         let whole = TextChunk { from: SplitPoint::default(), to: text.text.len() };
+        let turns = |lane| EncodeTurns { lane, tenant };
         let affixes = self.affixes(specials);
         let (Some((before, after)), true) = (affixes, text.text.len() > 2 * CHUNK_BYTES) else {
             let is_short = text.text.len() <= 2 * CHUNK_BYTES;
             let lane = if is_short { &self.lanes().short } else { &self.lanes().long };
-            return self.encode_in_turn(lane, text, whole, Some(specials)).await;
+            return self.encode_in_turn(turns(lane), text, whole, Some(specials)).await;
         };
         let (tokenizer, shared) = (self.clone(), text.clone());
         let chunks = blocking(move || Ok(tokenizer.chunks(&shared.text, CHUNK_BYTES))).await?;
+        let long = turns(&self.lanes().long);
         let mut first = before;
         for chunk in chunks {
             if first.ids.len() > keep {
                 return Ok(first);
             }
-            first.append(self.encode_in_turn(&self.lanes().long, text.clone(), chunk, None).await?);
+            first.append(self.encode_in_turn(long, text.clone(), chunk, None).await?);
         }
         first.append(after);
         Ok(first)
     }
 
-    /// Waits for permits and encodes a chunk. `affixes` is set if the chunk is the whole text.
+    /// Waits for turns and encodes a chunk. `affixes` is set if the chunk is the whole text.
     async fn encode_in_turn(
         &self,
-        lane: &Arc<Semaphore>,
+        EncodeTurns { lane, tenant }: EncodeTurns<'_>,
         text: Arc<RenderedPrompt>,
         chunk: TextChunk,
         affixes: Option<SpecialTokens>,
     ) -> Result<EncodedText, TextError> {
-        let closed = |_| TextError::Encode("worker has stopped".into());
         let large = match chunk.to - chunk.from.begin > LARGE_CHUNK_BYTES {
-            true => Some(self.lanes().large.clone().acquire_owned().await.map_err(closed)?),
+            true => Some(self.lanes().large.take(tenant.clone()).await),
             false => None,
         };
-        let permit = lane.clone().acquire_owned().await.map_err(closed)?;
+        let turn = lane.take(tenant.clone()).await;
         let tokenizer = self.clone();
         blocking(move || {
-            // The work itself holds the permits. If the client disconnects, they stay taken until
-            // the thread is done.
-            let _held = (permit, large);
+            // The work itself holds the turns. If the client disconnects, they stay taken until the
+            // thread is done.
+            let _held = (turn, large);
             match affixes {
                 Some(specials) => tokenizer.encode_rendered_now(&text, specials),
                 None => tokenizer.encode_chunk(&text, chunk),

@@ -88,19 +88,21 @@ async fn long_texts_and_their_ends_have_the_librarys_tokens() {
         assert!(text.len() > 3 * CHUNK_BYTES);
         for specials in [SpecialTokens::Add, SpecialTokens::Omit] {
             let whole = tokenizer.encode_now(&text, specials).unwrap();
-            assert_eq!(tokenizer.encode(text.clone(), specials).await.unwrap(), whole);
+            assert_eq!(tokenizer.encode(text.clone(), specials, &Tenant::default()).await.unwrap(), whole);
             for keep in [1, 1000, 20_000, whole.ids.len() - 1, whole.ids.len(), whole.ids.len() + 1] {
-                let end = tokenizer.encode_last(text.clone(), specials, keep).await.unwrap();
+                let end =
+                    tokenizer.encode_last(text.clone(), specials, keep, &Tenant::default()).await.unwrap();
                 assert!(end.ids.len() >= keep.min(whole.ids.len()));
                 assert!(whole.ids.ends_with(&end.ids) && whole.offsets.ends_with(&end.offsets), "{keep}");
-                let first = tokenizer.encode_first(text.clone(), specials, keep).await.unwrap();
+                let first =
+                    tokenizer.encode_first(text.clone(), specials, keep, &Tenant::default()).await.unwrap();
                 assert!(first == whole || first.ids.len() > keep, "{keep}");
                 assert!(whole.ids.starts_with(&first.ids) && whole.offsets.starts_with(&first.offsets));
             }
             // Tokens that are not requested are not computed.
-            let end = tokenizer.encode_last(text.clone(), specials, 10).await.unwrap();
+            let end = tokenizer.encode_last(text.clone(), specials, 10, &Tenant::default()).await.unwrap();
             assert!(end.ids.len() < whole.ids.len() / 2, "{} of {}", end.ids.len(), whole.ids.len());
-            let first = tokenizer.encode_first(text.clone(), specials, 10).await.unwrap();
+            let first = tokenizer.encode_first(text.clone(), specials, 10, &Tenant::default()).await.unwrap();
             assert!(first.ids.len() < whole.ids.len() / 2, "{} of {}", first.ids.len(), whole.ids.len());
         }
     }
@@ -113,15 +115,26 @@ async fn a_short_text_does_not_wait_for_long_ones() {
     let words = "some words and ".repeat(30_000);
     let run = "x".repeat(400_000);
     let long = [words.clone(), run.clone(), words, run];
-    let long = long.map(|text| {
-        tokio::spawn({
-            let tokenizer = tokenizer.clone();
-            async move { tokenizer.encode(text, SpecialTokens::Omit).await.unwrap().ids.len() }
-        })
-    });
+    let long =
+        long.map(|text| {
+            tokio::spawn({
+                let tokenizer = tokenizer.clone();
+                async move {
+                    tokenizer.encode(text, SpecialTokens::Omit, &Tenant::default()).await.unwrap().ids.len()
+                }
+            })
+        });
     tokio::task::yield_now().await;
     for _ in 0..10 {
-        assert_eq!(tokenizer.encode("short".to_owned(), SpecialTokens::Omit).await.unwrap().ids.len(), 5);
+        assert_eq!(
+            tokenizer
+                .encode("short".to_owned(), SpecialTokens::Omit, &Tenant::default())
+                .await
+                .unwrap()
+                .ids
+                .len(),
+            5
+        );
     }
     assert!(long.iter().any(|task| !task.is_finished()), "nothing was left to do for the long texts");
     for task in long {

@@ -32,7 +32,8 @@ pub(super) async fn responses(
     OpenAiJson(request): OpenAiJson<ResponsesRequest>,
 ) -> Result<Response, OpenAiError> {
     let header = ResponseHeader::new("resp_", served_model(&app, request.model.as_deref())?);
-    let ResponseInput { chat, tools, effort } = request.input(&app)?;
+    let input = app.service.in_turn(|| request.input(&app)).await;
+    let ResponseInput { chat, tools, effort } = input.inspect_err(|_| Service::charge_refused_body())?;
     let chat = chat.prepare(&app.service, request.params()?).await;
     let PreparedChat { prepared, format, characters, ignored } =
         chat.map_err(|error| OpenAiError::from_chat(error, &FieldNames::RESPONSES))?;
@@ -58,5 +59,5 @@ pub(super) async fn responses(
         }
         Json(response.complete(output.take(), prompt_tokens, &answer.finished)).into_response()
     };
-    Ok((headers, offload::run(bytes, write).await).into_response())
+    Ok((headers, app.service.in_turn_for(bytes, write).await).into_response())
 }

@@ -370,7 +370,8 @@ impl Ledger {
     /// A sequence that decodes has a row in each step, unless it leaves its slot.
     fn check_no_stream_is_stalled(&self, plan: &PlannedStep) {
         // If messages are small, a row may not fit.
-        if self.limits.max_frame_bytes < MAX_FRAME {
+        // Rows of several tenants take turns.
+        if self.limits.max_frame_bytes < MAX_FRAME || self.tenants.len() > 1 {
             return;
         }
         for (slot, stay) in &self.stays {

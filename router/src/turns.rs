@@ -1,19 +1,22 @@
-//! Work that tenants do in turns: rendering conversations.
+//! Turns: the router's CPU time for long requests, shared among tenants.
 //!
-//! Conversations of one tenant may take all threads that render templates. When a thread is free,
-//! the next conversation is therefore that of the tenant who has waited for the most turns of
-//! others, and not the one that came first.
+//! Reading a long body, validating its messages, rendering a conversation and tokenizing a text
+//! take time that grows with the request. The requests of one tenant could take all threads that do
+//! such work. Therefore each piece of work needs a turn, and the next turn goes to the tenant who
+//! has waited for the most turns of others, and not to the request that came first.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::oneshot;
+use tokio::task::block_in_place;
 
-use crate::engine::Tenant;
+use crate::scheduler::Tenant;
 
 /// Turns that several tenants share. Clones share the same turns.
 #[derive(Debug, Clone)]
-pub(super) struct TenantTurns(Arc<Mutex<Queues>>);
+pub(crate) struct TenantTurns(Arc<Mutex<Queues>>);
 
 #[derive(Debug)]
 struct Queues {
@@ -26,11 +29,11 @@ struct Queues {
 
 /// A turn. Dropping it gives it to the next tenant.
 #[derive(Debug)]
-pub(super) struct Turn(Option<TenantTurns>);
+pub(crate) struct Turn(Option<TenantTurns>);
 
 impl TenantTurns {
     /// Creates this many turns, at least one.
-    pub(super) fn new(count: usize) -> Self {
+    pub(crate) fn new(count: usize) -> Self {
         let queues = Queues { free: count.max(1), waiting: HashMap::new(), order: VecDeque::new() };
         TenantTurns(Arc::new(Mutex::new(queues)))
     }
@@ -40,7 +43,7 @@ impl TenantTurns {
     }
 
     /// Waits for a turn of a tenant.
-    pub(super) async fn take(&self, tenant: Tenant) -> Turn {
+    pub(crate) async fn take(&self, tenant: Tenant) -> Turn {
         let granted = {
             let mut queues = self.queues();
             match queues.free.checked_sub(1) {
@@ -55,6 +58,17 @@ impl TenantTurns {
             None => Turn(Some(self.clone())),
             // A sender is dropped only with all turns, of which this future holds a clone.
             Some(granted) => granted.await.unwrap_or(Turn(None)),
+        }
+    }
+
+    /// Waits for a turn of a tenant and runs `work`. Other tasks of this thread move to another
+    /// thread meanwhile.
+    pub(crate) async fn run<T>(&self, tenant: Tenant, work: impl FnOnce() -> T) -> T {
+        let _turn = self.take(tenant).await;
+        // A runtime with one thread has no other thread for them.
+        match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
+            Ok(RuntimeFlavor::MultiThread) => block_in_place(work),
+            _ => work(),
         }
     }
 
