@@ -388,7 +388,7 @@ async fn info_has_the_model_and_the_limits() {
         "model_pipeline_tag": null, "max_concurrent_requests": 128, "max_best_of": 2, "max_stop_sequences": 4,
         "max_input_tokens": 1023, "max_total_tokens": 1024, "validation_workers": 2, "max_client_batch_size": 128,
         "router": "text-generation-router", "version": "3.3.7", "millrace_version": env!("CARGO_PKG_VERSION"), "sha": null, "docker_label": null,
-        "end_tokens": ["</s>"], "sampling_defaults": {},
+        "end_tokens": ["</s>"], "sampling_defaults": {}, "thinking": null,
         "embeddings": {
             "pooling": ["lasttoken"], "pooling_source": "default", "modules": [], "features": 4,
             "max_input_tokens": 1023, "max_input_tokens_source": "max_input_tokens", "prompts": [],
