@@ -49,7 +49,7 @@ fn arguments_of_earlier_calls_are_objects() {
         for ((path, body), name) in histories(&arguments).into_iter().zip([
             "messages[1].tool_calls[0].function.arguments",
             "input[1].arguments",
-            "whose `input` must be a JSON object",
+            "messages[1].content[0].input",
         ]) {
             let answer = post(&server.url(path), &body);
             assert_eq!(answer.status, 400, "{path} {arguments}: {}", answer.body);
