@@ -42,6 +42,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 #[derive(Debug, Deserialize, ToSchema)]
 struct InferenceRequest {
     id: Option<String>,
+    #[serde(default, deserialize_with = "crate::http::fields::optional_object")]
     parameters: Option<GenerateParameters>,
     inputs: Vec<InferenceInput>,
     /// The names of the outputs; by default those of the inputs.

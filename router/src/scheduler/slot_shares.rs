@@ -65,8 +65,7 @@ impl Scheduler {
             running.sequence.tenant == **largest
                 && running.sequence.priority >= first.priority
                 && running.first_step != self.next_step
-                // No prompt is computed in vain.
-                && running.sequence.tokens.len() > running.sequence.prompt_len
+                && running.has_new_token()
         })?;
         let without = [leaving];
         let prompts = self.staying(&without).filter(|running| running.is_prefill());

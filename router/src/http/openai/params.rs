@@ -24,6 +24,7 @@ use crate::service::{Params, Service};
 pub(super) struct GenerationFields {
     model: Option<String>,
     stream: Option<bool>,
+    #[serde(default, deserialize_with = "crate::http::fields::optional_object")]
     stream_options: Option<StreamOptions>,
     pub(super) n: Option<usize>,
     max_tokens: Option<u32>,

@@ -12,7 +12,7 @@ use crate::http::sse::EventDescription;
 use crate::http::{openai, tgi};
 
 /// Answers like `/`, `/v1/chat/completions` or `/v1/completions`, also with errors.
-#[utoipa::path(post, path = "/invocations", tag = "Platforms", request_body = Object, responses((status = 200, description = "As the route whose request this is", content((Object = "application/json"), (inline(EventDescription) = "text/event-stream")))))]
+#[utoipa::path(post, path = "/invocations", tag = "Platforms", request_body = Object, responses((status = 200, description = "As the route whose request this is", content((serde_json::Value = "application/json"), (inline(EventDescription) = "text/event-stream")))))]
 pub(super) async fn invocations(state: State<App>, TurnJson(body): TurnJson<Map<String, Value>>) -> Response {
     let has = |field: &str| body.contains_key(field);
     if has("inputs") {

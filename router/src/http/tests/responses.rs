@@ -186,6 +186,28 @@ async fn hints_are_accepted_and_reported() {
     }
 }
 
+#[tokio::test]
+async fn objects_are_not_read_from_lists() {
+    let server = Server::saying("x");
+    let chat = json!([{"role": "user", "content": "a"}]);
+    for (path, body, name) in [
+        ("/v1/responses", json!({"input": "a", "text": [null, null]}), "text"),
+        (
+            "/v1/chat/completions",
+            json!({"messages": chat, "stream": true, "stream_options": [true]}),
+            "stream_options",
+        ),
+    ] {
+        let reply = server.post(path, body).await;
+        assert_eq!(reply.status, StatusCode::BAD_REQUEST, "{path}: {}", reply.body);
+        assert_eq!(reply.json()["error"]["param"], name, "{path}");
+    }
+    for path in ["/generate", "/tokenize"] {
+        let reply = server.post(path, json!({"inputs": "a", "parameters": [null]})).await;
+        assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY, "{path}: {}", reply.body);
+    }
+}
+
 /// The template reads the effort and the reasoning of earlier messages.
 #[tokio::test]
 async fn reasoning_reaches_templates_that_read_it() {

@@ -41,7 +41,11 @@ pub(super) struct SimpleToken {
 pub(super) struct TokenizeRequest {
     inputs: Option<String>,
     /// Validated only: no parameter changes the tokens.
-    #[serde(default = "default_parameters", rename = "parameters")]
+    #[serde(
+        default = "default_parameters",
+        rename = "parameters",
+        deserialize_with = "crate::http::fields::object"
+    )]
     _parameters: GenerateParameters,
     model: Option<String>,
     prompt: Option<String>,

@@ -15,7 +15,7 @@ use crate::text::StopText;
 #[derive(Debug, Deserialize, ToSchema)]
 pub(in crate::http) struct GenerateRequest {
     pub(in crate::http) inputs: String,
-    #[serde(default = "default_parameters")]
+    #[serde(default = "default_parameters", deserialize_with = "crate::http::fields::object")]
     pub(in crate::http) parameters: GenerateParameters,
 }
 
@@ -23,7 +23,7 @@ pub(in crate::http) struct GenerateRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 pub(in crate::http) struct CompatRequest {
     pub(super) inputs: String,
-    #[serde(default = "default_parameters")]
+    #[serde(default = "default_parameters", deserialize_with = "crate::http::fields::object")]
     pub(in crate::http) parameters: GenerateParameters,
     #[serde(default)]
     pub(super) stream: bool,
@@ -53,7 +53,6 @@ pub(in crate::http) struct GenerateParameters {
     grammar: Option<Value>,
     adapter_id: Option<String>,
     /// `high`, `normal` or `low`; 0 is normal. An extension of this server.
-    #[schema(value_type = Option<String>)]
     priority: Option<PriorityField>,
     /// Separates the cached prefixes of clients. An extension of this server.
     cache_salt: Option<String>,

@@ -32,6 +32,7 @@ pub(in super::super) struct ResponsesRequest {
     pub(super) tools: Option<Vec<Value>>,
     pub(super) tool_choice: Option<Value>,
     pub(super) parallel_tool_calls: Option<bool>,
+    #[serde(default, deserialize_with = "crate::http::fields::optional_object")]
     pub(super) text: Option<ResponseTextOptions>,
     pub(super) reasoning: Option<ReasoningField>,
     #[serde(flatten)]
