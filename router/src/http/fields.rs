@@ -11,8 +11,8 @@ use utoipa::ToSchema;
 use crate::engine::Priority;
 use crate::service::{ServiceError, priority};
 
-/// Reads a field that is an object. By itself, a structure is also read from a list of the values of
-/// its fields.
+/// Reads a field that is an object. By itself, a structure is also read from a list of the values
+/// of its fields.
 pub(super) fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
     FromObject::deserialize(deserializer).map(|object| object.0)
 }

@@ -73,8 +73,8 @@ impl RunningSequence {
         &hashes[..hashes.len().min(self.admitted_len / limits.block_size)]
     }
 
-    /// Whether a token was generated since the sequence was admitted. Before that, its prefill would
-    /// be computed in vain if it left.
+    /// Whether a token was generated since the sequence was admitted. Before that, its prefill
+    /// would be computed in vain if it left.
     pub(super) fn has_new_token(&self) -> bool {
         self.sequence.tokens.len() > self.admitted_len
     }
