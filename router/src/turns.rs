@@ -61,15 +61,9 @@ impl TenantTurns {
         }
     }
 
-    /// Waits for a turn of a tenant and runs `work`. Other tasks of this thread move to another
-    /// thread meanwhile.
+    /// Waits for a turn of a tenant and runs `work`.
     pub(crate) async fn run<T>(&self, tenant: Tenant, work: impl FnOnce() -> T) -> T {
-        let _turn = self.take(tenant).await;
-        // A runtime with one thread has no other thread for them.
-        match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
-            Ok(RuntimeFlavor::MultiThread) => block_in_place(work),
-            _ => work(),
-        }
+        self.take(tenant).await.run(work)
     }
 
     /// Gives a turn to the next request that still waits.
@@ -87,6 +81,17 @@ impl TenantTurns {
                 // The client has left.
                 Err(mut turn) => turn.0 = None,
             }
+        }
+    }
+}
+
+impl Turn {
+    /// Runs `work` and ends the turn. Other tasks of this thread move to another thread meanwhile.
+    pub(crate) fn run<T>(self, work: impl FnOnce() -> T) -> T {
+        // A runtime with one thread has no other thread for them.
+        match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
+            Ok(RuntimeFlavor::MultiThread) => block_in_place(work),
+            _ => work(),
         }
     }
 }

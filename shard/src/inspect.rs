@@ -31,6 +31,8 @@ pub struct Inspection {
     pub files: Vec<(String, usize)>,
     /// The stored tensors, sorted by name. They are printed if there are any.
     pub tensors: Vec<TensorInfo>,
+    /// Warnings about contradictions in the files.
+    pub warnings: Vec<String>,
     /// Lengths in tokens that the table of memory shows.
     pub contexts: Vec<usize>,
 }
@@ -57,6 +59,7 @@ impl Inspection {
             Err(error) => return Err(error.into()),
         };
         let matrix = model.spec.vocab * model.spec.hidden;
+        let warnings = model.warnings.texts(dtype).map(str::to_owned).collect();
         let dtype = dtype.unwrap_or(model.dtype);
         let storage = WeightStorage::choose(dtype, quantize, &model, &UnpaddedDevice)?;
         Ok(Inspection {
@@ -72,6 +75,7 @@ impl Inspection {
             kv_format: kv_format.unwrap_or(dtype.into()),
             stored_dtype: model.dtype,
             storage,
+            warnings,
             contexts: contexts(&model.spec),
             spec: model.spec,
         })
@@ -204,6 +208,10 @@ impl Display for Inspection {
             line("queries", scale.to_string())?;
         }
 
+        if !self.warnings.is_empty() {
+            writeln!(f, "\nWarnings")?;
+            self.warnings.iter().try_for_each(|warning| writeln!(f, "  {warning}"))?;
+        }
         self.write_files(f)?;
         self.write_memory(f)?;
         self.write_tensors(f)

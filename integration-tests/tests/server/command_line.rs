@@ -6,7 +6,8 @@ use std::process::{Command, Output, Stdio};
 use millrace_integration_tests::{SecretFile, Server, binary, post, wait_until};
 use serde_json::{Value, json};
 
-fn millrace(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+/// Runs a command to its end.
+pub(crate) fn millrace(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     Command::new(binary())
         .args(arguments)
         .envs(variables.iter().copied())
@@ -16,7 +17,7 @@ fn millrace(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
 }
 
 /// Returns the error text of a command that fails.
-fn error_text(arguments: &[&str], variables: &[(&str, &str)]) -> String {
+pub(crate) fn error_text(arguments: &[&str], variables: &[(&str, &str)]) -> String {
     let output = millrace(arguments, variables);
     assert!(!output.status.success(), "{arguments:?} {variables:?}");
     String::from_utf8(output.stderr).unwrap()

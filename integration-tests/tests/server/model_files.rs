@@ -8,6 +8,8 @@ use std::process::Command;
 use millrace_integration_tests::{JsonResponse, ModelCopy, Server, TILDE, binary, post, shards_of};
 use serde_json::{Value, json};
 
+use crate::command_line::millrace;
+
 fn chat(server: &Server, more: &Value) -> JsonResponse {
     let mut body = json!({
         "messages": [{"role": "user", "content": "Tell me a story about a fox and a lantern."}], "max_tokens": 200,
@@ -20,6 +22,10 @@ fn chat(server: &Server, more: &Value) -> JsonResponse {
 
 fn info(server: &Server) -> Value {
     serde_json::from_str(&server.get("/info").1).unwrap()
+}
+
+fn inspect(arguments: &[&str]) -> String {
+    String::from_utf8(millrace(&[&["inspect"], arguments].concat(), &[]).stdout).unwrap()
 }
 
 /// A fine-tuned model whose configuration still names the end token of its base model.
@@ -91,7 +97,11 @@ fn a_family_or_an_element_type_that_files_contradict_is_named_once() {
     }
     assert_eq!(info(&server)["model_dtype"], "bfloat16");
     chat(&server, &json!({"max_tokens": 4}));
+    let inspected = inspect(&[model.path()]);
+    assert!(inspected.contains(&format!("Warnings\n  {family}\n  {dtype}\n")), "{inspected}");
     // The operator's word is no contradiction.
+    let inspected = inspect(&[model.path(), "--dtype", "float32"]);
+    assert!(inspected.contains(&format!("Warnings\n  {family}\n\nFiles")), "{inspected}");
     let server = Server::start(&["--model-id", model.path(), "--dtype", "float32"]);
     assert!(!server.log().contains("the element type is"), "{}", server.log());
     assert!(server.log().contains(family), "{}", server.log());

@@ -1,26 +1,12 @@
 //! Tests what the operator gives and gets: flags of other servers, sizes, files that change or are
 //! no files, and the lines of the log.
 
-use std::process::{Command, Output};
+use std::process::Command;
 
-use millrace_integration_tests::{SecretFile, Server, binary, post};
+use millrace_integration_tests::{SecretFile, Server, post};
 use serde_json::{Value, json};
 
-fn millrace(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
-    Command::new(binary())
-        .args(arguments)
-        .envs(variables.iter().copied())
-        .env_remove("MODEL_ID")
-        .output()
-        .unwrap()
-}
-
-/// Returns the error text of a command that fails.
-fn error_text(arguments: &[&str], variables: &[(&str, &str)]) -> String {
-    let output = millrace(arguments, variables);
-    assert!(!output.status.success(), "{arguments:?} {variables:?}");
-    String::from_utf8(output.stderr).unwrap()
-}
+use crate::command_line::{error_text, millrace};
 
 #[test]
 fn the_log_has_the_times_and_tokens_of_each_answer() {

@@ -24,8 +24,16 @@ pub(super) fn optional_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     Option::<FromObject<T>>::deserialize(deserializer).map(|object| object.map(|object| object.0))
 }
 
+/// Reads a field that is a list of [`object`]s.
+pub(super) fn objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    let objects = Vec::<FromObject<T>>::deserialize(deserializer)?;
+    Ok(objects.into_iter().map(|object| object.0).collect())
+}
+
 /// A structure that is read from an object only.
-struct FromObject<T>(T);
+pub(super) struct FromObject<T>(pub(super) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for FromObject<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

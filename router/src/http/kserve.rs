@@ -44,9 +44,10 @@ struct InferenceRequest {
     id: Option<String>,
     #[serde(default, deserialize_with = "crate::http::fields::optional_object")]
     parameters: Option<GenerateParameters>,
+    #[serde(deserialize_with = "crate::http::fields::objects")]
     inputs: Vec<InferenceInput>,
     /// The names of the outputs; by default those of the inputs.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "crate::http::fields::objects")]
     outputs: Vec<InferenceOutputName>,
 }
 

@@ -11,12 +11,16 @@ use serde::Serialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
 use super::app::App;
-use crate::service::{Answer, MAX_INLINE_BYTES, RequestContext, Service};
+use super::fields::FromObject;
+use crate::service::{Answer, MAX_INLINE_BYTES, PromptToken, RequestContext, Service};
+
+/// Bytes of JSON of a token's id, at most.
+pub(super) const TOKEN_BYTES: usize = 8;
 
 /// Bytes of JSON of a log-probability, on average.
 const SCORE_BYTES: usize = 32;
 
-/// A JSON body. A long one is read in a turn of its tenant, and counts against the budget of its
+/// An object in JSON. A long one is read in a turn of its tenant, and counts against the budget of its
 /// key if it is refused.
 #[derive(Debug)]
 pub(super) struct TurnJson<T>(pub(super) T);
@@ -26,7 +30,7 @@ impl<T: DeserializeOwned> FromRequest<App> for TurnJson<T> {
 
     async fn from_request(request: Request, app: &App) -> Result<Self, JsonRejection> {
         if has_short_body(&request) {
-            return Json::from_request(request, app).await.map(|Json(value)| TurnJson(value));
+            return Json::from_request(request, app).await.map(|Json(FromObject(value))| TurnJson(value));
         }
         check_content_type(request.headers().get(header::CONTENT_TYPE).cloned()).await?;
         let body = Bytes::from_request(request, app).await?;
@@ -36,7 +40,7 @@ impl<T: DeserializeOwned> FromRequest<App> for TurnJson<T> {
         }
         let parsed = app.service.in_turn_for(bytes, move || Json::from_bytes(&body)).await;
         match parsed {
-            Ok(Json(value)) => Ok(TurnJson(value)),
+            Ok(Json(FromObject(value))) => Ok(TurnJson(value)),
             Err(rejection) => {
                 Service::charge_refused_body();
                 Err(rejection)
@@ -69,10 +73,14 @@ async fn check_content_type(kind: Option<HeaderValue>) -> Result<(), JsonRejecti
 pub(super) fn bytes(answers: &[Answer]) -> usize {
     let bytes = |answer: &Answer| {
         let generated = answer.tokens.iter().map(|event| 1 + event.top.len() * SCORE_BYTES);
-        let prompt = answer.prompt.iter().map(|token| (1 + token.top.len()) * SCORE_BYTES);
-        answer.finished.text.len() + generated.chain(prompt).sum::<usize>()
+        answer.finished.text.len() + generated.sum::<usize>() + prompt_bytes(&answer.prompt)
     };
     answers.iter().map(bytes).sum()
+}
+
+/// Returns the bytes of the scores of a prompt in a response.
+pub(super) fn prompt_bytes(tokens: &[PromptToken]) -> usize {
+    tokens.iter().map(|token| (1 + token.top.len()) * SCORE_BYTES).sum()
 }
 
 /// Returns the response with a value whose JSON has about this number of bytes.

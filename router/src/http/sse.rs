@@ -13,12 +13,16 @@ use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::{BufMut, BytesMut};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use http_body::Frame;
 use serde::Serialize;
 use tokio::time::{Instant, Sleep, sleep};
 use utoipa::ToSchema;
 
-use crate::service::{ServiceError, TextEvent, TextStream};
+use super::app::App;
+use crate::service::{MAX_INLINE_BYTES, Service, ServiceError, TextEvent, TextStream};
+use crate::turns::Turn;
 
 /// The time without events after which a comment or an event shows that the connection is alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -34,6 +38,11 @@ const MAX_QUEUE_WAIT: Duration = Duration::from_secs(5);
 pub(super) trait Write: Send + Unpin + 'static {
     /// Writes the events before the first token.
     fn begin(&mut self, _: &mut Events) {}
+
+    /// Returns about how many bytes a token's events have, unless they are few.
+    fn event_bytes(&self, _index: usize, _event: &TextEvent) -> usize {
+        0
+    }
 
     /// Writes the events of a token. `index` is the place of its answer in the response.
     fn event(&mut self, index: usize, event: TextEvent, to: &mut Events);
@@ -121,6 +130,7 @@ pub(super) async fn begin(streams: &mut [TextStream]) -> Result<(), ServiceError
 /// Returns the response that streams these answers, with headers that keep proxies from buffering
 /// it. Dropping the response cancels the requests.
 pub(super) fn response(
+    app: &App,
     streams: Vec<TextStream>,
     cached_tokens: Option<usize>,
     mut write: impl Write,
@@ -128,8 +138,16 @@ pub(super) fn response(
     let mut events = Events::default();
     write.begin(&mut events);
     let streams = streams.into_iter().map(Some).collect();
-    let body =
-        EventStreamBody { streams, write, events, keep_alive: None, last_sent: Instant::now(), ended: false };
+    let body = EventStreamBody {
+        service: app.service.clone(),
+        streams,
+        write,
+        long: None,
+        events,
+        keep_alive: None,
+        last_sent: Instant::now(),
+        ended: false,
+    };
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
@@ -147,9 +165,12 @@ pub(super) const CACHED_TOKENS: HeaderName = HeaderName::from_static("x-cached-t
 
 /// The body of a response that streams several answers.
 struct EventStreamBody<W> {
+    service: Service,
     /// The answers; `None` for those that are complete.
     streams: Vec<Option<TextStream>>,
     write: W,
+    /// A token whose events are not written yet. No other token is taken meanwhile.
+    long: Option<LongEvent>,
     events: Events,
     /// The timer of the next keep-alive, set when it is first needed.
     keep_alive: Option<Pin<Box<Sleep>>>,
@@ -158,13 +179,30 @@ struct EventStreamBody<W> {
     ended: bool,
 }
 
+/// A token with long events, such as the first one of an answer that begins with the scores of its
+/// prompt.
+struct LongEvent {
+    index: usize,
+    event: TextEvent,
+    /// Resolves to the turn in which the events are written.
+    turn: BoxFuture<'static, Turn>,
+}
+
 impl<W: Write> EventStreamBody<W> {
     /// Writes the events of all tokens that are available.
     fn collect(&mut self, context: &mut Context<'_>) {
-        let EventStreamBody { streams, write, events, ended, .. } = self;
+        if self.write_long(context).is_pending() {
+            return;
+        }
+        let EventStreamBody { service, streams, write, long, events, ended, .. } = self;
         for (index, place) in streams.iter_mut().enumerate() {
             while let Some(stream) = place {
                 match stream.poll_next(context) {
+                    Poll::Ready(Some(Ok(event))) if write.event_bytes(index, &event) > MAX_INLINE_BYTES => {
+                        *long = Some(LongEvent { index, event, turn: service.turn() });
+                        context.waker().wake_by_ref();
+                        return;
+                    }
                     Poll::Ready(Some(Ok(event))) => write.event(index, event, events),
                     Poll::Ready(Some(Err(error))) => {
                         write.error(error, events);
@@ -184,6 +222,16 @@ impl<W: Write> EventStreamBody<W> {
             write.end(events);
             *ended = true;
         }
+    }
+
+    /// Writes the long events that wait for a turn, if there are some and the turn has come.
+    fn write_long(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let Some(long) = &mut self.long else { return Poll::Ready(()) };
+        let Poll::Ready(turn) = long.turn.poll_unpin(context) else { return Poll::Pending };
+        if let Some(LongEvent { index, event, .. }) = self.long.take() {
+            turn.run(|| self.write.event(index, event, &mut self.events));
+        }
+        Poll::Ready(())
     }
 
     /// Returns whether nothing has been sent for [`KEEP_ALIVE`].

@@ -120,11 +120,8 @@ impl Service {
             ReasoningParser::Format(format) => Some(format),
         };
         let embedding = checked_files(assets, limits.pooling);
-        if let Err(error) = &embedding {
-            if !assets.has_head {
-                return Err(error.clone().into());
-            }
-            tracing::warn!("requests for vectors are refused: {error}");
+        if let (Err(error), false) = (&embedding, assets.has_head) {
+            return Err(error.clone().into());
         }
         let eos: Arc<[u32]> = end_tokens(assets, &tokenizer, template.as_ref()).into();
         let sampling = if limits.model_sampling { assets.sampling } else { SamplingDefaults::default() };

@@ -1,8 +1,12 @@
 //! Runs the work of a long request in a turn of its tenant.
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
 use super::context::RequestContext;
 use super::params::BYTES_PER_TOKEN;
 use super::setup::Service;
+use crate::turns::Turn;
 
 /// Maximum number of bytes that are read or written without a turn. Such work takes less time than
 /// handing it over.
@@ -22,6 +26,12 @@ impl Service {
             return work();
         }
         self.0.turns.run(RequestContext::current_tenant(), work).await
+    }
+
+    /// Returns a future that waits for a turn of the current tenant.
+    pub(crate) fn turn(&self) -> BoxFuture<'static, Turn> {
+        let (turns, tenant) = (self.0.turns.clone(), RequestContext::current_tenant());
+        async move { turns.take(tenant).await }.boxed()
     }
 
     /// Charges the account of the current caller for a body that was refused because of its form. A

@@ -62,9 +62,14 @@ pub struct ModelWarnings {
 }
 
 impl ModelWarnings {
-    /// Logs the warnings. The element type is no contradiction if the operator asked for one.
+    /// Returns the warnings. The element type is no contradiction if the operator asked for one.
+    pub fn texts(&self, asked: Option<DType>) -> impl Iterator<Item = &str> {
+        let dtype = self.dtype.iter().filter(move |_| asked.is_none());
+        self.configuration.iter().chain(dtype).map(String::as_str)
+    }
+
+    /// Logs the warnings.
     pub fn log(&self, asked: Option<DType>) {
-        let dtype = self.dtype.iter().filter(|_| asked.is_none());
-        self.configuration.iter().chain(dtype).for_each(|warning| tracing::warn!("{warning}"));
+        self.texts(asked).for_each(|warning| tracing::warn!("{warning}"));
     }
 }

@@ -43,7 +43,7 @@ pub(super) async fn messages(
         message.usage = AnthropicUsage::new(prompt_tokens, cached.unwrap_or(0), 0);
         let headers = headers::before(&app, characters, &ignored);
         let writer = MessageStreamWriter::new(message, blocks);
-        return Ok((headers, sse::response(streams, cached, writer)).into_response());
+        return Ok((headers, sse::response(&app, streams, cached, writer)).into_response());
     }
     let answers = Service::collect(streams).await?;
     let headers = headers::after(&app, characters, &ignored, prompt_tokens, &answers);

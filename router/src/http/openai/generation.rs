@@ -181,7 +181,7 @@ impl<R: Renderer> AnswerPipeline<R> {
         let firsts = first_answers(&answers).map(|first| cached[first.index]);
         let cached_tokens = firsts.sum();
         let writer = GenerationWriter { header, answers, report, renderer };
-        Ok((headers, sse::response(streams, cached_tokens, writer)).into_response())
+        Ok((headers, sse::response(app, streams, cached_tokens, writer)).into_response())
     }
 }
 
@@ -210,6 +210,14 @@ struct GenerationWriter<R> {
 }
 
 impl<R: Renderer> sse::Write for GenerationWriter<R> {
+    /// The first event of an answer may have the prompt: as text, as tokens, or as scores.
+    fn event_bytes(&self, index: usize, event: &TextEvent) -> usize {
+        let Some(answer) = self.answers.get(index) else { return 0 };
+        let prompt = answer.prompt.as_ref().filter(|_| self.report.every_token);
+        let tokens = prompt.map_or(0, |prompt| prompt.len() * offload::TOKEN_BYTES);
+        answer.echo.len() + tokens + offload::prompt_bytes(&event.prompt)
+    }
+
     fn event(&mut self, index: usize, event: TextEvent, to: &mut sse::Events) {
         let Some(answer) = self.answers.get_mut(index) else { return };
         answer.generated_tokens += 1;

@@ -44,7 +44,12 @@ pub(super) struct RerankRequest {
 #[schema(as = RerankInput)]
 enum Document {
     Text(String),
-    Object { text: String },
+    Object(#[serde(deserialize_with = "crate::http::fields::object")] DocumentObject),
+}
+
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+struct DocumentObject {
+    text: String,
 }
 
 /// The documents of a response, the best one first.
@@ -112,7 +117,7 @@ async fn rerank(
         return Err(OpenAiError::invalid("top_n", "`top_n` must be > 0"));
     }
     let text = |document| match document {
-        Document::Text(text) | Document::Object { text } => text,
+        Document::Text(text) | Document::Object(DocumentObject { text }) => text,
     };
     let texts: Vec<String> = documents.into_iter().map(text).collect();
     let mut kept = if return_documents { texts.clone() } else { Vec::new() };

@@ -166,6 +166,31 @@ async fn a_stream_has_chunks_and_usage() {
     assert!(chunks.iter().all(|chunk| chunk.get("usage").is_none()));
 }
 
+/// The first event of such a stream is written in a turn of its tenant.
+#[tokio::test]
+async fn a_stream_begins_with_the_scores_of_a_long_prompt() {
+    let server = Server::saying("ok");
+    let body = json!({"prompt": ["a".repeat(2000), "b".repeat(3000)], "echo": true, "logprobs": 2, "seed": 7,
+                      "return_token_ids": true});
+    let whole = server.post(PATH, body.clone()).await.json();
+    let mut streamed = body;
+    streamed["stream"] = json!(true);
+    let chunks = server.post(PATH, streamed).await.chunks();
+    for (index, choice) in whole["choices"].as_array().unwrap().iter().enumerate() {
+        let own = chunks.iter().map(|chunk| &chunk["choices"][0]).filter(|part| part["index"] == index);
+        let own: Vec<&Value> = own.collect();
+        let joined = |key: &str| -> Vec<Value> {
+            own.iter().flat_map(|part| part["logprobs"][key].as_array().unwrap()).cloned().collect()
+        };
+        for key in ["tokens", "token_logprobs", "text_offset", "top_logprobs"] {
+            assert_eq!(json!(joined(key)), choice["logprobs"][key], "{key} of {index}");
+        }
+        let text: String = own.iter().map(|part| part["text"].as_str().unwrap()).collect();
+        assert_eq!(choice["text"], text);
+        assert_eq!(own[0]["prompt_token_ids"], choice["prompt_token_ids"]);
+    }
+}
+
 #[tokio::test]
 async fn wrong_requests_are_refused() {
     let server = Server::saying("x");

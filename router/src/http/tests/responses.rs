@@ -197,15 +197,21 @@ async fn objects_are_not_read_from_lists() {
             json!({"messages": chat, "stream": true, "stream_options": [true]}),
             "stream_options",
         ),
+        ("/v1/rerank", json!({"query": "a", "documents": [["b"]]}), "documents"),
     ] {
         let reply = server.post(path, body).await;
         assert_eq!(reply.status, StatusCode::BAD_REQUEST, "{path}: {}", reply.body);
         assert_eq!(reply.json()["error"]["param"], name, "{path}");
     }
     for path in ["/generate", "/tokenize"] {
-        let reply = server.post(path, json!({"inputs": "a", "parameters": [null]})).await;
-        assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY, "{path}: {}", reply.body);
+        for body in [json!({"inputs": "a", "parameters": [null]}), json!(["a", {}])] {
+            let reply = server.post(path, body).await;
+            assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY, "{path}: {}", reply.body);
+        }
     }
+    let infer = json!({"inputs": [["text", null, ["a"]]]});
+    let reply = server.post("/v2/models/tgi/infer", infer).await;
+    assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY, "{}", reply.body);
 }
 
 /// The template reads the effort and the reasoning of earlier messages.

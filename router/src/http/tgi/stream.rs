@@ -37,7 +37,7 @@ pub(super) async fn generate_stream(
         input_length: request.prompt().len(),
         tokens: 0,
     };
-    let mut response = sse::response(streams.into(), cached_tokens, writer);
+    let mut response = sse::response(&app, streams.into(), cached_tokens, writer);
     response.headers_mut().extend(headers);
     Ok(response)
 }

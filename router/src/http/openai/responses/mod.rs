@@ -47,7 +47,7 @@ pub(super) async fn responses(
         let cached_tokens = streams[0].cached_tokens();
         let writer = ResponseStreamWriter::new(response, prompt_tokens, output);
         let headers = headers::before(&app, characters, &ignored);
-        return Ok((headers, sse::response(streams, cached_tokens, writer)).into_response());
+        return Ok((headers, sse::response(&app, streams, cached_tokens, writer)).into_response());
     }
     let answers = Service::collect(streams).await?;
     let headers = headers::after(&app, characters, &ignored, prompt_tokens, &answers);
