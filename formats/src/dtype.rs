@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Formatter};
 
 use safetensors::Dtype;
 
-use crate::blocks::BlockType;
+use millrace_numbers::BlockType;
 
 /// The element type of a stored tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -311,7 +311,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::blocks::BlockType;
+    use millrace_numbers::BlockType;
 
     /// Returns a file with one layer of width 32.
     fn file(magic: &[u8; 4], version: u32, kind: (u32, usize)) -> Vec<u8> {

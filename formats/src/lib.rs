@@ -7,7 +7,6 @@
 //! Files are not trusted: every number in them is checked before it is used. Each error names the
 //! file, and the tensor where there is one, and says what the user can do.
 
-mod blocks;
 mod checkpoint;
 mod cursor;
 mod dtype;
@@ -34,7 +33,6 @@ mod translated;
 pub mod vocabulary;
 mod writer;
 
-pub use blocks::BlockType;
 pub use checkpoint::{Checkpoint, Tensor, TensorInfo};
 pub use dtype::DType;
 pub use error::{Error, HeaderFault, IndexFault, TensorFault};

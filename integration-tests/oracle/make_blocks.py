@@ -1,4 +1,4 @@
-"""Writes random blocks of GGUF's types with codebooks, and the weights that the package gguf makes of them.
+"""Writes random blocks of GGUF's types with codebooks and ternary types, and the weights that the package gguf makes of them.
 
     python3 make_blocks.py
 
@@ -17,7 +17,10 @@ from gguf import GGMLQuantizationType as Type
 ROOT = Path(__file__).resolve().parent.parent.parent
 BLOCKS = 4
 # The places of the float16 number of a block. IQ1_M has it in pieces.
-TYPES = {"IQ2_XXS": 0, "IQ2_XS": 0, "IQ2_S": 0, "IQ3_XXS": 0, "IQ3_S": 0, "IQ1_S": 0, "IQ1_M": None}
+TYPES = {
+    "IQ2_XXS": 0, "IQ2_XS": 0, "IQ2_S": 0, "IQ3_XXS": 0, "IQ3_S": 0, "IQ1_S": 0, "IQ1_M": None,
+    "TQ1_0": 52, "TQ2_0": 64,
+}
 
 
 def main():
@@ -39,10 +42,10 @@ def main():
         else:
             blocks[:, half : half + 2] = scales.view(np.uint8).reshape(BLOCKS, 2)
         weights = gguf.quants.dequantize(blocks, kind)
-        assert np.isfinite(weights).all() and len(np.unique(weights)) > 30, name
+        assert np.isfinite(weights).all() and len(np.unique(weights)) > (8 if name.startswith("TQ") else 30), name
         (target / name).write_bytes(blocks.tobytes() + weights.astype("<f4").tobytes())
-        codebook = getattr(gguf.quants, name).grid_hex
-        if name != "IQ1_M":
+        if name.startswith("IQ") and name != "IQ1_M":
+            codebook = getattr(gguf.quants, name).grid_hex
             raw = bytes.fromhex(codebook.decode())
             assert len(raw) == 2 * getattr(gguf.quants, name).grid_shape[0]
             grids = ROOT / "kernels/numbers/src/encoding/blocks/grids"

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use millrace_numbers::BlockType;
 use safetensors::Dtype;
 
 use super::value::{Lengths, Value};
-use crate::blocks::BlockType;
 use crate::cursor::Cursor;
 use crate::dtype::DType;
 use crate::error::{Error, TensorFault};
@@ -265,40 +265,21 @@ pub(crate) enum GgmlType {
 impl GgmlType {
     /// Returns the type with this number.
     pub(crate) fn of(id: u32) -> Option<Self> {
-        use GgmlType::{Blocks, Other, Plain};
+        use GgmlType::{Other, Plain};
+        if let Some(blocks) = BlockType::from_ggml_id(id) {
+            return Some(GgmlType::Blocks(blocks));
+        }
         Some(match id {
             0 => Plain(Dtype::F32),
             1 => Plain(Dtype::F16),
-            2 => Blocks(BlockType::Q4_0),
-            3 => Blocks(BlockType::Q4_1),
-            6 => Blocks(BlockType::Q5_0),
-            7 => Blocks(BlockType::Q5_1),
-            8 => Blocks(BlockType::Q8_0),
             9 => Other("Q8_1", 32, 36),
-            10 => Blocks(BlockType::Q2K),
-            11 => Blocks(BlockType::Q3K),
-            12 => Blocks(BlockType::Q4K),
-            13 => Blocks(BlockType::Q5K),
-            14 => Blocks(BlockType::Q6K),
             15 => Other("Q8_K", 256, 292),
-            16 => Blocks(BlockType::IQ2_XXS),
-            17 => Blocks(BlockType::IQ2_XS),
-            18 => Blocks(BlockType::IQ3_XXS),
-            19 => Blocks(BlockType::IQ1_S),
-            20 => Blocks(BlockType::IQ4_NL),
-            21 => Blocks(BlockType::IQ3_S),
-            22 => Blocks(BlockType::IQ2_S),
-            23 => Blocks(BlockType::IQ4_XS),
             24 => Plain(Dtype::I8),
             25 => Plain(Dtype::I16),
             26 => Plain(Dtype::I32),
             27 => Plain(Dtype::I64),
             28 => Plain(Dtype::F64),
-            29 => Blocks(BlockType::IQ1_M),
             30 => Plain(Dtype::BF16),
-            34 => Other("TQ1_0", 256, 54),
-            35 => Other("TQ2_0", 256, 66),
-            39 => Blocks(BlockType::MXFP4),
             _ => return None,
         })
     }
@@ -324,7 +305,7 @@ impl GgmlType {
             shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size)).ok_or_else(overflow)?;
         let (block, bytes) = match self {
             GgmlType::Plain(dtype) => (1, dtype.bitsize() / 8),
-            GgmlType::Blocks(blocks) => (blocks.elements(), blocks.bytes()),
+            GgmlType::Blocks(blocks) => (blocks.cols(), blocks.bytes()),
             GgmlType::Other(_, elements, bytes) => (elements, bytes),
         };
         let cols = shape.last().copied().unwrap_or(1);

@@ -3,9 +3,9 @@ use proptest::prelude::*;
 use super::file::{Header, StoredTensor};
 use super::test_writer::{TestFile, TestValue};
 use super::tokenizer;
-use crate::blocks::BlockType;
 use crate::dtype::DType;
 use crate::vocabulary::{PieceKind, SpecialTokenIds, TokenizerData};
+use millrace_numbers::BlockType;
 
 fn sample(version: u32) -> TestFile {
     TestFile::new(version)

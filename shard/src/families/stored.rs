@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use millrace_formats::{BlockType as StoredBlocks, Checkpoint, DType as StoredDType, Tensor};
-use millrace_kernels::{BlockType, DType, Encoding, HostTensor, Part};
+use millrace_formats::{Checkpoint, DType as StoredDType, Tensor};
+use millrace_kernels::{DType, Encoding, HostTensor, Part};
 use millrace_numbers::stored::{ExpertRows, expert_columns};
 
 use super::names::{Names, Piece, StackedExperts, StoredOrder};
@@ -305,7 +305,7 @@ pub(crate) fn host_tensor(tensor: &Tensor<'_>) -> Option<HostTensor> {
         dtype if *dtype == StoredDType::F32 => Encoding::Dense(DType::F32),
         dtype if *dtype == StoredDType::F16 => Encoding::Dense(DType::F16),
         dtype if *dtype == StoredDType::BF16 => Encoding::Dense(DType::BF16),
-        StoredDType::Blocks(blocks) => Encoding::Blocks(block_type(*blocks)),
+        StoredDType::Blocks(blocks) => Encoding::Blocks(*blocks),
         _ => return None,
     };
     let (rows, cols) = match *tensor.shape {
@@ -316,31 +316,6 @@ pub(crate) fn host_tensor(tensor: &Tensor<'_>) -> Option<HostTensor> {
         _ => (1, tensor.shape.iter().product()),
     };
     Some(HostTensor { encoding, rows, cols, bytes: tensor.shared_bytes() })
-}
-
-fn block_type(stored: StoredBlocks) -> BlockType {
-    match stored {
-        StoredBlocks::Q4_0 => BlockType::Q4_0,
-        StoredBlocks::Q4_1 => BlockType::Q4_1,
-        StoredBlocks::Q5_0 => BlockType::Q5_0,
-        StoredBlocks::Q5_1 => BlockType::Q5_1,
-        StoredBlocks::Q8_0 => BlockType::Q8_0,
-        StoredBlocks::Q2K => BlockType::Q2K,
-        StoredBlocks::Q3K => BlockType::Q3K,
-        StoredBlocks::Q4K => BlockType::Q4K,
-        StoredBlocks::Q5K => BlockType::Q5K,
-        StoredBlocks::Q6K => BlockType::Q6K,
-        StoredBlocks::IQ4_NL => BlockType::IQ4_NL,
-        StoredBlocks::IQ4_XS => BlockType::IQ4_XS,
-        StoredBlocks::MXFP4 => BlockType::MXFP4,
-        StoredBlocks::IQ2_XXS => BlockType::IQ2_XXS,
-        StoredBlocks::IQ2_XS => BlockType::IQ2_XS,
-        StoredBlocks::IQ2_S => BlockType::IQ2_S,
-        StoredBlocks::IQ3_XXS => BlockType::IQ3_XXS,
-        StoredBlocks::IQ3_S => BlockType::IQ3_S,
-        StoredBlocks::IQ1_S => BlockType::IQ1_S,
-        StoredBlocks::IQ1_M => BlockType::IQ1_M,
-    }
 }
 
 impl WeightSource for StoredWeights {

@@ -92,10 +92,7 @@ impl Encoding {
         match self {
             Encoding::Dense(_) | Encoding::ExpertColumns(_) | Encoding::Integers(_) => None,
             Encoding::Mxfp4(mxfp4) => Some(&**mxfp4),
-            Encoding::Blocks(kind) => {
-                let has_table = matches!(kind, BlockType::IQ4_NL | BlockType::IQ4_XS | BlockType::MXFP4);
-                has_table.then_some(kind)
-            }
+            Encoding::Blocks(kind) => kind.has_table().then_some(kind),
             Encoding::Table(codes) => Some(&**codes),
             Encoding::Float8(float8) => Some(&**float8),
         }
