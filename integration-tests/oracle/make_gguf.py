@@ -5,7 +5,8 @@
 `../golden-gguf/CASE.gguf` has the weights of `../golden/CASE` in single precision, so that its logits
 are those of the checkpoint. Names come from the package's `TensorNameMap`. What a converter changes
 is described in `convert_hf_to_gguf.py` of llama.cpp, and done here again: rows of query and key are
-reordered for `llama` and `granite`, 1 is added to Gemma's norms, and experts are stacked.
+reordered for `llama`, `smollm3` and the models of Granite, 1 is added to Gemma's norms, and experts
+are stacked. `FUSED` are written with query, key and value in one tensor, as newer converters may.
 """
 
 import json
@@ -22,8 +23,16 @@ CASES = {
     "gemma2": "gemma2", "gemma3_text": "gemma3", "phi3": "phi3", "mixtral": "llama",
     "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "granite": "granite", "cohere": "command-r",
     "cohere_qk_norm": "command-r", "starcoder2": "starcoder2", "stablelm": "stablelm",
-    "stablelm_bias": "stablelm", "olmo2": "olmo2",
+    "stablelm_bias": "stablelm", "olmo2": "olmo2", "gpt_oss_one_expert": "gpt-oss", "glm4_native": "glm4",
+    "glm4_native_tied": "glm4", "glm4_moe": "glm4moe", "glm4_moe_raw": "glm4moe", "minimax_m2": "minimax-m2",
+    "granitemoe": "granitemoe", "granitemoe_bias": "granitemoe", "cohere2": "cohere2",
+    "smollm3": "smollm3", "exaone4": "exaone4", "exaone4_hybrid": "exaone4", "seed_oss": "seed_oss",
+    "seed_oss_all_biases": "seed_oss", "lfm2": "lfm2", "lfm2_bias": "lfm2", "phi": "phi2",
+    "phi_rotary": "phi2", "olmo3": "olmo2", "olmo3_yarn": "olmo2", "qwen2_5_vl": "qwen2vl",
+    "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe",
 }
+PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
+FUSED = ("qwen3_moe", "seed_oss_all_biases", "exaone4_hybrid")
 
 
 def halves_to_pairs(rows, heads):
@@ -40,13 +49,32 @@ def tensors(case, config, architecture):
     kv_heads = config.get("num_key_value_heads") or heads
     found, experts = {}, {}
     for name, tensor in stored.items():
-        if architecture in ("llama", "granite"):
+        name = name.replace("model.language_model.", "model.")
+        if ".visual." in name or name.startswith("visual."):
+            continue
+        if architecture in PERMUTED:
             if name.endswith(("q_proj.weight", "q_proj.bias")):
                 tensor = halves_to_pairs(tensor, heads)
             if name.endswith(("k_proj.weight", "k_proj.bias")):
                 tensor = halves_to_pairs(tensor, kv_heads)
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             tensor = tensor + np.float32(1)
+        if name.startswith(f"model.layers.{config['num_hidden_layers']}."):
+            continue
+        if name.endswith("e_score_correction_bias"):
+            name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        if name.endswith(".sinks"):
+            name += ".weight"
+        if name.endswith("conv.conv.weight"):
+            tensor = tensor.squeeze(1)
+        if architecture == "granitemoe" and name.endswith("input_linear.weight"):
+            half = tensor.shape[1] // 2
+            before = name.replace("block_sparse_moe.input_linear.weight", "mlp.experts.")
+            found[before + "gate_proj.weight"], found[before + "up_proj.weight"] = tensor[:, :half], tensor[:, half:]
+            continue
+        if architecture in ("gpt-oss", "qwen3vlmoe") and ".experts." in name:
+            found |= experts_by_input(name, tensor, in_turns=architecture == "gpt-oss")
+            continue
         if ".experts." in name:
             before, after = name.split(".experts.")
             index, matrix, _ = after.split(".")
@@ -62,8 +90,31 @@ def tensors(case, config, architecture):
     return found
 
 
+def experts_by_input(name, tensor, in_turns):
+    """Gate and up by output feature, each by itself. Their features are in turns, or one after the other."""
+    before, matrix = name.split(".experts.")
+    suffix = "bias" if matrix.endswith("_bias") else "weight"
+    if suffix == "weight":
+        tensor = tensor.swapaxes(1, 2)
+    parts = {"down_proj": tensor}
+    if matrix.startswith("gate_up"):
+        half = tensor.shape[1] // 2
+        gate, up = (tensor[:, 0::2], tensor[:, 1::2]) if in_turns else (tensor[:, :half], tensor[:, half:])
+        parts = {"gate_proj": gate, "up_proj": up}
+    return {f"{before}.experts.{part}.{suffix}": part_tensor for part, part_tensor in parts.items()}
+
+
+def fused(found):
+    """Query, key and value in one tensor."""
+    for name in [name for name in found if ".q_proj." in name]:
+        parts = [found.pop(name.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
+        found[name.replace("q_proj", "qkv")] = np.concatenate(parts)
+    return found
+
+
 def write(case, architecture):
     config = json.loads((HERE / "golden" / case / "config.json").read_text())
+    config = config.get("text_config", config)
     rope = config.get("rope_parameters") or {}
     full, local = rope.get("full_attention", rope), rope.get("sliding_attention", {})
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
@@ -72,22 +123,32 @@ def write(case, architecture):
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(hidden)
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    width = config["intermediate_size"]
+    if config.get("block_auto_adjust_ff_dim"):
+        multiple = config["block_multiple_of"]
+        width = -(-int(config["block_ffn_dim_multiplier"] * (2 * width // 3)) // multiple) * multiple
+    writer.add_feed_forward_length(width)
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    kv_heads = config["num_key_value_heads"]
+    if architecture == "lfm2":
+        kv_heads = [kv_heads if kind == "full_attention" else 0 for kind in config["layer_types"]]
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    writer.add_head_count_kv(kv_heads)
     writer.add_rope_freq_base(full["rope_theta"])
     writer.add_rope_dimension_count(int(head * full.get("partial_rotary_factor", 1.0)))
     if config.get("head_dim"):
         writer.add_key_length(head)
         writer.add_value_length(head)
-    if "rms_norm_eps" in config:
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if "rms_norm_eps" in config or architecture == "lfm2":
+        writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
     else:
         writer.add_layer_norm_eps(config.get("layer_norm_eps") or config["norm_epsilon"])
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
     if "num_experts_per_tok" in config:
-        writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
+        writer.add_expert_count(
+            config.get("num_experts") or config.get("n_routed_experts") or config["num_local_experts"]
+        )
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if "moe_intermediate_size" in config:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
@@ -98,15 +159,36 @@ def write(case, architecture):
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     if "query_pre_attn_scalar" in config:
         writer.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)
-    if local:
+    if local and architecture == "gemma3":
         writer.add_uint32("gemma3.attention.sliding_window_pattern", 3)
         writer.add_float32("gemma3.rope.freq_base_swa", local["rope_theta"])
-    if architecture == "granite":
+    if case in ("exaone4_hybrid", "olmo3"):
+        pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
+        writer.add_array(f"{architecture}.attention.sliding_window_pattern", pattern)
+    if architecture == "gpt-oss":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if full["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(full["factor"])
+        writer.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
+        if "beta_fast" in full:
+            writer.add_rope_scaling_yarn_beta_fast(full["beta_fast"])
+            writer.add_rope_scaling_yarn_beta_slow(full["beta_slow"])
+    if architecture.startswith(("qwen2vl", "qwen3vl")):
+        writer.add_rope_dimension_sections([*full["mrope_section"], 0])
+    if architecture == "glm4moe":
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+    if architecture in ("glm4moe", "minimax-m2"):
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if architecture in ("granite", "granitemoe"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
-    if architecture == "command-r":
+    if architecture in ("command-r", "cohere2"):
         writer.add_logit_scale(config["logit_scale"])
     if architecture == "stablelm":
         writer.add_parallel_residual(config["use_parallel_residual"])
@@ -114,7 +196,16 @@ def write(case, architecture):
     writer.add_token_list([f"t{token}" for token in range(config["vocab_size"])])
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
-    for name, tensor in tensors(case, config, architecture).items():
+    found = tensors(case, config, architecture)
+    if case in FUSED:
+        found = fused(found)
+    for name, tensor in found.items():
+        if ".qkv." in name:
+            writer.add_tensor(
+                name.replace("model.layers", "blk").replace("self_attn.qkv", "attn_qkv"),
+                np.ascontiguousarray(tensor, "<f4"),
+            )
+            continue
         new = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new, f"{case}: {name} has no name"
         writer.add_tensor(new, np.ascontiguousarray(tensor, "<f4"))

@@ -1,11 +1,11 @@
 //! The architectures whose files can be read: a row for each, with its names and keys.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
+use super::adapt;
 use super::model::Model;
 use super::names::{self, Naming};
 use crate::error::Error;
-use crate::fault::FileFault;
 
 /// A value of `general.architecture` whose models can be served.
 pub(super) struct Architecture {
@@ -23,6 +23,7 @@ pub(super) struct Architecture {
     /// Whether the converter has added 1 to the scales of norms.
     pub(super) norms_plus_one: bool,
     pub(super) window: Window,
+    pub(super) kv_heads: KvHeads,
     /// Whether tensors with all experts are known.
     pub(super) has_experts: bool,
     /// Adds the keys that other architectures do not have.
@@ -40,6 +41,15 @@ pub(super) enum Window {
     ByFamily,
 }
 
+/// The layers whose number of key/value heads a file has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KvHeads {
+    /// All have the same.
+    AllLayers,
+    /// Layers without attention have none, and the others have the same.
+    SomeLayers,
+}
+
 const RMS: (&str, &str) = ("attention.layer_norm_rms_epsilon", "rms_norm_eps");
 
 /// Llama, which the others differ from.
@@ -52,15 +62,21 @@ const LLAMA: Architecture = Architecture {
     epsilon: RMS,
     norms_plus_one: false,
     window: Window::Mistral,
+    kv_heads: KvHeads::AllLayers,
     has_experts: true,
-    adapt: mixtral,
+    adapt: adapt::mixtral,
 };
 
 /// A model in the layout of Llama without its peculiarities.
-const PLAIN: Architecture =
-    Architecture { interleaved: false, window: Window::Unknown, has_experts: false, adapt: nothing, ..LLAMA };
+const PLAIN: Architecture = Architecture {
+    interleaved: false,
+    window: Window::Unknown,
+    has_experts: false,
+    adapt: adapt::nothing,
+    ..LLAMA
+};
 
-pub(super) const ARCHITECTURES: [Architecture; 16] = [
+pub(super) const ARCHITECTURES: [Architecture; 30] = [
     LLAMA,
     // With query, key and value in tensors of their own, Baichuan 7B is a Llama.
     Architecture { name: "baichuan", interleaved: true, ..PLAIN },
@@ -72,7 +88,7 @@ pub(super) const ARCHITECTURES: [Architecture; 16] = [
         class: "Qwen2MoeForCausalLM",
         has_experts: true,
         naming: names::QWEN_MOE,
-        adapt: qwen2_moe,
+        adapt: adapt::qwen2_moe,
         ..PLAIN
     },
     Architecture {
@@ -81,7 +97,7 @@ pub(super) const ARCHITECTURES: [Architecture; 16] = [
         class: "Qwen3MoeForCausalLM",
         has_experts: true,
         naming: names::QWEN_MOE,
-        adapt: qwen3_moe,
+        adapt: adapt::qwen3_moe,
         ..PLAIN
     },
     Architecture {
@@ -105,7 +121,7 @@ pub(super) const ARCHITECTURES: [Architecture; 16] = [
         norms_plus_one: true,
         naming: names::SANDWICH,
         window: Window::ByFamily,
-        adapt: gemma2,
+        adapt: adapt::gemma2,
         ..PLAIN
     },
     Architecture {
@@ -115,7 +131,7 @@ pub(super) const ARCHITECTURES: [Architecture; 16] = [
         norms_plus_one: true,
         naming: names::SANDWICH,
         window: Window::ByFamily,
-        adapt: gemma3,
+        adapt: adapt::gemma3,
         ..PLAIN
     },
     Architecture {
@@ -124,7 +140,7 @@ pub(super) const ARCHITECTURES: [Architecture; 16] = [
         class: "Phi3ForCausalLM",
         naming: names::PHI3,
         window: Window::ByFamily,
-        adapt: phi3,
+        adapt: adapt::phi3,
         ..PLAIN
     },
     Architecture {
@@ -132,7 +148,7 @@ pub(super) const ARCHITECTURES: [Architecture; 16] = [
         model_type: "granite",
         class: "GraniteForCausalLM",
         interleaved: true,
-        adapt: granite,
+        adapt: adapt::granite,
         ..PLAIN
     },
     // The original model rotates neighbors too.
@@ -141,7 +157,7 @@ pub(super) const ARCHITECTURES: [Architecture; 16] = [
         model_type: "cohere",
         class: "CohereForCausalLM",
         epsilon: ("attention.layer_norm_epsilon", "layer_norm_eps"),
-        adapt: cohere,
+        adapt: adapt::cohere,
         ..PLAIN
     },
     Architecture {
@@ -151,7 +167,7 @@ pub(super) const ARCHITECTURES: [Architecture; 16] = [
         epsilon: ("attention.layer_norm_epsilon", "norm_epsilon"),
         naming: names::STARCODER2,
         window: Window::ByFamily,
-        adapt: starcoder2,
+        adapt: adapt::starcoder2,
         ..PLAIN
     },
     Architecture {
@@ -159,7 +175,7 @@ pub(super) const ARCHITECTURES: [Architecture; 16] = [
         model_type: "stablelm",
         class: "StableLmForCausalLM",
         epsilon: ("attention.layer_norm_epsilon", "layer_norm_eps"),
-        adapt: stablelm,
+        adapt: adapt::stablelm,
         ..PLAIN
     },
     Architecture {
@@ -167,145 +183,118 @@ pub(super) const ARCHITECTURES: [Architecture; 16] = [
         model_type: "olmo2",
         class: "Olmo2ForCausalLM",
         naming: names::OLMO2,
+        window: Window::ByFamily,
+        adapt: adapt::olmo2,
+        ..PLAIN
+    },
+    // The text parts of models with images. A text has equal positions in all dimensions.
+    Architecture { name: "qwen2vl", model_type: "qwen2", class: "Qwen2ForCausalLM", ..PLAIN },
+    Architecture { name: "qwen3vl", model_type: "qwen3", class: "Qwen3ForCausalLM", ..PLAIN },
+    Architecture {
+        name: "qwen3vlmoe",
+        model_type: "qwen3_moe",
+        class: "Qwen3MoeForCausalLM",
+        has_experts: true,
+        naming: names::QWEN_MOE,
+        adapt: adapt::qwen3_moe,
+        ..PLAIN
+    },
+    Architecture {
+        name: "gpt-oss",
+        model_type: "gpt_oss",
+        class: "GptOssForCausalLM",
+        has_experts: true,
+        naming: names::GPT_OSS,
+        window: Window::ByFamily,
+        adapt: adapt::gpt_oss,
+        ..PLAIN
+    },
+    Architecture {
+        name: "glm4",
+        model_type: "glm4",
+        class: "Glm4ForCausalLM",
+        naming: names::GLM4,
+        adapt: adapt::glm4,
+        ..PLAIN
+    },
+    Architecture {
+        name: "glm4moe",
+        model_type: "glm4_moe",
+        class: "Glm4MoeForCausalLM",
+        has_experts: true,
+        naming: names::GLM4_MOE,
+        adapt: adapt::glm4_moe,
+        ..PLAIN
+    },
+    Architecture {
+        name: "minimax-m2",
+        model_type: "minimax_m2",
+        class: "MiniMaxM2ForCausalLM",
+        has_experts: true,
+        naming: names::MINIMAX_M2,
+        adapt: adapt::minimax_m2,
+        ..PLAIN
+    },
+    Architecture {
+        name: "granitemoe",
+        model_type: "granitemoe",
+        class: "GraniteMoeForCausalLM",
+        interleaved: true,
+        has_experts: true,
+        naming: names::GRANITE_MOE,
+        adapt: adapt::granite_moe,
+        ..PLAIN
+    },
+    Architecture {
+        name: "cohere2",
+        model_type: "cohere2",
+        class: "Cohere2ForCausalLM",
+        epsilon: ("attention.layer_norm_epsilon", "layer_norm_eps"),
+        window: Window::ByFamily,
+        adapt: adapt::cohere2,
+        ..PLAIN
+    },
+    Architecture {
+        name: "smollm3",
+        model_type: "smollm3",
+        class: "SmolLM3ForCausalLM",
+        interleaved: true,
+        adapt: adapt::smollm3,
+        ..PLAIN
+    },
+    Architecture {
+        name: "exaone4",
+        model_type: "exaone4",
+        class: "Exaone4ForCausalLM",
+        naming: names::OLMO2,
+        window: Window::ByFamily,
+        adapt: adapt::exaone4,
+        ..PLAIN
+    },
+    Architecture {
+        name: "seed_oss",
+        model_type: "seed_oss",
+        class: "SeedOssForCausalLM",
+        naming: names::SEED_OSS,
+        adapt: adapt::seed_oss,
+        ..PLAIN
+    },
+    Architecture {
+        name: "lfm2",
+        model_type: "lfm2",
+        class: "Lfm2ForCausalLM",
+        epsilon: ("attention.layer_norm_rms_epsilon", "norm_eps"),
+        naming: names::LFM2,
+        kv_heads: KvHeads::SomeLayers,
+        adapt: adapt::lfm2,
+        ..PLAIN
+    },
+    Architecture {
+        name: "phi2",
+        model_type: "phi",
+        class: "PhiForCausalLM",
+        epsilon: ("attention.layer_norm_epsilon", "layer_norm_eps"),
+        naming: names::PHI2,
         ..PLAIN
     },
 ];
-
-type Config = Map<String, Value>;
-
-fn nothing(_: &Model<'_>, _: &mut Config) -> Result<(), Error> {
-    Ok(())
-}
-
-/// Copies numbers that must be there from keys of the file to keys of the configuration.
-fn copy(model: &Model<'_>, config: &mut Config, keys: &[(&str, &str)]) -> Result<(), Error> {
-    for (from, to) in keys {
-        let number = model.number(from)?.ok_or_else(|| model.missing(from))?;
-        config.insert((*to).to_owned(), number.into());
-    }
-    Ok(())
-}
-
-fn copy_counts(model: &Model<'_>, config: &mut Config, keys: &[(&str, &str)]) -> Result<(), Error> {
-    for (from, to) in keys {
-        config.insert((*to).to_owned(), model.count(from)?.into());
-    }
-    Ok(())
-}
-
-/// Adds the experts of a file for `llama` that has them, which is a Mixtral.
-fn mixtral(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
-    if !model.has_experts()? {
-        return Ok(());
-    }
-    config.insert("model_type".into(), "mixtral".into());
-    config.insert("architectures".into(), json!(["MixtralForCausalLM"]));
-    copy_counts(
-        model,
-        config,
-        &[("expert_count", "num_local_experts"), ("expert_used_count", "num_experts_per_tok")],
-    )
-}
-
-const QWEN_EXPERTS: [(&str, &str); 3] = [
-    ("expert_count", "num_experts"),
-    ("expert_used_count", "num_experts_per_tok"),
-    ("expert_feed_forward_length", "moe_intermediate_size"),
-];
-
-fn qwen2_moe(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
-    copy_counts(model, config, &QWEN_EXPERTS)?;
-    let shared = [("expert_shared_feed_forward_length", "shared_expert_intermediate_size")];
-    copy_counts(model, config, &shared)?;
-    config.insert("norm_topk_prob".into(), false.into());
-    config.insert("qkv_bias".into(), model.has("blk.0.attn_q.bias").into());
-    Ok(())
-}
-
-fn qwen3_moe(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
-    copy_counts(model, config, &QWEN_EXPERTS)?;
-    config.insert("norm_topk_prob".into(), true.into());
-    config.insert("attention_bias".into(), model.has("blk.0.attn_q.bias").into());
-    Ok(())
-}
-
-/// Adds the scale of scores. Files do not have it, unless a later program has written it: it is
-/// that of the features of a head, except in the largest model, which has this many layers.
-fn score_scale(model: &Model<'_>, config: &mut Config, largest: u64) -> Result<(), Error> {
-    let scalar = match model.number("attention.scale")? {
-        Some(scale) if scale > 0.0 => scale.powi(-2),
-        _ if model.count("block_count")? == largest => {
-            model.count("embedding_length")? as f64 / model.count("attention.head_count")?.max(1) as f64
-        }
-        _ => config.get("head_dim").and_then(Value::as_f64).unwrap_or_default(),
-    };
-    config.insert("query_pre_attn_scalar".into(), scalar.into());
-    Ok(())
-}
-
-fn gemma2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
-    for (from, to) in [
-        ("attn_logit_softcapping", "attn_logit_softcapping"),
-        ("final_logit_softcapping", "final_logit_softcapping"),
-    ] {
-        if let Some(cap) = model.number(from)? {
-            config.insert(to.into(), cap.into());
-        }
-    }
-    score_scale(model, config, 46)
-}
-
-fn gemma3(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
-    if let Some(pattern) = model.number("attention.sliding_window_pattern")? {
-        config.insert("sliding_window_pattern".into(), (pattern as u64).into());
-    }
-    let base = model.number("rope.freq_base_swa")?.unwrap_or(10_000.0);
-    config.insert("rope_local_base_freq".into(), base.into());
-    score_scale(model, config, 62)
-}
-
-fn phi3(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
-    const FACTORS: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
-    match FACTORS.into_iter().find(|name| model.has(name)) {
-        Some(tensor) => {
-            let reason = "is a scaling of the rotation that is read from config.json only; take the model in Hugging \
-                          Face layout instead";
-            Err(model.header.fault(FileFault::SpecialTensor { tensor: tensor.into(), reason: reason.into() }))
-        }
-        None => {
-            config.insert("original_max_position_embeddings".into(), model.count("context_length")?.into());
-            Ok(())
-        }
-    }
-}
-
-fn granite(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
-    let keys = [
-        ("embedding_scale", "embedding_multiplier"),
-        ("residual_scale", "residual_multiplier"),
-        ("attention.scale", "attention_multiplier"),
-        ("logit_scale", "logits_scaling"),
-    ];
-    copy(model, config, &keys)?;
-    config.insert("attention_bias".into(), model.has("blk.0.attn_q.bias").into());
-    config.insert("mlp_bias".into(), model.has("blk.0.ffn_up.bias").into());
-    Ok(())
-}
-
-fn cohere(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
-    config.insert("use_qk_norm".into(), model.has("blk.0.attn_q_norm.weight").into());
-    config.insert("attention_bias".into(), model.has("blk.0.attn_q.bias").into());
-    copy(model, config, &[("logit_scale", "logit_scale")])
-}
-
-fn starcoder2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
-    config.insert("use_bias".into(), model.has("blk.0.attn_q.bias").into());
-    Ok(())
-}
-
-fn stablelm(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
-    let is_parallel = model.header.truth(&model.key("use_parallel_residual"))?.unwrap_or(false);
-    config.insert("use_parallel_residual".into(), is_parallel.into());
-    config.insert("use_qkv_bias".into(), model.has("blk.0.attn_q.bias").into());
-    Ok(())
-}

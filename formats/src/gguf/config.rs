@@ -93,11 +93,8 @@ impl Model<'_> {
         if self.number("attention.max_alibi_bias")?.is_some_and(|number| number != 0.0) {
             return refused("attention.max_alibi_bias", "ALiBi positions");
         }
-        let kv_heads = self.layer_count("attention.head_count_kv")?.unwrap_or(heads);
-        let head_dim = match self.header.count(&self.key("attention.key_length"))? {
-            Some(length) => length,
-            None => hidden.checked_div(heads).unwrap_or_default(),
-        };
+        let kv_heads = self.kv_heads(architecture.kv_heads)?.unwrap_or(heads);
+        let head_dim = self.head_dim(heads)?;
         if let Some(length) = self.header.count(&self.key("attention.value_length"))?
             && length != head_dim
         {
@@ -106,7 +103,7 @@ impl Model<'_> {
         }
         config.extend([
             ("hidden_size".into(), hidden.into()),
-            ("num_hidden_layers".into(), self.count("block_count")?.into()),
+            ("num_hidden_layers".into(), self.layers()?.into()),
             ("num_attention_heads".into(), heads.into()),
             ("num_key_value_heads".into(), kv_heads.into()),
             ("head_dim".into(), head_dim.into()),
@@ -156,10 +153,7 @@ impl Model<'_> {
     fn chatglm(&self, config: &mut Map<String, Value>) -> Result<u64, Error> {
         let hidden = self.count("embedding_length")?;
         let heads = self.count("attention.head_count")?;
-        let head_dim = match self.header.count(&self.key("attention.key_length"))? {
-            Some(length) => length,
-            None => hidden.checked_div(heads).unwrap_or_default(),
-        };
+        let head_dim = self.head_dim(heads)?;
         let eps = "attention.layer_norm_rms_epsilon";
         let missing = || self.header.fault(FileFault::MissingKey(self.key(eps)));
         config.extend([
@@ -184,7 +178,6 @@ impl Model<'_> {
         let number = |name: &str| self.number(name);
         config.insert("rope_theta".into(), number("rope.freq_base")?.unwrap_or(10_000.0).into());
         if let Some(rotated) = self.header.count(&self.key("rope.dimension_count"))?
-            && rotated != head_dim
             && head_dim > 0
         {
             config.insert("partial_rotary_factor".into(), (rotated as f64 / head_dim as f64).into());

@@ -4,6 +4,7 @@
 //! is in one file: configuration, tokenizer, chat template and weights. A large model may be split
 //! into several files, of which the first has all metadata.
 
+mod adapt;
 mod architectures;
 mod config;
 mod file;
@@ -68,14 +69,18 @@ impl Contents {
     /// Adds a tensor under its name in Hugging Face layout.
     fn add(
         &mut self,
-        architecture: &Architecture,
+        (architecture, qkv): (&Architecture, Option<QkvRows>),
         file: usize,
         tensor: &StoredTensor,
     ) -> Result<(), TensorFault> {
         let StoredTensor { name, dtype, shape, range } = tensor;
+        if let (Some(names), Some(qkv)) = (architecture.naming.fused_qkv(name), qkv) {
+            return self.add_fused(names, qkv, file, tensor);
+        }
         if let Some(one) = architecture.naming.expert(name) {
+            let axes = if name.ends_with(".bias") { 2 } else { 3 };
             let experts = match shape[..] {
-                [experts @ 1..=MAX_EXPERTS, _, _] if !range.is_empty() => experts,
+                [experts @ 1..=MAX_EXPERTS, ..] if shape.len() == axes && !range.is_empty() => experts,
                 _ => return Err(TensorFault::Shape { found: shape.clone(), expected: Vec::new() }),
             };
             // The rows of an expert are whole blocks, and follow those of the one before it.
@@ -107,6 +112,39 @@ impl Contents {
         self.tensors.push((file, Entry { name, dtype: dtype.clone(), shape, range: range.clone() }));
         Ok(())
     }
+
+    /// Adds query, key and value, which the file has in one tensor, one after the other.
+    fn add_fused(
+        &mut self,
+        names: [String; 3],
+        qkv: QkvRows,
+        file: usize,
+        tensor: &StoredTensor,
+    ) -> Result<(), TensorFault> {
+        let StoredTensor { dtype, shape, range, .. } = tensor;
+        let counts = [qkv.query, qkv.key, qkv.key];
+        let all = counts.iter().fold(0usize, |sum, rows| sum.saturating_add(*rows));
+        if shape.first() != Some(&all) || all == 0 {
+            return Err(TensorFault::Shape { found: shape.clone(), expected: vec![all] });
+        }
+        let row = range.len() / all;
+        let mut start = range.start;
+        for (name, rows) in names.into_iter().zip(counts) {
+            let mut shape = shape.clone();
+            shape[0] = rows;
+            let range = start..start + rows * row;
+            start = range.end;
+            self.tensors.push((file, Entry { name, dtype: dtype.clone(), shape, range }));
+        }
+        Ok(())
+    }
+}
+
+/// The rows of query, and of key and of value, in a tensor that has all three.
+#[derive(Debug, Clone, Copy)]
+struct QkvRows {
+    query: usize,
+    key: usize,
 }
 
 fn read(files: &[MappedFile]) -> Result<Contents, Error> {
@@ -116,20 +154,21 @@ fn read(files: &[MappedFile]) -> Result<Contents, Error> {
     split::check(&headers)?;
     let architecture = config::architecture(header)?;
     let all: Vec<_> = headers.iter().flat_map(|header| &header.tensors).collect();
-    let mut divisors = None;
+    let mut model = Model { header, architecture: architecture.name, tensors: &all, divisors: None };
+    let is_fused = all.iter().any(|tensor| architecture.naming.fused_qkv(&tensor.name).is_some());
+    let qkv = if is_fused { Some(model.qkv_rows(architecture.kv_heads)?) } else { None };
     let mut contents = Contents::default();
     for (index, (header, file)) in headers.iter().zip(files).enumerate() {
         for tensor in &header.tensors {
             if tensor.name == ROPE_DIVISORS {
-                divisors = Some(config::divisors(header, tensor, &file[tensor.range.clone()])?);
+                model.divisors = Some(config::divisors(header, tensor, &file[tensor.range.clone()])?);
                 continue;
             }
             contents
-                .add(architecture, index, tensor)
+                .add((architecture, qkv), index, tensor)
                 .map_err(|fault| header.tensor_fault(&tensor.name, fault))?;
         }
     }
-    let model = Model { header, architecture: architecture.name, tensors: &all, divisors };
     contents.config = config::read(&model, architecture)?;
     Ok(contents)
 }

@@ -1,5 +1,7 @@
 //! The metadata of a file, under the keys of its architecture.
 
+use super::QkvRows;
+use super::architectures::KvHeads;
 use super::file::{Header, StoredTensor};
 use super::value::Value;
 use crate::dtype::DType;
@@ -49,13 +51,59 @@ impl Model<'_> {
         Ok(self.number("expert_count")?.is_some_and(|count| count != 0.0))
     }
 
+    /// Returns the rows of query and key in a tensor that has both, and value.
+    pub(super) fn qkv_rows(&self, kv_heads: KvHeads) -> Result<QkvRows, Error> {
+        let heads = self.layer_count("attention.head_count")?;
+        let heads = heads.ok_or_else(|| self.missing("attention.head_count"))?;
+        let kv_heads = self.kv_heads(kv_heads)?.unwrap_or(heads);
+        let head_dim = self.head_dim(heads)?;
+        let rows = |heads: u64| usize::try_from(heads.saturating_mul(head_dim)).unwrap_or(usize::MAX);
+        Ok(QkvRows { query: rows(heads), key: rows(kv_heads) })
+    }
+
+    /// Returns the number of key/value heads of a layer, if the file has it.
+    pub(super) fn kv_heads(&self, meaning: KvHeads) -> Result<Option<u64>, Error> {
+        match meaning {
+            KvHeads::AllLayers => self.layer_count("attention.head_count_kv"),
+            KvHeads::SomeLayers => self.count_of_some_layers("attention.head_count_kv"),
+        }
+    }
+
+    /// Returns the features of a head: those of the embedding are divided among the heads if the
+    /// file does not say it.
+    pub(super) fn head_dim(&self, heads: u64) -> Result<u64, Error> {
+        match self.header.count(&self.key("attention.key_length"))? {
+            Some(length) => Ok(length),
+            None => Ok(self.count("embedding_length")?.checked_div(heads).unwrap_or_default()),
+        }
+    }
+
+    /// Returns the number of layers without those that predict several tokens at once.
+    pub(super) fn layers(&self) -> Result<u64, Error> {
+        const LATER: &str = "nextn_predict_layers";
+        let (all, later) = (self.count("block_count")?, self.header.count(&self.key(LATER))?.unwrap_or(0));
+        let layers = all.checked_sub(later);
+        layers.ok_or_else(|| self.fault(LATER, format!("is {later}, but there are only {all} layers")))
+    }
+
     /// Reads a count that a file may give for each layer. All layers must have the same.
     pub(super) fn layer_count(&self, name: &str) -> Result<Option<u64>, Error> {
+        self.equal_counts(name, |_| true)
+    }
+
+    /// Reads a count that a file may give for each layer. All layers that have any must have the
+    /// same.
+    fn count_of_some_layers(&self, name: &str) -> Result<Option<u64>, Error> {
+        self.equal_counts(name, |count| count > 0)
+    }
+
+    fn equal_counts(&self, name: &str, counts_too: impl Fn(u64) -> bool) -> Result<Option<u64>, Error> {
         let key = self.key(name);
         let Some(Value::Array(_)) = self.header.value(&key) else {
             return self.header.count(&key);
         };
-        let counts = self.header.array(&key, |array, key| array.counts(key))?.unwrap_or_default();
+        let mut counts = self.header.array(&key, |array, key| array.counts(key))?.unwrap_or_default();
+        counts.retain(|count| counts_too(*count));
         match counts.split_first() {
             Some((first, rest)) if rest.iter().all(|count| count == first) => Ok(Some(*first)),
             _ => Err(self.fault(name, "differs between layers, which is not supported".to_owned())),

@@ -9,7 +9,7 @@ pub(super) struct Naming {
     outer: &'static [(&'static str, &'static str)],
     /// Pairs of names of a layer's modules.
     inner: &'static [(&'static str, &'static str)],
-    /// Pairs that precede `inner`.
+    /// Pairs that precede `inner`. A name with its suffix is translated as a whole.
     special: &'static [(&'static str, &'static str)],
     /// The modules with the matrices of all experts, and the name of the matrix of one expert, with
     /// `*` for its number.
@@ -45,6 +45,13 @@ pub(super) const LLAMA: Naming = Naming {
     ],
 };
 
+/// The experts of most families.
+const EXPERTS: &[(&str, &str)] = &[
+    ("ffn_gate_exps", "mlp.experts.*.gate_proj"),
+    ("ffn_up_exps", "mlp.experts.*.up_proj"),
+    ("ffn_down_exps", "mlp.experts.*.down_proj"),
+];
+
 /// Qwen 2 and 3 with experts.
 pub(super) const QWEN_MOE: Naming = Naming {
     special: &[
@@ -54,11 +61,93 @@ pub(super) const QWEN_MOE: Naming = Naming {
         ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
         ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
     ],
-    experts: &[
-        ("ffn_gate_exps", "mlp.experts.*.gate_proj"),
-        ("ffn_up_exps", "mlp.experts.*.up_proj"),
-        ("ffn_down_exps", "mlp.experts.*.down_proj"),
+    experts: EXPERTS,
+    ..LLAMA
+};
+
+/// GLM-4.5 and its successors.
+pub(super) const GLM4_MOE: Naming = Naming {
+    special: &[
+        ("post_attention_norm", "post_attention_layernorm"),
+        ("ffn_gate_inp", "mlp.gate"),
+        ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
+        ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+        ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+        ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
     ],
+    experts: EXPERTS,
+    ..LLAMA
+};
+
+/// MiniMax M2, whose experts are those of Mixtral.
+pub(super) const MINIMAX_M2: Naming = Naming {
+    special: &[
+        ("ffn_gate_inp", "block_sparse_moe.gate"),
+        ("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias"),
+    ],
+    ..LLAMA
+};
+
+/// Granite 3 with experts.
+pub(super) const GRANITE_MOE: Naming =
+    Naming { special: &[("ffn_gate_inp", "block_sparse_moe.router.layer")], experts: EXPERTS, ..LLAMA };
+
+/// gpt-oss, whose norm before the MLP has the name of one after attention.
+pub(super) const GPT_OSS: Naming = Naming {
+    special: &[
+        ("post_attention_norm", "post_attention_layernorm"),
+        ("ffn_gate_inp", "mlp.router"),
+        ("attn_sinks.weight", "self_attn.sinks"),
+    ],
+    experts: EXPERTS,
+    ..LLAMA
+};
+
+/// Seed-OSS, whose norm before the MLP has the name of one after attention.
+pub(super) const SEED_OSS: Naming =
+    Naming { special: &[("post_attention_norm", "post_attention_layernorm")], ..LLAMA };
+
+/// Norms around both branches, and fused gate and up (GLM-4-0414).
+pub(super) const GLM4: Naming = Naming {
+    special: &[
+        ("post_attention_norm", "post_self_attn_layernorm"),
+        ("post_ffw_norm", "post_mlp_layernorm"),
+        ("ffn_up", "mlp.gate_up_proj"),
+    ],
+    ..LLAMA
+};
+
+/// Short convolutions (LFM2). The norm at the end has the name of one after the embedding.
+pub(super) const LFM2: Naming = Naming {
+    outer: &[
+        ("token_embd", "model.embed_tokens"),
+        ("token_embd_norm", "model.embedding_norm"),
+        ("output", "lm_head"),
+    ],
+    special: &[
+        ("attn_norm", "operator_norm"),
+        ("ffn_norm", "ffn_norm"),
+        ("attn_q_norm", "self_attn.q_layernorm"),
+        ("attn_k_norm", "self_attn.k_layernorm"),
+        ("attn_output", "self_attn.out_proj"),
+        ("ffn_gate", "feed_forward.w1"),
+        ("ffn_up", "feed_forward.w3"),
+        ("ffn_down", "feed_forward.w2"),
+        ("shortconv.in_proj", "conv.in_proj"),
+        ("shortconv.conv", "conv.conv"),
+        ("shortconv.out_proj", "conv.out_proj"),
+    ],
+    ..LLAMA
+};
+
+/// One norm before both branches, and an MLP without a gate (Phi 2).
+pub(super) const PHI2: Naming = Naming {
+    outer: &[
+        ("token_embd", "model.embed_tokens"),
+        ("output_norm", "model.final_layernorm"),
+        ("output", "lm_head"),
+    ],
+    special: &[("attn_output", "self_attn.dense"), ("ffn_up", "mlp.fc1"), ("ffn_down", "mlp.fc2")],
     ..LLAMA
 };
 
@@ -72,7 +161,7 @@ pub(super) const SANDWICH: Naming = Naming {
     ..LLAMA
 };
 
-/// Norms after both branches (OLMo 2).
+/// Norms after both branches (OLMo 2, EXAONE 4).
 pub(super) const OLMO2: Naming = Naming {
     special: &[
         ("post_attention_norm", "post_attention_layernorm"),
@@ -115,6 +204,9 @@ impl Naming {
     /// no use for it.
     pub(super) fn translate(&self, name: &str) -> String {
         let find = |pairs: &[(&str, &'static str)], name: &str| {
+            if let Some((_, translated)) = pairs.iter().find(|(from, _)| *from == name) {
+                return Some((*translated).to_owned());
+            }
             let (module, suffix) = name.rsplit_once('.')?;
             let (_, translated) = pairs.iter().find(|(from, _)| *from == module)?;
             Some(format!("{translated}.{suffix}"))
@@ -136,6 +228,19 @@ impl Naming {
         let (module, suffix) = rest.rsplit_once('.')?;
         let (_, one) = self.experts.iter().find(|(stacked, _)| *stacked == module)?;
         Some(format!("{}{layer}.{one}.{suffix}", self.layers))
+    }
+
+    /// Returns the names of query, key and value if the tensor `name` has all three, and the models
+    /// have them in tensors of their own.
+    pub(super) fn fused_qkv(&self, name: &str) -> Option<[String; 3]> {
+        const FUSED: &str = "attn_qkv";
+        let (layer, rest) = name.strip_prefix(LAYERS)?.split_once('.')?;
+        let suffix = rest.strip_prefix(FUSED)?.strip_prefix('.')?;
+        if self.special.iter().chain(self.inner).any(|(from, _)| *from == FUSED) {
+            return None;
+        }
+        let one = |part: &str| self.translate(&format!("{LAYERS}{layer}.{part}.{suffix}"));
+        Some(["attn_q", "attn_k", "attn_v"].map(one))
     }
 
     /// Returns the name in GGUF of the tensor that is `name` in Hugging Face layout, the reverse of
@@ -178,6 +283,8 @@ mod tests {
         ] {
             assert_eq!(LLAMA.translate(from), to);
         }
+        let bias = GLM4_MOE.translate("blk.2.exp_probs_b.bias");
+        assert_eq!(bias, "model.layers.2.mlp.gate.e_score_correction_bias");
         for name in ["model.layers.12.mlp.down_proj.bias", "model.norm.weight", "lm_head.weight"] {
             assert_eq!(LLAMA.translate(&gguf_tensor_name(name).unwrap()), name);
         }

@@ -247,6 +247,11 @@ impl<'a> Array<'a> {
         self.each(key, Value::count)
     }
 
+    /// Returns truth values.
+    pub(super) fn truths(&self, key: &str) -> Result<Vec<bool>, FileFault> {
+        self.each(key, Value::truth)
+    }
+
     /// Returns bytes.
     pub(super) fn bytes(&self, key: &str) -> Result<Vec<u8>, FileFault> {
         match self.kind {

@@ -135,6 +135,14 @@ impl Names {
         pieces
     }
 
+    /// Returns the pieces of a weight of experts in checkpoints that store each expert by itself,
+    /// although the family's have all experts in one tensor. GGUF files are read so.
+    pub(super) fn single_experts(&self, spec: &DecoderSpec, slot: WeightSlot) -> Vec<Piece> {
+        let names =
+            Names { tensors: WeightSlot::usual_tensors, experts: StackedExperts::ByOutput, ..*self };
+        names.pieces(spec, slot)
+    }
+
     /// Appends the pieces that hold a block of an expert, or of a weight that is not of experts.
     fn push_block(
         &self,

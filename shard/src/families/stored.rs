@@ -68,6 +68,12 @@ impl StoredWeights {
             Some(piece) => vec![piece],
             None => {
                 let mut pieces = self.names.pieces(&self.spec, slot);
+                if slot.info().per_expert && !pieces.first().is_some_and(|piece| self.has(&piece.tensor)) {
+                    let single = self.names.single_experts(&self.spec, slot);
+                    if single.first().is_some_and(|piece| self.has(&piece.tensor)) {
+                        pieces = single;
+                    }
+                }
                 for piece in &mut pieces {
                     piece.tensor = self.resolve(&piece.tensor);
                     if self.is_by_output(piece) {
@@ -96,9 +102,16 @@ impl StoredWeights {
 
     /// Returns the name under which this checkpoint has the tensor `name`.
     fn resolve(&self, name: &str) -> String {
-        let exists =
-            |name: &str| self.checkpoint.contains(name) || quantization::is_stored(&self.checkpoint, name);
-        self.names.resolve(name, exists)
+        self.names.resolve(name, |name| self.exists(name))
+    }
+
+    /// Returns whether this checkpoint has the tensor `name`, under this name or another one.
+    fn has(&self, name: &str) -> bool {
+        self.exists(&self.resolve(name))
+    }
+
+    fn exists(&self, name: &str) -> bool {
+        self.checkpoint.contains(name) || quantization::is_stored(&self.checkpoint, name)
     }
 
     /// Returns the prefix of the names of layers, if the first layer has a weight.

@@ -1,0 +1,321 @@
+//! Adds the keys to a configuration that other architectures do not have.
+
+use serde_json::{Map, Value, json};
+
+use super::model::Model;
+use super::value::Value as FileValue;
+use crate::error::Error;
+use crate::fault::FileFault;
+
+type Config = Map<String, Value>;
+
+pub(super) fn nothing(_: &Model<'_>, _: &mut Config) -> Result<(), Error> {
+    Ok(())
+}
+
+/// Copies numbers that must be there from keys of the file to keys of the configuration.
+fn copy(model: &Model<'_>, config: &mut Config, keys: &[(&str, &str)]) -> Result<(), Error> {
+    for (from, to) in keys {
+        let number = model.number(from)?.ok_or_else(|| model.missing(from))?;
+        config.insert((*to).to_owned(), number.into());
+    }
+    Ok(())
+}
+
+fn copy_counts(model: &Model<'_>, config: &mut Config, keys: &[(&str, &str)]) -> Result<(), Error> {
+    for (from, to) in keys {
+        config.insert((*to).to_owned(), model.count(from)?.into());
+    }
+    Ok(())
+}
+
+/// Adds the experts of a file for `llama` that has them, which is a Mixtral.
+pub(super) fn mixtral(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    if !model.has_experts()? {
+        return Ok(());
+    }
+    config.insert("model_type".into(), "mixtral".into());
+    config.insert("architectures".into(), json!(["MixtralForCausalLM"]));
+    copy_counts(
+        model,
+        config,
+        &[("expert_count", "num_local_experts"), ("expert_used_count", "num_experts_per_tok")],
+    )
+}
+
+const QWEN_EXPERTS: [(&str, &str); 3] = [
+    ("expert_count", "num_experts"),
+    ("expert_used_count", "num_experts_per_tok"),
+    ("expert_feed_forward_length", "moe_intermediate_size"),
+];
+
+pub(super) fn qwen2_moe(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    copy_counts(model, config, &QWEN_EXPERTS)?;
+    let shared = [("expert_shared_feed_forward_length", "shared_expert_intermediate_size")];
+    copy_counts(model, config, &shared)?;
+    config.insert("norm_topk_prob".into(), false.into());
+    config.insert("qkv_bias".into(), model.has("blk.0.attn_q.bias").into());
+    Ok(())
+}
+
+pub(super) fn qwen3_moe(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    copy_counts(model, config, &QWEN_EXPERTS)?;
+    config.insert("norm_topk_prob".into(), true.into());
+    config.insert("attention_bias".into(), model.has("blk.0.attn_q.bias").into());
+    Ok(())
+}
+
+/// Adds the scale of scores. Files do not have it, unless a later program has written it: it is
+/// that of the features of a head, except in the largest model, which has this many layers.
+fn score_scale(model: &Model<'_>, config: &mut Config, largest: u64) -> Result<(), Error> {
+    let scalar = match model.number("attention.scale")? {
+        Some(scale) if scale > 0.0 => scale.powi(-2),
+        _ if model.count("block_count")? == largest => {
+            model.count("embedding_length")? as f64 / model.count("attention.head_count")?.max(1) as f64
+        }
+        _ => config.get("head_dim").and_then(Value::as_f64).unwrap_or_default(),
+    };
+    config.insert("query_pre_attn_scalar".into(), scalar.into());
+    Ok(())
+}
+
+pub(super) fn gemma2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    for (from, to) in [
+        ("attn_logit_softcapping", "attn_logit_softcapping"),
+        ("final_logit_softcapping", "final_logit_softcapping"),
+    ] {
+        if let Some(cap) = model.number(from)? {
+            config.insert(to.into(), cap.into());
+        }
+    }
+    score_scale(model, config, 46)
+}
+
+pub(super) fn gemma3(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    if let Some(pattern) = model.number("attention.sliding_window_pattern")? {
+        config.insert("sliding_window_pattern".into(), (pattern as u64).into());
+    }
+    let base = model.number("rope.freq_base_swa")?.unwrap_or(10_000.0);
+    config.insert("rope_local_base_freq".into(), base.into());
+    score_scale(model, config, 62)
+}
+
+pub(super) fn phi3(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    const FACTORS: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
+    match FACTORS.into_iter().find(|name| model.has(name)) {
+        Some(tensor) => {
+            let reason = "is a scaling of the rotation that is read from config.json only; take the model in Hugging \
+                          Face layout instead";
+            Err(model.header.fault(FileFault::SpecialTensor { tensor: tensor.into(), reason: reason.into() }))
+        }
+        None => {
+            config.insert("original_max_position_embeddings".into(), model.count("context_length")?.into());
+            Ok(())
+        }
+    }
+}
+
+pub(super) fn granite(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    let keys = [
+        ("embedding_scale", "embedding_multiplier"),
+        ("residual_scale", "residual_multiplier"),
+        ("attention.scale", "attention_multiplier"),
+        ("logit_scale", "logits_scaling"),
+    ];
+    copy(model, config, &keys)?;
+    config.insert("attention_bias".into(), model.has("blk.0.attn_q.bias").into());
+    config.insert("mlp_bias".into(), model.has("blk.0.ffn_up.bias").into());
+    Ok(())
+}
+
+pub(super) fn cohere(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    config.insert("use_qk_norm".into(), model.has("blk.0.attn_q_norm.weight").into());
+    config.insert("attention_bias".into(), model.has("blk.0.attn_q.bias").into());
+    copy(model, config, &[("logit_scale", "logit_scale")])
+}
+
+pub(super) fn starcoder2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    config.insert("use_bias".into(), model.has("blk.0.attn_q.bias").into());
+    Ok(())
+}
+
+pub(super) fn stablelm(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    let is_parallel = model.header.truth(&model.key("use_parallel_residual"))?.unwrap_or(false);
+    config.insert("use_parallel_residual".into(), is_parallel.into());
+    config.insert("use_qkv_bias".into(), model.has("blk.0.attn_q.bias").into());
+    Ok(())
+}
+
+/// Adds whether query, key and value, and the other projections, have biases.
+fn biases(model: &Model<'_>, config: &mut Config, keys: &[(&str, &str)]) {
+    for (tensor, key) in keys {
+        config.insert((*key).to_owned(), model.has(&format!("blk.0.{tensor}.bias")).into());
+    }
+}
+
+/// The function by which the scores of experts are made, as `expert_gating_func` numbers it.
+const SIGMOID: u64 = 2;
+
+/// Refuses a router whose scores are not sigmoids.
+fn insist_on_sigmoids(model: &Model<'_>) -> Result<(), Error> {
+    const KEY: &str = "expert_gating_func";
+    match model.header.count(&model.key(KEY))? {
+        None | Some(SIGMOID) => Ok(()),
+        Some(other) => Err(model.fault(KEY, format!("is {other}, and the family has only sigmoids (2)"))),
+    }
+}
+
+/// Refuses an array whose length is not the number of layers.
+fn check_count(model: &Model<'_>, name: &str, found: usize) -> Result<(), Error> {
+    let layers = model.count("block_count")?;
+    match found as u64 == layers {
+        true => Ok(()),
+        false => Err(model.fault(name, format!("has {found} entries for {layers} layers"))),
+    }
+}
+
+/// Adds which layers have a window, if the file says so for each layer.
+fn window_layers(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    const KEY: &str = "attention.sliding_window_pattern";
+    let key = model.key(KEY);
+    match model.header.value(&key) {
+        Some(FileValue::Array(_)) => {
+            let layers = model.header.array(&key, |array, key| array.truths(key))?.unwrap_or_default();
+            check_count(model, KEY, layers.len())?;
+            let name = |has_window: bool| if has_window { "sliding_attention" } else { "full_attention" };
+            config.insert("layer_types".into(), layers.into_iter().map(name).collect());
+        }
+        Some(_) => {
+            let every = model.header.count(&key)?.unwrap_or_default();
+            config.insert("sliding_window_pattern".into(), every.into());
+        }
+        None => {}
+    }
+    Ok(())
+}
+
+/// An OLMo 2 with windows is an OLMo 3.
+pub(super) fn olmo2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    if config.contains_key("sliding_window") {
+        config.insert("model_type".into(), "olmo3".into());
+        config.insert("architectures".into(), json!(["Olmo3ForCausalLM"]));
+        window_layers(model, config)?;
+    }
+    Ok(())
+}
+
+pub(super) fn gpt_oss(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    let keys = [
+        ("expert_count", "num_local_experts"),
+        ("expert_used_count", "num_experts_per_tok"),
+        ("expert_feed_forward_length", "intermediate_size"),
+    ];
+    copy_counts(model, config, &keys)?;
+    biases(model, config, &[("attn_q", "attention_bias")]);
+    // The model was trained with the limits of YaRN as they are, and the file does not say so.
+    if let Some(scaling) = config.get_mut("rope_scaling").and_then(Value::as_object_mut) {
+        scaling.insert("truncate".into(), false.into());
+    }
+    Ok(())
+}
+
+pub(super) fn glm4(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    const SECTIONS: &str = "rope.dimension_sections";
+    if model.header.value(&model.key(SECTIONS)).is_some() {
+        let reason = "says that positions have several dimensions, for which the converter has reordered the features \
+                      of heads; take the model in Hugging Face layout instead";
+        return Err(model.fault(SECTIONS, reason.to_owned()));
+    }
+    biases(model, config, &[("attn_q", "attention_bias")]);
+    Ok(())
+}
+
+pub(super) fn glm4_moe(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    insist_on_sigmoids(model)?;
+    let keys = [
+        ("leading_dense_block_count", "first_k_dense_replace"),
+        ("expert_count", "n_routed_experts"),
+        ("expert_used_count", "num_experts_per_tok"),
+        ("expert_feed_forward_length", "moe_intermediate_size"),
+        ("expert_shared_count", "n_shared_experts"),
+    ];
+    copy_counts(model, config, &keys)?;
+    copy(model, config, &[("expert_weights_scale", "routed_scaling_factor")])?;
+    for (from, to) in [("expert_group_count", "n_group"), ("expert_group_used_count", "topk_group")] {
+        config.insert(to.into(), model.header.count(&model.key(from))?.unwrap_or(1).into());
+    }
+    let normed = model.header.truth(&model.key("expert_weights_norm"))?.unwrap_or(false);
+    config.insert("norm_topk_prob".into(), normed.into());
+    config.insert("use_qk_norm".into(), model.has("blk.0.attn_q_norm.weight").into());
+    biases(model, config, &[("attn_q", "attention_bias")]);
+    Ok(())
+}
+
+pub(super) fn minimax_m2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    insist_on_sigmoids(model)?;
+    let keys = [("expert_count", "num_local_experts"), ("expert_used_count", "num_experts_per_tok")];
+    copy_counts(model, config, &keys)?;
+    if let Some(width) = model.header.count(&model.key("expert_feed_forward_length"))? {
+        config.insert("intermediate_size".into(), width.into());
+    }
+    Ok(())
+}
+
+pub(super) fn granite_moe(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    if model.has("blk.0.ffn_gate_shexp.weight") {
+        let reason = "belongs to a shared expert, which is read from config.json only; take the model in Hugging Face \
+                      layout instead";
+        let tensor = "blk.0.ffn_gate_shexp.weight".to_owned();
+        return Err(model.header.fault(FileFault::SpecialTensor { tensor, reason: reason.to_owned() }));
+    }
+    granite(model, config)?;
+    let keys = [("expert_count", "num_local_experts"), ("expert_used_count", "num_experts_per_tok")];
+    copy_counts(model, config, &keys)
+}
+
+pub(super) fn cohere2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    window_layers(model, config)?;
+    biases(model, config, &[("attn_q", "attention_bias")]);
+    copy(model, config, &[("logit_scale", "logit_scale")])
+}
+
+/// The layers without positions are a property of the family in GGUF.
+pub(super) fn smollm3(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    config.insert("no_rope_layer_interval".into(), 4.into());
+    biases(model, config, &[("attn_q", "attention_bias"), ("ffn_up", "mlp_bias")]);
+    Ok(())
+}
+
+/// Layers of the model with 32 billion parameters.
+const EXAONE4_32B_LAYERS: u64 = 64;
+
+pub(super) fn exaone4(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    window_layers(model, config)?;
+    if !config.contains_key("sliding_window") {
+        // Older files do not have the window of the largest model.
+        let is_large = model.count("block_count")? == EXAONE4_32B_LAYERS;
+        config.insert("sliding_window".into(), if is_large { 4096.into() } else { Value::Null });
+    }
+    Ok(())
+}
+
+pub(super) fn seed_oss(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    let keys = [("attn_q", "attention_bias"), ("attn_output", "attention_out_bias"), ("ffn_up", "mlp_bias")];
+    biases(model, config, &keys);
+    Ok(())
+}
+
+pub(super) fn lfm2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    const KV_HEADS: &str = "attention.head_count_kv";
+    let counts = model.header.array(&model.key(KV_HEADS), |array, key| array.counts(key))?;
+    let counts = counts.ok_or_else(|| model.missing(KV_HEADS))?;
+    check_count(model, KV_HEADS, counts.len())?;
+    let name = |heads: u64| if heads == 0 { "conv" } else { "full_attention" };
+    config.insert("layer_types".into(), counts.into_iter().map(name).collect());
+    config.insert("conv_L_cache".into(), model.count("shortconv.l_cache")?.into());
+    // The width of the file is the adjusted one.
+    config.insert("block_auto_adjust_ff_dim".into(), false.into());
+    let has_bias = model.tensors.iter().any(|tensor| tensor.name.ends_with(".shortconv.conv.bias"));
+    config.insert("conv_bias".into(), has_bias.into());
+    Ok(())
+}
