@@ -54,14 +54,14 @@ pub(super) fn qwen2_moe(model: &Model<'_>, config: &mut Config) -> Result<(), Er
     let shared = [("expert_shared_feed_forward_length", "shared_expert_intermediate_size")];
     copy_counts(model, config, &shared)?;
     config.insert("norm_topk_prob".into(), false.into());
-    config.insert("qkv_bias".into(), model.has("blk.0.attn_q.bias").into());
+    config.insert("qkv_bias".into(), model.has_bias("attn_q").into());
     Ok(())
 }
 
 pub(super) fn qwen3_moe(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     copy_counts(model, config, &QWEN_EXPERTS)?;
     config.insert("norm_topk_prob".into(), true.into());
-    config.insert("attention_bias".into(), model.has("blk.0.attn_q.bias").into());
+    config.insert("attention_bias".into(), model.has_bias("attn_q").into());
     Ok(())
 }
 
@@ -123,33 +123,33 @@ pub(super) fn granite(model: &Model<'_>, config: &mut Config) -> Result<(), Erro
         ("logit_scale", "logits_scaling"),
     ];
     copy(model, config, &keys)?;
-    config.insert("attention_bias".into(), model.has("blk.0.attn_q.bias").into());
-    config.insert("mlp_bias".into(), model.has("blk.0.ffn_up.bias").into());
+    config.insert("attention_bias".into(), model.has_bias("attn_q").into());
+    config.insert("mlp_bias".into(), model.has_bias("ffn_up").into());
     Ok(())
 }
 
 pub(super) fn cohere(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     config.insert("use_qk_norm".into(), model.has("blk.0.attn_q_norm.weight").into());
-    config.insert("attention_bias".into(), model.has("blk.0.attn_q.bias").into());
+    config.insert("attention_bias".into(), model.has_bias("attn_q").into());
     copy(model, config, &[("logit_scale", "logit_scale")])
 }
 
 pub(super) fn starcoder2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
-    config.insert("use_bias".into(), model.has("blk.0.attn_q.bias").into());
+    config.insert("use_bias".into(), model.has_bias("attn_q").into());
     Ok(())
 }
 
 pub(super) fn stablelm(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     let is_parallel = model.header.truth(&model.key("use_parallel_residual"))?.unwrap_or(false);
     config.insert("use_parallel_residual".into(), is_parallel.into());
-    config.insert("use_qkv_bias".into(), model.has("blk.0.attn_q.bias").into());
+    config.insert("use_qkv_bias".into(), model.has_bias("attn_q").into());
     Ok(())
 }
 
 /// Adds whether query, key and value, and the other projections, have biases.
 fn biases(model: &Model<'_>, config: &mut Config, keys: &[(&str, &str)]) {
     for (tensor, key) in keys {
-        config.insert((*key).to_owned(), model.has(&format!("blk.0.{tensor}.bias")).into());
+        config.insert((*key).to_owned(), model.has_bias(tensor).into());
     }
 }
 

@@ -121,9 +121,8 @@ impl Model<'_> {
     /// Adds the biases that the tensors have, for the families whose configuration says so.
     fn biases(&self, config: &mut Map<String, Value>, architecture: &Architecture) {
         if matches!(architecture.model_type, "llama" | "qwen3") {
-            let has = |name: &str| self.tensor(name).is_some();
-            config.insert("attention_bias".into(), has("blk.0.attn_q.bias").into());
-            config.insert("mlp_bias".into(), has("blk.0.ffn_up.bias").into());
+            config.insert("attention_bias".into(), self.has_bias("attn_q").into());
+            config.insert("mlp_bias".into(), self.has_bias("ffn_up").into());
         }
     }
 

@@ -46,6 +46,13 @@ impl Model<'_> {
         self.tensor(name).is_some()
     }
 
+    /// Returns whether a module of the first layer has a bias. That of the query may be a part of
+    /// one for query, key and value.
+    pub(super) fn has_bias(&self, module: &str) -> bool {
+        let fused = module == "attn_q" && self.has("blk.0.attn_qkv.bias");
+        fused || self.has(&format!("blk.0.{module}.bias"))
+    }
+
     /// Returns whether the model is a mixture of experts.
     pub(super) fn has_experts(&self) -> Result<bool, Error> {
         Ok(self.number("expert_count")?.is_some_and(|count| count != 0.0))

@@ -267,3 +267,53 @@ fn the_one_that_a_converter_adds_to_norms_is_taken_back() {
         assert_eq!(found, want, "{architecture}");
     }
 }
+
+#[test]
+fn what_a_family_cannot_express_is_refused_by_key() {
+    let file = |architecture: &str| with_tensors(keys(architecture));
+    let sections = TestValue::I32s(&[2, 1, 1, 0]);
+    let pattern = "exaone4.attention.sliding_window_pattern";
+    for (file, key, reason) in [
+        (
+            file("glm4").key("glm4.rope.dimension_sections", sections),
+            "glm4.rope.dimension_sections",
+            "several dimensions",
+        ),
+        (
+            file("minimax-m2").key("minimax-m2.expert_gating_func", TestValue::U32(1)),
+            "minimax-m2.expert_gating_func",
+            "is 1, and the family has only sigmoids",
+        ),
+        (
+            file("exaone4").key(pattern, TestValue::Bools(&[true, false])),
+            pattern,
+            "has 2 entries for 1 layers",
+        ),
+        (
+            file("llama").key("llama.nextn_predict_layers", TestValue::U32(2)),
+            "llama.nextn_predict_layers",
+            "is 2, but there are only 1 layers",
+        ),
+    ] {
+        let text = refusal(file);
+        assert!(text.contains(key) && text.contains(reason), "{text}");
+    }
+}
+
+#[test]
+fn a_tensor_of_query_key_and_value_becomes_three() {
+    let fused = |rows: usize| {
+        let numbers: Vec<u8> = (0..8 * rows).flat_map(|at| (at as f32).to_le_bytes()).collect();
+        let file = keys("qwen3").tensor("token_embd.weight", &[8, 3], 0, &[0; 96]);
+        Folder::with(&[("x.gguf", file.tensor("blk.0.attn_qkv.weight", &[8, rows], 0, &numbers))])
+    };
+    let folder = fused(16);
+    let checkpoint = Checkpoint::open(&folder.source("x.gguf")).unwrap();
+    for (name, rows, first) in [("q", 8, 0.0_f32), ("k", 4, 64.0), ("v", 4, 96.0)] {
+        let name = format!("model.layers.0.self_attn.{name}_proj.weight");
+        let tensor = checkpoint.tensor(&name, &[rows, 8]).unwrap();
+        assert_eq!(tensor.bytes[..4], first.to_le_bytes(), "{name}");
+    }
+    let error = Checkpoint::open(&fused(15).source("x.gguf")).unwrap_err().to_string();
+    assert!(error.contains("blk.0.attn_qkv.weight"), "{error}");
+}

@@ -17,6 +17,7 @@ pub(crate) enum TestValue<'a> {
     Texts(&'a [&'a str]),
     F32s(&'a [f32]),
     I32s(&'a [i32]),
+    Bools(&'a [bool]),
 }
 
 impl TestFile {
@@ -58,6 +59,9 @@ impl TestFile {
             TestValue::I32s(numbers) => numbers
                 .iter()
                 .fold(array(5, numbers.len()), |bytes, x| [&bytes[..], &x.to_le_bytes()].concat()),
+            TestValue::Bools(values) => {
+                values.iter().fold(array(7, values.len()), |bytes, x| [bytes, vec![(*x).into()]].concat())
+            }
         };
         self.raw(key, &value)
     }
