@@ -1,4 +1,4 @@
-//! What a device does for a decoder, and what each operation means.
+//! The interface between a decoder and a device, and the meaning of each operation.
 //!
 //! [`Backend`] is the sum of four traits, one for each use that a shard makes of its device:
 //!

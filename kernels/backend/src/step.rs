@@ -187,8 +187,9 @@ pub struct PausedStep(());
 pub struct ComputedStep<'q, Q>(&'q mut Q);
 
 impl<'q, Q> BegunStep<'q, Q> {
-    /// Begins a step in `queue`. Only [`StepQueue::begin`](crate::StepQueue::begin) of a device calls
-    /// this; the same holds for the other functions that turn one state of a step into the next.
+    /// Begins a step in `queue`. Only [`StepQueue::begin`](crate::StepQueue::begin) of a device
+    /// calls this; the same holds for the other functions that turn one state of a step into the
+    /// next.
     pub fn new(queue: &'q mut Q) -> Self {
         BegunStep(queue)
     }

@@ -1,5 +1,5 @@
-//! The device operations on the CPU: one pool of threads, and kernels for the best instruction set of
-//! the machine.
+//! The device operations on the CPU: one pool of threads, and kernels for the best instruction set
+//! of the machine.
 //!
 //! Operations divide their work among threads; kernels compute the pieces. A piece is always a set
 //! of whole output elements, so that a result does not depend on the number of threads.

@@ -7,7 +7,7 @@ use millrace_cpu::Cpu;
 use millrace_cpu::limits::{self, Instruction};
 use millrace_numbers::DType;
 
-use crate::{activations, opened, queue, time};
+use crate::harness::{activations, opened, queue, time};
 
 const LAYOUT: QkvLayout = QkvLayout { heads: 32, kv_heads: 4, head_dim: 64 };
 const SPEC: AttentionSpec =

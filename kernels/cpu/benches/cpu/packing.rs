@@ -6,8 +6,8 @@ use millrace_backend::{ModelLoading, Segment};
 use millrace_cpu::Cpu;
 use millrace_numbers::{DType, HostTensor, Part};
 
+use crate::harness::{SHAPES, time, values};
 use crate::quantized::formats;
-use crate::{SHAPES, time, values};
 
 /// Measures how many weights of type bf16 are packed per second, in every format or the one given.
 pub(crate) fn packing(cpu: &Cpu, only: Option<&str>) {

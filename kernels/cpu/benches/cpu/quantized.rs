@@ -6,7 +6,7 @@ use millrace_cpu::Cpu;
 use millrace_cpu::limits::{self, Instruction};
 use millrace_numbers::{DType, HostTensor, IntFormat, KFormat, Part, WeightFormat};
 
-use crate::{SHAPES, activations, bytes as le_bytes, time, values};
+use crate::harness::{SHAPES, activations, bytes as le_bytes, time, values};
 
 /// Measures every format, or the one given: the weights read per second at few rows, the operations
 /// at many.

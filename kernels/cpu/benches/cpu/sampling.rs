@@ -3,7 +3,7 @@
 use millrace_backend::{SampleRow, SamplingParams, StepQueue};
 use millrace_cpu::Cpu;
 
-use super::{activations, opened, queue, time};
+use crate::harness::{activations, opened, queue, time};
 
 const VOCAB: usize = 128 << 10;
 /// Tokens of the sequence, over which penalties run.

@@ -72,8 +72,8 @@ impl DeviceCollectives {
     /// Replaces `x` by its sum over all ranks.
     ///
     /// # Errors
-    /// [`millrace_backend::Error::Device`] if the group was aborted or a rank did not take part in time, or
-    /// the device's error.
+    /// [`millrace_backend::Error::Device`] if the group was aborted or a rank did not take part in
+    /// time, or the device's error.
     pub fn all_reduce(&self, x: View<'_>) -> Result<()> {
         match self.transport_for(x.bytes()) {
             Transport::Peers(peers) => peers.all_reduce(x),

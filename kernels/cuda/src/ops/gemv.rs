@@ -16,8 +16,8 @@ use crate::{Cost, Device, Elem, Grid, View};
 ///
 /// # Errors
 /// [`millrace_backend::Error::Shape`] for views that are too short or of another type,
-/// [`millrace_backend::Error::Unsupported`] for a type other than f32, f16 and bf16, or an error of the
-/// launch.
+/// [`millrace_backend::Error::Unsupported`] for a type other than f32, f16 and bf16, or an error of
+/// the launch.
 pub fn gemv(
     device: &Device,
     weight: View<'_>,

@@ -56,8 +56,8 @@ impl Simulated {
     /// as many blocks at a time as this machine has CPUs.
     ///
     /// # Errors
-    /// [`millrace_backend::Error::Unsupported`] if a library of kernels cannot be loaded, or the environment
-    /// names an unknown schedule or GPU.
+    /// [`millrace_backend::Error::Unsupported`] if a library of kernels cannot be loaded, or the
+    /// environment names an unknown schedule or GPU.
     pub fn new() -> Result<Simulated> {
         Simulated::with_schedule(FiberSchedule::from_environment()?)
     }

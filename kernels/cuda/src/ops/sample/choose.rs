@@ -15,8 +15,8 @@ use crate::{Cost, Device, Elem, Grid};
 /// [`super::encode`] has checked the contents of the table; the kernels trust them.
 ///
 /// # Errors
-/// [`millrace_backend::Error::Shape`] for views that are too short or of another type, or an error of
-/// a launch.
+/// [`millrace_backend::Error::Shape`] for views that are too short or of another type, or an error
+/// of a launch.
 pub fn sample(device: &Device, rows: &SampleRows<'_>) -> Result<()> {
     if !check(rows)? {
         return Ok(());

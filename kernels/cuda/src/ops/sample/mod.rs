@@ -1,5 +1,5 @@
-//! Sampling: the host's sampler (`millrace_backend::sampling`) on the device, with the same tokens for the same
-//! seeds.
+//! Sampling: the host's sampler (`millrace_backend::sampling`) on the device, with the same tokens
+//! for the same seeds.
 //!
 //! Penalties are counted anew in every step from the tokens that lie on the device: each chunk of
 //! the vocabulary looks through the sequence's history for its own tokens. That costs reading the
