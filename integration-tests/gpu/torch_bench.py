@@ -1,6 +1,6 @@
 """PyTorch's times for the cases of the kernels' benchmark, matched by name.
 
-torch_bench.py BENCH_JSON RESULT_JSON reads the output of `kernels/benches/cuda` and writes
+torch_bench.py BENCH_JSON RESULT_JSON reads the output of `kernels/cuda/benches/cuda` and writes
 {name: seconds} for every case that PyTorch has an operation for. The method is the same: one launch
 at a time, cold caches, the median.
 """

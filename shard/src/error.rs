@@ -10,7 +10,7 @@ use crate::state::StepError;
 pub enum Error {
     /// A device failed.
     #[error(transparent)]
-    Device(#[from] millrace_kernels::Error),
+    Device(#[from] millrace_backend::Error),
     /// A weight cannot be loaded.
     #[error(transparent)]
     Weight(#[from] WeightError),
@@ -46,7 +46,7 @@ pub enum Error {
         /// The weight.
         slot: WeightSlot,
         /// The reason.
-        source: millrace_kernels::Error,
+        source: millrace_backend::Error,
     },
     /// The shape of a weight differs from the model's configuration.
     #[error(

@@ -2,8 +2,9 @@
 
 use std::fmt::{self, Display, Formatter};
 
+use millrace_backend::KvFormat;
 use millrace_formats::{self as formats, Checkpoint, Source, TensorInfo};
-use millrace_kernels::{DType, KvFormat};
+use millrace_numbers::DType;
 
 use crate::families::{self, Overrides};
 use crate::memory_plan::{self, UnpaddedDevice};

@@ -34,8 +34,9 @@ mod step_engine;
 mod worker;
 
 pub use error::Error;
+pub use millrace_backend::KvFormat;
 pub use millrace_formats::{Source, split_model_name};
-pub use millrace_kernels::{DType, KvFormat};
+pub use millrace_numbers::DType;
 pub use millrace_proto::handshake::Secret;
 pub use model::Quantize;
 pub use options::{

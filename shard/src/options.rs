@@ -8,7 +8,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use millrace_kernels::{DType, KvFormat};
+use millrace_backend::KvFormat;
+use millrace_numbers::DType;
 use millrace_proto::handshake::Secret;
 use serde::{Deserialize, Serialize};
 
@@ -205,7 +206,7 @@ pub struct WeightCacheOptions {
 
 /// Writes an element type as its name.
 mod dtype_name {
-    use millrace_kernels::DType;
+    use millrace_numbers::DType;
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -222,7 +223,7 @@ mod dtype_name {
 
 /// Writes a format of the KV cache as its name.
 mod kv_format_name {
-    use millrace_kernels::KvFormat;
+    use millrace_backend::KvFormat;
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

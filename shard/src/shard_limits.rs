@@ -1,6 +1,6 @@
 //! The limits that a shard allocates its memory for.
 
-use millrace_kernels::KvFormat;
+use millrace_backend::KvFormat;
 
 /// The limits that a shard allocates its memory for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

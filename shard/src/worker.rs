@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::mem;
 use std::time::{Duration, Instant};
 
-use millrace_kernels::{Backend, SampleRow, Sampled, SampledRows, ScoreRow, SeqRow, StepInput};
+use millrace_backend::{Backend, SampleRow, Sampled, SampledRows, ScoreRow, SeqRow, StepInput};
 use millrace_proto::rules::MAX_ROW_ERROR;
 use millrace_proto::{
     self as proto, Admission, Masks, Pooling, PromptToken, Row, RowError, RowErrorKind, Sampling, Step,

@@ -47,7 +47,7 @@ pub(crate) fn cargo_test(
 pub(crate) struct Built {
     /// Executable of the requested target.
     pub(crate) executable: Option<PathBuf>,
-    /// Output folder of the build script of `millrace-kernels`.
+    /// Output folder of the build script of `millrace-cuda`.
     pub(crate) kernels_out: Option<PathBuf>,
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn build(arguments: &[&str], environment: &[(&str, &str)], target: &s
         if message["reason"] == "compiler-artifact" && message["target"]["name"] == target {
             built.executable = path(&message["executable"]).or(built.executable);
         }
-        let is_kernels = message["package_id"].as_str().is_some_and(|id| id.contains("/kernels#"));
+        let is_kernels = message["package_id"].as_str().is_some_and(|id| id.contains("#millrace-cuda@"));
         if message["reason"] == "build-script-executed" && is_kernels {
             built.kernels_out = path(&message["out_dir"]);
         }

@@ -41,7 +41,7 @@ fn pack() -> Result<u64, String> {
         ("NVCC", &*nvcc.to_string_lossy()),
         ("MILLRACE_CUDA_ARCHITECTURES", &*architectures),
     ];
-    let kernels = ["--package", "millrace-kernels", "--features", "embed-cubin,cpu-sim"];
+    let kernels = ["--package", "millrace-cuda", "--features", "embed-cubin,cpu-sim"];
     let tests = |kind| [&["test", kind, "cuda", "--no-run"][..], &kernels].concat();
     // The server is measured there, so it is built as it is shipped.
     let server = ["build", "--profile=dist", "--package", "millrace", "--features", "embed-cubin"];

@@ -151,7 +151,7 @@ const TASKS: &[Task] = &[
     Task {
         name: "mutate",
         arguments: "[MODULE]",
-        help: "plants every mistake of kernels/cuda/mutations, and fails if the tests miss one",
+        help: "plants every mistake of kernels/cuda/kernels/mutations, and fails if the tests miss one",
         run: |arguments| mutate::run(arguments.first().map(String::as_str)),
     },
     Task {

@@ -1,5 +1,5 @@
-//! Mutation tests of the CUDA kernels: each change in `kernels/cuda/mutations/` must make a test
-//! fail.
+//! Mutation tests of the CUDA kernels: each change in `kernels/cuda/kernels/mutations/` must
+//! make a test fail.
 //!
 //! The file `MODULE.txt` holds mutations that the tests `MODULE::` must catch:
 //!

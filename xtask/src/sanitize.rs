@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::simulated::{self, SOURCES};
+use crate::simulated::{self, CRATE, SOURCES};
 
 /// Compiler flags. Both sanitizers stop at the first finding. Alignment is checked too, because a
 /// GPU cannot read 16 bytes from an unaligned address.
@@ -44,7 +44,7 @@ fn all(filter: Option<&str>) -> Result<(), String> {
     let runtime = runtime()?;
     let command = || {
         let mut command = Command::new(&tests);
-        command.current_dir("kernels").env("LD_PRELOAD", &runtime);
+        command.current_dir(CRATE).env("LD_PRELOAD", &runtime);
         command.env("MILLRACE_SIM_LIBRARIES", &folder).env("MILLRACE_SIM_EXACT", "1");
         // Memory that the process holds when it ends is no defect of a kernel.
         command.env("ASAN_OPTIONS", "detect_leaks=0").env("UBSAN_OPTIONS", "print_stacktrace=1");

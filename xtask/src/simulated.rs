@@ -1,7 +1,7 @@
 //! Runs the kernels' tests on the simulated GPU, with libraries that are compiled in other ways
 //! than by the build.
 
-#[path = "../../kernels/build/sim_flags.rs"]
+#[path = "../../kernels/cuda/build/sim_flags.rs"]
 mod sim_flags;
 
 use std::io::{BufRead, BufReader};
@@ -22,8 +22,11 @@ pub(crate) const ORDERS: [&str; 4] = ["forward", "reverse", "greedy", "greedy-re
 /// one.
 const GPUS: [&str; 4] = ["l40s", "a100", "h100", "b200"];
 
+/// Folder of the crate `millrace-cuda`, from the workspace's root. Its tests run there.
+pub(crate) const CRATE: &str = "kernels/cuda";
+
 /// Folder of the CUDA sources, from the workspace's root.
-pub(crate) const SOURCES: &str = "kernels/cuda";
+pub(crate) const SOURCES: &str = "kernels/cuda/kernels";
 
 /// Builds the kernels' tests as `cargo xtask test` does. Returns the path of the executable.
 ///
@@ -87,7 +90,7 @@ pub(crate) enum Outcome {
 /// # Errors
 /// If they cannot be started.
 pub(crate) fn run(tests: &mut Command, filter: &str, limit: Duration) -> Result<Outcome, String> {
-    let child = tests.arg(filter).current_dir("kernels").stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+    let child = tests.arg(filter).current_dir(CRATE).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
     let mut child = child.map_err(|e| format!("the tests: {e}"))?;
     let outcome = follow(&mut child, limit);
     // The call fails if the process has ended already.
@@ -162,7 +165,7 @@ fn run_on(mut devices: impl Iterator<Item = (&'static str, &'static str)>, filte
         let start = Instant::now();
         let command = || {
             let mut command = Command::new(&tests);
-            command.args(["--quiet", "--show-output"]).current_dir("kernels");
+            command.args(["--quiet", "--show-output"]).current_dir(CRATE);
             command.env("MILLRACE_SIM_ORDER", order).env("MILLRACE_SIM_GPU", gpu);
             command
         };

@@ -49,7 +49,7 @@ pub(crate) fn models() -> bool {
 
 /// Runs the benchmarks that need no GPU, with the profile of what is shipped.
 pub(crate) fn bench() -> bool {
-    cargo(&["bench", "--profile", "dist", "--package", "millrace-kernels"])
+    cargo(&["bench", "--profile", "dist", "--package", "millrace-cpu"])
         && cargo(&["bench", "--profile", "dist", "--package", "millrace-integration-tests"])
 }
 

@@ -10,7 +10,7 @@ pub const LARGEST: f32 = 448.0;
 const SMALLEST: f32 = 1e-30;
 
 /// Quantizes `values` to e4m3 numbers in `to` and returns the factor, `max(|values|) / 448`: `to[i]
-/// * factor` approximates `values[i]`. The kernel in `cuda/fp8.cu` uses the same arithmetic.
+/// * factor` approximates `values[i]`. The kernel in `fp8.cu` uses the same arithmetic.
 ///
 /// # Errors
 /// [`Error::Unsupported`] for a NaN or an infinity.

@@ -2,8 +2,8 @@
 
 use half::f16;
 use millrace_formats::Tensor;
-use millrace_kernels::{DType, HostTensor, Part};
 use millrace_numbers::quantize::IntFormat;
+use millrace_numbers::{DType, HostTensor, Part};
 
 use super::error::ConvertError;
 use crate::families::stored::host_tensor;

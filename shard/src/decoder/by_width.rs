@@ -1,6 +1,6 @@
 //! Buffers whose width depends on the layer.
 
-use millrace_kernels::Result;
+use millrace_backend::Result;
 
 use crate::model::LayerSpec;
 

@@ -1,6 +1,6 @@
 //! The interface between a decoder and the other ranks of its group.
 
-use millrace_kernels::{Backend, Norm, OpenStep};
+use millrace_backend::{Backend, Norm, OpenStep};
 
 use crate::Error;
 use crate::collective::Aborter;

@@ -1,6 +1,6 @@
 //! Mixtures of experts: their buffers, and the order of their operations.
 
-use millrace_kernels::{Backend, ExpertMlp, Result, RouterTerms, RoutingSpec, RowParts, Sizing};
+use millrace_backend::{Backend, ExpertMlp, Result, RouterTerms, RoutingSpec, RowParts, Sizing};
 
 use super::by_width::{ByWidth, widths};
 use super::group::RankGroup;

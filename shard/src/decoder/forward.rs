@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use millrace_kernels::{
+use millrace_backend::{
     Backend, BegunStep, ComputedStep, Norm, OpenStep, SampleRow, ScoreRow, Scored, StepInput,
 };
 

@@ -1,6 +1,6 @@
 //! The recorded parts of a step.
 
-use millrace_kernels::Backend;
+use millrace_backend::Backend;
 
 /// The recorded parts of a step of decode rows. They are separate because masks may come between
 /// them.

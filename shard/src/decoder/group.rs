@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use millrace_kernels::{Backend, Norm, OpenStep};
+use millrace_backend::{Backend, Norm, OpenStep};
 
 use super::collective::Collective;
 use crate::Error;

@@ -1,6 +1,7 @@
 //! The memory of matrices of single heads, which latent attention multiplies by.
 
-use millrace_kernels::{DType, Sizing};
+use millrace_backend::Sizing;
+use millrace_numbers::DType;
 
 use crate::model::{DecoderSpec, WeightSlot};
 

@@ -1,6 +1,6 @@
 //! The first layers of a model on the host, before those of the decoder's device.
 
-use millrace_kernels::{Backend, HostMemory, PausedStep, StepInput};
+use millrace_backend::{Backend, HostMemory, PausedStep, StepInput};
 
 use super::group::RankGroup;
 use super::model_part::ModelPart;

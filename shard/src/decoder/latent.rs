@@ -1,6 +1,6 @@
 //! Multi-head latent attention: its buffers, and the order of its operations.
 
-use millrace_kernels::{Backend, LatentSpec, Result, RopeSpec, RowParts};
+use millrace_backend::{Backend, LatentSpec, Result, RopeSpec, RowParts};
 
 use super::by_width::{ByWidth, widths};
 use super::step::StageStep;

@@ -1,6 +1,6 @@
 //! MLPs that every token passes through.
 
-use millrace_kernels::{Backend, MlpKind};
+use millrace_backend::{Backend, MlpKind};
 
 use super::by_width::ByWidth;
 use super::step::StageStep;

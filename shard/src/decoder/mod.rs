@@ -28,7 +28,7 @@ mod workspace;
 
 use std::time::{Duration, Instant};
 
-use millrace_kernels::{Backend, HostMemory, SampledRows, SamplingParams, StepInput};
+use millrace_backend::{Backend, HostMemory, SampledRows, SamplingParams, StepInput};
 
 pub use collective::Collective;
 pub(crate) use experts::routing_bytes;

@@ -1,6 +1,6 @@
 //! The passing of hidden states from rank to rank, where each rank has some of the layers.
 
-use millrace_kernels::{Backend, Norm};
+use millrace_backend::{Backend, Norm};
 
 use super::group::RankGroup;
 use super::stage::Stage;

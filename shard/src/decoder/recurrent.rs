@@ -1,6 +1,6 @@
 //! Recurrent layers: their weights, their buffers, and the order of their operations.
 
-use millrace_kernels::{
+use millrace_backend::{
     Backend, Convolution, GateFunction, Norm, Recurrence, RecurrenceRule, RecurrentHeads, Result, RowParts,
 };
 

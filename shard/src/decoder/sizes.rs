@@ -1,6 +1,6 @@
 //! The sizes that a decoder asks of its device.
 
-use millrace_kernels::{AttentionSpec, ProductShape, StepSize};
+use millrace_backend::{AttentionSpec, ProductShape, StepSize};
 
 use super::stage::attention_spec;
 use crate::ShardLimits;
@@ -86,7 +86,7 @@ fn shapes(
 
 #[cfg(test)]
 mod tests {
-    use millrace_kernels::DType;
+    use millrace_numbers::DType;
 
     use super::*;
     use crate::model::test_spec::spec;

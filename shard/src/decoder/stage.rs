@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use millrace_kernels::{
+use millrace_backend::{
     AttentionSpec, Backend, GateFunction, HeadNorm, KeyWindow, Norm, NormKind, Prologue, QkvLayout, RopeSpec,
     RowParts, ScoreTerms, StepInput,
 };
@@ -125,11 +125,11 @@ impl<B: Backend> LayerStage<B> {
         layers: Range<usize>,
         weights: StageWeights<B>,
         limits: &ShardLimits,
-    ) -> millrace_kernels::Result<Self> {
+    ) -> millrace_backend::Result<Self> {
         let plan = BranchPlan { place: spec.norm.place, residual: spec.residual, factor: spec.branch_factor };
         let layers = spec.layers[layers].to_vec();
         let caches = layers.iter().map(|layer| cache(backend, &layer.attention, limits));
-        let caches = caches.collect::<millrace_kernels::Result<_>>()?;
+        let caches = caches.collect::<millrace_backend::Result<_>>()?;
         let buffers = LayerBuffers::new(backend, &layers, spec.hidden, limits)?;
         Ok(LayerStage { layers, hidden: spec.hidden, plan, weights, caches, buffers })
     }
@@ -390,7 +390,7 @@ fn cache<B: Backend>(
     backend: &B,
     attention: &Attention,
     limits: &ShardLimits,
-) -> millrace_kernels::Result<LayerCache<B>> {
+) -> millrace_backend::Result<LayerCache<B>> {
     let kv = |heads: &AttentionHeads| {
         backend.kv(heads.kv_spec(limits.num_blocks, limits.block_size, limits.kv_format))
     };

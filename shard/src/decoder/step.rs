@@ -1,6 +1,6 @@
 //! The step that stages compute.
 
-use millrace_kernels::{Backend, OpenStep};
+use millrace_backend::{Backend, OpenStep};
 
 /// A step as a stage sees it.
 pub(super) struct StageStep<'a, B: Backend> {

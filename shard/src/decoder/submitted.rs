@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use millrace_kernels::{Backend, ComputedStep, OpenStep, PausedStep, SampleRow, ScoreRow, Scored};
+use millrace_backend::{Backend, ComputedStep, OpenStep, PausedStep, SampleRow, ScoreRow, Scored};
 
 use super::forward::ForwardPass;
 use super::graphs::StepGraphs;

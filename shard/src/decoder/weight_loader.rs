@@ -4,10 +4,9 @@ use std::ops::Range;
 use std::vec::IntoIter;
 
 use bytes::Bytes;
-use millrace_kernels::{
-    Backend, DType, HeadNorm, HeadRows, HostTensor, Norm, NormKind, Part, RopeSpec, Segment,
-};
+use millrace_backend::{Backend, HeadNorm, HeadRows, Norm, NormKind, RopeSpec, Segment};
 use millrace_numbers::tensor::flatten;
+use millrace_numbers::{DType, HostTensor, Part};
 
 use super::head_matrices::head_matrices_bytes;
 use super::model_part::ModelPart;
@@ -403,8 +402,8 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
 
     /// Returns the error of a matrix that the device cannot load. It names the tensor with a number
     /// that cannot be used.
-    fn matrix_error(&self, slot: WeightSlot, parts: &[Part], source: millrace_kernels::Error) -> Error {
-        if let millrace_kernels::Error::Numbers(millrace_numbers::Error::StoredNumber { part, row, col }) =
+    fn matrix_error(&self, slot: WeightSlot, parts: &[Part], source: millrace_backend::Error) -> Error {
+        if let millrace_backend::Error::Numbers(millrace_numbers::Error::StoredNumber { part, row, col }) =
             source
             && let Some(TensorPlace { file, tensor }) =
                 parts.get(part).and_then(|part| self.source.tensor_of(part))
@@ -530,7 +529,7 @@ fn stored_bytes(parts: &[Part]) -> usize {
 }
 
 /// Loads a vector that is not stored.
-fn floats<B: Backend>(backend: &B, values: &[f32]) -> millrace_kernels::Result<B::Vector> {
+fn floats<B: Backend>(backend: &B, values: &[f32]) -> millrace_backend::Result<B::Vector> {
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     backend.vector(&[Part::whole(HostTensor::dense(DType::F32, 1, values.len(), Bytes::from(bytes)))])
 }
@@ -540,7 +539,7 @@ pub(super) fn ropes<B: Backend>(
     backend: &B,
     spec: &DecoderSpec,
     positions: usize,
-) -> millrace_kernels::Result<Vec<RopeSpec<B::Vector>>> {
+) -> millrace_backend::Result<Vec<RopeSpec<B::Vector>>> {
     spec.ropes.iter().map(|table| rope(backend, table, positions)).collect()
 }
 
@@ -549,7 +548,7 @@ pub(super) fn query_scale<B: Backend>(
     backend: &B,
     spec: &DecoderSpec,
     positions: usize,
-) -> millrace_kernels::Result<Option<B::Vector>> {
+) -> millrace_backend::Result<Option<B::Vector>> {
     spec.query_scale.map(|scale| floats(backend, &scale.values(positions))).transpose()
 }
 
@@ -558,7 +557,7 @@ fn rope<B: Backend>(
     backend: &B,
     table: &RopeTable,
     positions: usize,
-) -> millrace_kernels::Result<RopeSpec<B::Vector>> {
+) -> millrace_backend::Result<RopeSpec<B::Vector>> {
     // On the second axis, positions behind an empty prefix are counted from 1.
     let positions = positions + usize::from(table.two_axes);
     let values = table.values(positions);

@@ -1,6 +1,6 @@
 //! The weights of a model in device memory.
 
-use millrace_kernels::{Backend, HeadNorm, Norm, RopeSpec};
+use millrace_backend::{Backend, HeadNorm, Norm, RopeSpec};
 
 use super::recurrent::RecurrentWeights;
 

@@ -1,6 +1,6 @@
 //! The activations of a step, allocated once.
 
-use millrace_kernels::{Backend, MlpKind, Result};
+use millrace_backend::{Backend, MlpKind, Result};
 
 use super::by_width::{ByWidth, widths};
 use super::experts::{self, ExpertBuffers};

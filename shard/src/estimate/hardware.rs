@@ -1,6 +1,6 @@
 //! The capabilities of devices and of the links between them.
 
-use millrace_kernels::DType;
+use millrace_numbers::DType;
 
 /// The assumed share of the memory bandwidth that kernels reach.
 pub const MEMORY_FRACTION: f64 = 0.8;

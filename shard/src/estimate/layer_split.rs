@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use millrace_kernels::KvFormat;
+use millrace_backend::KvFormat;
 
 use super::{BLOCK_SIZE, Workload};
 use crate::Bytes;

@@ -10,7 +10,7 @@ mod hardware;
 mod layer_split;
 mod report;
 
-use millrace_kernels::{KeyWindow, KvFormat, Sizing};
+use millrace_backend::{KeyWindow, KvFormat, Sizing};
 
 use crate::ShardLimits;
 use crate::memory_plan::{self, UnpaddedDevice};

@@ -1,8 +1,9 @@
+use millrace_formats::Source;
+use millrace_numbers::DType;
+
 use super::*;
 use crate::families::{self, Overrides};
 use crate::model::Quantize;
-use millrace_formats::Source;
-use millrace_kernels::DType;
 
 const LLAMA_3_8B: Source = Source::Memory(&[(
     "config.json",

@@ -1,6 +1,6 @@
 //! BLOOM: linear biases instead of positions, and a layer norm after the embedding.
 
-use millrace_kernels::Activation;
+use millrace_backend::Activation;
 
 use super::config::Config;
 use super::decoder::{self, Keys, NormTrait, Traits};

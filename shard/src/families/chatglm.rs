@@ -2,7 +2,7 @@
 //! is the same decoder. ChatGLM-6B, which has the same model type, is another one: see
 //! [`chatglm_6b`](super::chatglm_6b).
 
-use millrace_kernels::RopeStyle;
+use millrace_backend::RopeStyle;
 
 use super::config::Config;
 use super::decoder::{self, Keys, Traits};

@@ -1,7 +1,7 @@
 //! ChatGLM-6B: a decoder whose context attends in both directions, with positions on two axes and
 //! residuals of normalized states.
 
-use millrace_kernels::Activation;
+use millrace_backend::Activation;
 
 use super::config::Config;
 use super::decoder::{self, Keys, NormTrait, Traits};

@@ -1,7 +1,7 @@
 //! Cohere's Command R: parallel branches after one layer norm without a bias, and interleaved
 //! rotation.
 
-use millrace_kernels::RopeStyle;
+use millrace_backend::RopeStyle;
 
 use super::config::Config;
 use super::decoder::{self, Keys, NormTrait, Traits, USUAL_KEYS};

@@ -2,7 +2,7 @@
 //! file and key.
 
 use millrace_formats::without_special_numbers;
-use millrace_kernels::DType;
+use millrace_numbers::DType;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 

@@ -1,6 +1,6 @@
 //! Reads the specification of a decoder from a configuration. All families use this reader.
 
-use millrace_kernels::{Activation, QkvLayout, RopeStyle};
+use millrace_backend::{Activation, QkvLayout, RopeStyle};
 
 use super::config::Config;
 use super::error::ConfigError;

@@ -1,7 +1,7 @@
 //! DeepSeek-V2 and V2-Lite: latent attention, and experts that are chosen by a softmax, beside
 //! shared ones.
 
-use millrace_kernels::{GroupScore, RopeStyle};
+use millrace_backend::{GroupScore, RopeStyle};
 
 use super::config::Config;
 use super::decoder::Traits;

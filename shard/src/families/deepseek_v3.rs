@@ -1,7 +1,7 @@
 //! DeepSeek-V3, V3.1 and R1: latent attention, and experts that are chosen by sigmoids and a bias,
 //! beside a shared one.
 
-use millrace_kernels::RopeStyle;
+use millrace_backend::RopeStyle;
 
 use super::config::Config;
 use super::decoder::Traits;

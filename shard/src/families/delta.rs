@@ -1,6 +1,6 @@
 //! Reads gated delta nets between layers of gated attention, as Qwen3-Next and Qwen3.5 have them.
 
-use millrace_kernels::{Activation, RecurrentHeads};
+use millrace_backend::{Activation, RecurrentHeads};
 
 use super::config::Config;
 use super::decoder::{self, MAX_HEAD_DIM, MAX_WIDTH, NormTrait, Traits};

@@ -1,7 +1,7 @@
 //! Dummy weights, to measure the memory and speed of a model with only its `config.json`.
 
 use bytes::Bytes;
-use millrace_kernels::{DType, HostTensor, Part};
+use millrace_numbers::{DType, HostTensor, Part};
 
 use crate::model::{DecoderSpec, WeightError, WeightKind, WeightSlot, WeightSource};
 

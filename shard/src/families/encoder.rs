@@ -1,7 +1,7 @@
 //! Encoders in the layout of BERT: each token attends to the whole text, and the residual stream is
 //! normalized after each sum. They compute vectors of texts, and no tokens.
 
-use millrace_kernels::Activation;
+use millrace_backend::Activation;
 
 use super::config::Config;
 use super::decoder::{self, Keys, NormTrait, Traits, USUAL_KEYS};

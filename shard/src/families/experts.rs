@@ -1,6 +1,6 @@
 //! Reads mixtures of experts. All families with experts use this reader.
 
-use millrace_kernels::{Activation, ExpertGroups, GroupScore, MlpKind, RouterScores, RouterSpec};
+use millrace_backend::{Activation, ExpertGroups, GroupScore, MlpKind, RouterScores, RouterSpec};
 
 use super::config::Config;
 use super::decoder::{self, MAX_WIDTH};

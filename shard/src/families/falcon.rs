@@ -1,6 +1,6 @@
 //! Falcon: parallel branches, and three generations of heads and norms.
 
-use millrace_kernels::Activation;
+use millrace_backend::Activation;
 
 use super::bloom;
 use super::config::Config;

@@ -1,6 +1,6 @@
 //! Gemma: Llama with scales stored minus 1, a scaled embedding, and GELU.
 
-use millrace_kernels::Activation;
+use millrace_backend::Activation;
 
 use super::config::Config;
 use super::decoder::{self, NormTrait, Traits};

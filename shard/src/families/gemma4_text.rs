@@ -1,7 +1,7 @@
 //! The text part of Gemma 4: norms around both branches and of values, no factor on scores, a
 //! number per layer on the residual stream, and other heads in layers without a window.
 
-use millrace_kernels::{Activation, MlpKind, QkvLayout, RopeStyle};
+use millrace_backend::{Activation, MlpKind, QkvLayout, RopeStyle};
 use serde_json::json;
 
 use super::config::Config;

@@ -1,7 +1,7 @@
 //! GLM-4 in the layout of transformers: interleaved rotation of half of each head, gate and up in
 //! one tensor.
 
-use millrace_kernels::RopeStyle;
+use millrace_backend::RopeStyle;
 
 use super::config::Config;
 use super::decoder::{self, Traits};

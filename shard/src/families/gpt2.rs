@@ -1,6 +1,6 @@
 //! GPT-2: learned positions, layer norms, and matrices that are stored transposed.
 
-use millrace_kernels::Activation;
+use millrace_backend::Activation;
 
 use super::config::Config;
 use super::decoder::{self, Keys, NormTrait, Traits};

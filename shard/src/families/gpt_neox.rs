@@ -1,7 +1,7 @@
 //! GPT-NeoX and Pythia: parallel branches with a layer norm each, and rotation of a quarter of each
 //! head.
 
-use millrace_kernels::Activation;
+use millrace_backend::Activation;
 
 use super::config::Config;
 use super::decoder::{self, Keys, NormTrait, Traits, USUAL_KEYS};

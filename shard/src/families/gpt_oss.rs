@@ -1,7 +1,7 @@
 //! gpt-oss: attention sinks, windows in turns with full attention, and experts with biases and
 //! clamped gates.
 
-use millrace_kernels::{Gating, MlpKind};
+use millrace_backend::{Gating, MlpKind};
 
 use super::config::Config;
 use super::decoder::{self, Traits};

@@ -1,7 +1,7 @@
 //! GPT-J: parallel branches after one layer norm, interleaved rotation of a part of each head, and
 //! a bias at the head.
 
-use millrace_kernels::{Activation, RopeStyle};
+use millrace_backend::{Activation, RopeStyle};
 
 use super::config::Config;
 use super::decoder::{self, NormTrait, Traits};

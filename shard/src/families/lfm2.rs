@@ -1,6 +1,6 @@
 //! LFM2: short convolutions between gates in most layers, and attention with norms of heads.
 
-use millrace_kernels::RecurrentHeads;
+use millrace_backend::RecurrentHeads;
 
 use super::config::Config;
 use super::decoder::{self, Keys, MAX_WIDTH, Traits, USUAL_KEYS};

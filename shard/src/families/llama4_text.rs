@@ -1,7 +1,7 @@
 //! The text part of Llama 4: chunked attention in the layers that are rotated, scaled queries in
 //! the others, and experts whose inputs are weighted.
 
-use millrace_kernels::{RopeStyle, RouterScores};
+use millrace_backend::{RopeStyle, RouterScores};
 use serde_json::Value;
 
 use super::config::Config;

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use millrace_formats::{Checkpoint, Source};
-use millrace_kernels::DType;
+use millrace_numbers::DType;
 
 use super::architecture::{self, FoundFamily};
 use super::chatglm_6b;

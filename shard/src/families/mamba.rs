@@ -1,6 +1,6 @@
 //! Reads Mamba-2 layers.
 
-use millrace_kernels::{Activation, RecurrentHeads};
+use millrace_backend::{Activation, RecurrentHeads};
 use serde_json::Value;
 
 use super::config::Config;

@@ -1,7 +1,7 @@
 //! MiniMax-M2: norms of all heads together, partial rotation, and experts that are chosen by
 //! sigmoids and a bias.
 
-use millrace_kernels::RouterScores;
+use millrace_backend::RouterScores;
 
 use super::config::Config;
 use super::decoder::{self, Traits};

@@ -1,7 +1,7 @@
 //! MPT: linear biases or learned positions, layer norms without biases, and query, key and value in
 //! one tensor.
 
-use millrace_kernels::Activation;
+use millrace_backend::Activation;
 
 use super::config::Config;
 use super::decoder::{self, Keys, NormTrait, Traits, USUAL_KEYS};

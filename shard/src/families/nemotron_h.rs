@@ -1,7 +1,7 @@
 //! Nemotron-H: layers of one branch each, which is a Mamba-2 layer, attention without positions, an
 //! MLP, or a mixture of experts without gates.
 
-use millrace_kernels::{Activation, MlpKind};
+use millrace_backend::{Activation, MlpKind};
 
 use super::config::Config;
 use super::decoder::{self, Keys, MAX_HEAD_DIM, MAX_LAYERS, MAX_WIDTH, Traits, USUAL_KEYS};

@@ -1,6 +1,6 @@
 //! OPT: learned positions, layer norms, biases, and a plain MLP with ReLU.
 
-use millrace_kernels::Activation;
+use millrace_backend::Activation;
 
 use super::config::Config;
 use super::decoder::{self, Keys, NormTrait, Traits, USUAL_KEYS};

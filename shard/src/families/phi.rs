@@ -1,7 +1,7 @@
 //! Phi-1, Phi-1.5 and Phi-2: parallel branches after one layer norm, and biases everywhere, at the
 //! head too.
 
-use millrace_kernels::Activation;
+use millrace_backend::Activation;
 
 use super::config::Config;
 use super::decoder::{self, Keys, NormTrait, Traits, USUAL_KEYS};

@@ -1,7 +1,7 @@
 //! Reads the rotary position embedding from `config.json`, in all forms that versions of
 //! transformers write.
 
-use millrace_kernels::RopeStyle;
+use millrace_backend::RopeStyle;
 
 use super::config::Config;
 use super::error::ConfigError;

@@ -1,6 +1,6 @@
 //! StarCoder2: layer norms, biases, and a plain MLP with GELU.
 
-use millrace_kernels::Activation;
+use millrace_backend::Activation;
 
 use super::config::Config;
 use super::decoder::{self, Keys, NormTrait, Traits, USUAL_KEYS};

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use millrace_formats::{Checkpoint, DType as StoredDType, Tensor};
-use millrace_kernels::{DType, Encoding, HostTensor, Part};
 use millrace_numbers::stored::{ExpertRows, expert_columns};
+use millrace_numbers::{DType, Encoding, HostTensor, Part};
 
 use super::names::{Names, Piece, StackedExperts, StoredOrder};
 use super::quantization::{self, ModuleTensors, SUFFIXES, Scheme};

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use millrace_kernels::Sizing;
+use millrace_backend::Sizing;
 
 use super::{
     Footprint, MemoryPlan, PlanError, PlanRequest, PlanSearch, PoolBound, bytes_of, check_sizes, footprint,
@@ -193,7 +193,7 @@ pub(crate) fn with_layers(spec: &DecoderSpec, layers: Range<usize>) -> DecoderSp
 
 #[cfg(test)]
 mod tests {
-    use millrace_kernels::DType;
+    use millrace_numbers::DType;
 
     use super::*;
     use crate::memory_plan::{UnpaddedDevice, plan, weight_bytes};

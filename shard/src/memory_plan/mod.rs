@@ -6,7 +6,7 @@
 mod device_sizes;
 mod layer_split;
 
-use millrace_kernels::{KvFormat, Overheads, Sizing};
+use millrace_backend::{KvFormat, Overheads, Sizing};
 
 use crate::ShardLimits;
 use crate::decoder::{

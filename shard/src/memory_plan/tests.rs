@@ -1,4 +1,5 @@
-use millrace_kernels::{DType, KvSpec, ProductShape, WeightFormat};
+use millrace_backend::{KvSpec, ProductShape};
+use millrace_numbers::{DType, WeightFormat};
 use proptest::prelude::*;
 
 use super::*;
@@ -41,7 +42,7 @@ impl Sizing for GrowingDevice {
         0
     }
 
-    fn step_bytes(&self, size: &millrace_kernels::StepSize<'_>) -> usize {
+    fn step_bytes(&self, size: &millrace_backend::StepSize<'_>) -> usize {
         300 * size.blocks
     }
 }

@@ -1,6 +1,6 @@
 //! The specification of MLPs and of mixtures of experts.
 
-use millrace_kernels::{Activation, MlpKind, RouterSpec};
+use millrace_backend::{Activation, MlpKind, RouterSpec};
 
 /// The kind of MLP of a layer.
 #[derive(Debug, Clone, PartialEq)]

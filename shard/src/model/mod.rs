@@ -18,7 +18,7 @@ mod storage;
 #[cfg(test)]
 pub(crate) mod test_spec;
 
-use millrace_kernels::DType;
+use millrace_numbers::DType;
 
 pub use alibi::{AlibiHeads, SlopeRule};
 pub use blocks::FeatureBlock;

@@ -1,6 +1,6 @@
 //! The prefix of a prompt, whose tokens attend to each other in both directions.
 
-use millrace_kernels::SequencePrefix;
+use millrace_backend::SequencePrefix;
 
 /// The tokens of a prompt that attend to each other in both directions: its prefix. Every later
 /// token attends to the prefix and to the tokens before it.

@@ -4,7 +4,7 @@
 //! features: a layer projects the residual stream to queries, keys, values and gates, convolves all
 //! of them but the gates, and applies a rule to the result.
 
-use millrace_kernels::{Activation, RecurrentHeads, StateSpec};
+use millrace_backend::{Activation, RecurrentHeads, StateSpec};
 
 /// The specification of a recurrent layer.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,7 +4,7 @@
 use std::f64::consts::TAU;
 use std::fmt::{self, Display, Formatter};
 
-use millrace_kernels::RopeStyle;
+use millrace_backend::RopeStyle;
 
 /// The parameters of a rotary table.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,7 +14,7 @@ pub struct RopeTable {
     /// Number of features of each head that are rotated by one position. The number is even.
     pub rotary_dim: usize,
     /// Whether as many features after them are rotated too, by the position on a second axis:
-    /// see [`SequencePrefix::axes`](millrace_kernels::SequencePrefix::axes). Latent attention has
+    /// see [`SequencePrefix::axes`](millrace_backend::SequencePrefix::axes). Latent attention has
     /// one axis.
     pub two_axes: bool,
     /// Base of the frequencies.

@@ -1,6 +1,6 @@
 //! The weights that a decoder has, and their shapes.
 
-use millrace_kernels::{MlpKind, QkvLayout};
+use millrace_backend::{MlpKind, QkvLayout};
 
 use super::blocks::FeatureBlock;
 use super::mlp::ExpertsSpec;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use millrace_kernels::Part;
+use millrace_numbers::Part;
 
 use super::slots::WeightSlot;
 

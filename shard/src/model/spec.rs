@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use millrace_kernels::{KeyWindow, KvFormat, KvSpec, QkvLayout};
+use millrace_backend::{KeyWindow, KvFormat, KvSpec, QkvLayout};
 use millrace_proto::PromptHandling;
 
 use super::alibi::AlibiHeads;

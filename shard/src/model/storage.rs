@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use millrace_kernels::{DType, IntFormat, KFormat, Sizing, WeightFormat};
+use millrace_backend::Sizing;
 use millrace_numbers::quantize::SUPER_BLOCK;
+use millrace_numbers::{DType, IntFormat, KFormat, WeightFormat};
 use serde::{Deserialize, Serialize};
 
 use super::slots::{WeightKind, WeightSlot};

@@ -1,6 +1,6 @@
 //! A small specification for the tests of several modules.
 
-use millrace_kernels::{Activation, QkvLayout, RopeStyle};
+use millrace_backend::{Activation, QkvLayout, RopeStyle};
 
 use super::{
     Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, HeadNormPlan, HeadPlan, LayerSpec, Mlp,

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use millrace_kernels::WeightFormat;
-use millrace_kernels::cpu::limits::{self, Instruction};
-use millrace_kernels::cpu::{Activations, Cpu, Isa};
+use millrace_cpu::limits::{self, Instruction};
+use millrace_cpu::{Activations, Cpu, Isa};
+use millrace_numbers::WeightFormat;
 use millrace_proto::{Ready, Step, StepOutput};
 
 use super::workload::BenchWorkload;

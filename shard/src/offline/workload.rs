@@ -99,7 +99,7 @@ fn prompt(sequence: usize, tokens: usize, vocab: usize) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use millrace_kernels::DType;
+    use millrace_numbers::DType;
 
     use super::*;
     use crate::state::{Batch, SlotTable};

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use millrace_kernels::cuda::nccl::Nccl;
-use millrace_kernels::cuda::{Cuda, Device, Gpu};
-use millrace_kernels::{Activation, DType, MlpKind};
+use millrace_backend::{Activation, MlpKind};
+use millrace_cuda::nccl::Nccl;
+use millrace_cuda::{Cuda, Device, Gpu};
+use millrace_numbers::DType;
 
 use crate::Error;
 use crate::collective::HostCollective;
@@ -18,7 +19,7 @@ use crate::platform::gpu_ranks::{self, GpuLinkOptions};
 /// A kind of GPU behind the CUDA backend.
 pub(crate) struct GpuPlatform {
     /// Opens the GPU of this number.
-    open: fn(usize) -> millrace_kernels::Result<Device>,
+    open: fn(usize) -> millrace_backend::Result<Device>,
     /// The number of this rank's GPU among those of its host.
     ordinal: usize,
     /// The number of ranks that share this GPU.
@@ -37,7 +38,7 @@ pub(crate) fn gpus(placement: &RankPlacement, options: &ShardOptions) -> GpuPlat
 /// Simulated GPUs, one for each rank.
 #[cfg(feature = "cpu-sim")]
 pub(crate) fn simulated(placement: &RankPlacement, options: &ShardOptions) -> GpuPlatform {
-    use millrace_kernels::cuda::Simulated;
+    use millrace_cuda::Simulated;
     let nccl = || match std::env::var_os("MILLRACE_NCCL_LIBRARY") {
         Some(_) => Nccl::open(),
         None => Nccl::open_file(Simulated::nccl_library()),
@@ -50,8 +51,8 @@ impl GpuPlatform {
     fn new(
         placement: &RankPlacement,
         options: &ShardOptions,
-        open: fn(usize) -> millrace_kernels::Result<Device>,
-        nccl: fn() -> millrace_kernels::Result<Nccl>,
+        open: fn(usize) -> millrace_backend::Result<Device>,
+        nccl: fn() -> millrace_backend::Result<Nccl>,
     ) -> Self {
         let host_ranks = options.host_ranks.max(1);
         let sharers = options.ranks_per_gpu.max(1);

@@ -1,6 +1,7 @@
 //! The interface of a kind of device.
 
-use millrace_kernels::{Backend, DType};
+use millrace_backend::Backend;
+use millrace_numbers::DType;
 
 use crate::Error;
 use crate::collective::HostCollective;

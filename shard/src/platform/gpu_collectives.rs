@@ -1,7 +1,7 @@
 //! Collectives over the memory of GPUs.
 
-use millrace_kernels::cuda::{Cuda, DeviceCollectives};
-use millrace_kernels::{DeviceTypes, ForwardOps, ModelLoading, Norm, OpenStep};
+use millrace_backend::{DeviceTypes, ForwardOps, ModelLoading, Norm, OpenStep};
+use millrace_cuda::{Cuda, DeviceCollectives};
 
 use crate::Error;
 use crate::collective::{Aborter, HostCollective};

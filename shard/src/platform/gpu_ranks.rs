@@ -8,8 +8,8 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_kernels::cuda::nccl::{Communicator, Nccl};
-use millrace_kernels::cuda::{
+use millrace_cuda::nccl::{Communicator, Nccl};
+use millrace_cuda::{
     Device, DeviceCollectives, Elem, PeerCollectives, PeerOffer, SharedName, measure_all_reduce,
 };
 
@@ -33,7 +33,7 @@ const REASON_BYTES: usize = 300;
 /// The options by which the GPUs of a group are connected.
 pub(super) struct GpuLinkOptions {
     /// Opens the NCCL library.
-    pub(super) nccl: fn() -> millrace_kernels::Result<Nccl>,
+    pub(super) nccl: fn() -> millrace_backend::Result<Nccl>,
     /// Time limit of a rank that waits for another.
     pub(super) deadline: Duration,
     /// The method that the operator asks for.

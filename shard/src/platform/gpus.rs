@@ -1,6 +1,6 @@
 //! The NVIDIA GPUs of this machine, for commands that run without a model.
 
-use millrace_kernels::cuda::{Gpu, doctor};
+use millrace_cuda::{Gpu, doctor};
 
 /// Returns the number of GPUs that can be used, at least one.
 ///

@@ -1,6 +1,7 @@
 //! Devices whose memory is the host's memory, such as the CPU.
 
-use millrace_kernels::{DType, HostMemory, OpenStep, Sampled};
+use millrace_backend::{HostMemory, OpenStep, Sampled};
+use millrace_numbers::DType;
 
 use crate::Error;
 use crate::collective::{Aborter, HostCollective};

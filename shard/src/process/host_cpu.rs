@@ -1,6 +1,6 @@
 //! The CPU of this host, opened for one rank.
 
-use millrace_kernels::cpu::{Activations, CacheMode, CacheOptions, Cpu, CpuOptions};
+use millrace_cpu::{Activations, CacheMode, CacheOptions, Cpu, CpuOptions};
 
 use crate::Error;
 use crate::options::{RankPlacement, ShardOptions};

@@ -1,7 +1,7 @@
 //! The host's part of a model whose layers do not all fit the GPU.
 
-use millrace_kernels::Sizing;
-use millrace_kernels::cpu::Cpu;
+use millrace_backend::Sizing;
+use millrace_cpu::Cpu;
 
 use crate::Error;
 use crate::decoder::{HostLayers, ModelPart};

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use millrace_kernels::cpu::Cpu;
-use millrace_kernels::{Backend, ModelLoading};
+use millrace_backend::{Backend, ModelLoading};
+use millrace_cpu::Cpu;
 use millrace_proto::{Loading, MemoryItem, Phase, Ready, Rendezvous, from_shard, to_shard};
 
 use crate::classifier::Classifier;

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::UNIX_EPOCH;
 
-use millrace_kernels::Part;
+use millrace_numbers::Part;
 
 use crate::model::{DecoderSpec, WeightError, WeightSource, WeightStorage};
 use crate::split::Split;

@@ -1,7 +1,7 @@
 //! Writes the tensors and the files of a new checkpoint.
 
 use millrace_formats::{CheckpointWriter, DType as StoredDType, NewTensor, Source, TensorInfo};
-use millrace_kernels::{DType, HostTensor, Part};
+use millrace_numbers::{DType, HostTensor, Part};
 
 use super::encode::{Rows, STACK};
 use super::error::QuantizeError;

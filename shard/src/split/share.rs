@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use millrace_kernels::QkvLayout;
+use millrace_backend::QkvLayout;
 
 use crate::model::{
     AttentionHeads, DecoderSpec, FeatureBlock, HeadNormPlan, LayerSpec, Mlp, Positions, RecurrentBlock,

@@ -1,10 +1,11 @@
+use millrace_backend::{Activation, MlpKind, RouterScores, RouterSpec};
+
 use super::*;
 use crate::model::test_spec::spec;
 use crate::model::{
     DecoderSpec, ExpertsSpec, HeadNormPlan, LayerSlot, LearnedPositions, Mlp, NormKind, SharedExpert,
     WeightSlot,
 };
-use millrace_kernels::{Activation, MlpKind, RouterScores, RouterSpec};
 
 /// Heads and features that 4 ranks can share.
 fn whole(heads: usize, kv_heads: usize, vocab: usize) -> DecoderSpec {

@@ -1,7 +1,7 @@
 //! The weights of one rank, cut from those of the whole model.
 
 use bytes::Bytes;
-use millrace_kernels::{DType, HostTensor, Part};
+use millrace_numbers::{DType, HostTensor, Part};
 
 use super::share::{Cut, Split};
 use crate::model::{DecoderSpec, TensorPlace, WeightError, WeightSlot, WeightSource, take};

@@ -19,7 +19,7 @@ mod sampling;
 
 use std::ops::Range;
 
-use millrace_kernels::{SampleRow, Sampled, SamplingParams, SeqRow, SequencePrefix};
+use millrace_backend::{SampleRow, Sampled, SamplingParams, SeqRow, SequencePrefix};
 use millrace_proto::rules::{MAX_TOP_N, is_mask, mask_words};
 use millrace_proto::{Admission, Pooling, Row, Step};
 

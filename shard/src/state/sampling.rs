@@ -1,7 +1,6 @@
 //! The conversion of sampling parameters from the protocol to the backend.
 
-use millrace_kernels::sampling;
-use millrace_kernels::{SamplingParams, Watermark};
+use millrace_backend::{SamplingParams, Watermark, sampling};
 use millrace_proto::Sampling;
 use millrace_proto::rules::{self, OutOfRange};
 

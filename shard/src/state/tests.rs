@@ -1,4 +1,5 @@
-use millrace_kernels::{DType, KvFormat};
+use millrace_backend::KvFormat;
+use millrace_numbers::DType;
 use millrace_proto::Sampling;
 use proptest::prelude::*;
 

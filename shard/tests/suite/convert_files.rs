@@ -4,14 +4,16 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::common::{Chunk, Harness, row_error};
+use millrace_backend::KvFormat;
+use millrace_backend::reference::Reference;
 use millrace_formats::Checkpoint;
-use millrace_kernels::reference::Reference;
-use millrace_kernels::{DType, KvFormat, Part};
+use millrace_numbers::{DType, Part};
 use millrace_shard::convert::{ConvertTarget, FlmKind, convert};
 use millrace_shard::families::{self, Overrides};
 use millrace_shard::model::WeightStorage;
 use millrace_shard::{ShardLimits, Source};
+
+use crate::common::{Chunk, Harness, row_error};
 
 const LIMITS: ShardLimits = ShardLimits {
     max_step_tokens: 32,

@@ -1,15 +1,17 @@
 //! Compares the decoder with a plain computation in double precision, and with itself under any
 //! schedule.
 
-use crate::common::{
-    Chunk, Harness, MemoryWeights, POSITIONS, Random, has_latents, limits, naive, row_error, specs,
-};
-use millrace_kernels::cpu::{Cpu, CpuOptions};
-use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, DType, KvFormat, ScoreRow};
+use millrace_backend::reference::Reference;
+use millrace_backend::{Backend, KvFormat, ScoreRow};
+use millrace_cpu::{Cpu, CpuOptions};
+use millrace_numbers::DType;
 use millrace_shard::ShardLimits;
 use millrace_shard::model::{DecoderSpec, LayerSlot, WeightSlot};
 use proptest::prelude::*;
+
+use crate::common::{
+    Chunk, Harness, MemoryWeights, POSITIONS, Random, has_latents, limits, naive, row_error, specs,
+};
 
 fn tokens(random: &mut Random, vocab: usize, len: usize) -> Vec<u32> {
     (0..len).map(|_| random.below(vocab) as u32).collect()

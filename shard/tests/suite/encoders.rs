@@ -3,17 +3,19 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::common::{
-    Chunk, Harness, MemoryWeights, Random, SEPARATOR, encoder, limits, naive, prefix_model, row_error, specs,
-};
-use millrace_kernels::cpu::{Cpu, CpuOptions};
-use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, DType};
+use millrace_backend::Backend;
+use millrace_backend::reference::Reference;
+use millrace_cpu::{Cpu, CpuOptions};
+use millrace_numbers::DType;
 use millrace_shard::Source;
 use millrace_shard::families::{self, Overrides};
 use millrace_shard::model::{DecoderSpec, LayerSlot, WeightSlot};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
+
+use crate::common::{
+    Chunk, Harness, MemoryWeights, Random, SEPARATOR, encoder, limits, naive, prefix_model, row_error, specs,
+};
 
 /// Bound on the largest difference in a state, relative to its largest element.
 const TOLERANCE: f64 = 1e-4;

@@ -11,10 +11,10 @@
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use crate::common::{Chunk, Harness, row_error};
-use millrace_kernels::cpu::{Activations, Cpu, CpuOptions, Isa};
-use millrace_kernels::{Activation, Backend, DType, KvFormat, MlpKind, WeightFormat};
+use millrace_backend::{Activation, Backend, KvFormat, MlpKind};
+use millrace_cpu::{Activations, Cpu, CpuOptions, Isa};
 use millrace_numbers::encoding::{CodeType, StoredCodes};
+use millrace_numbers::{DType, WeightFormat};
 use millrace_shard::collective::{self, Transport};
 use millrace_shard::families::{self, Overrides};
 use millrace_shard::model::{
@@ -24,6 +24,8 @@ use millrace_shard::model::{
 use millrace_shard::split::{Indivisible, Split};
 use millrace_shard::{HostCollectives, ShardLimits, Source};
 use safetensors::SafeTensors;
+
+use crate::common::{Chunk, Harness, row_error};
 
 /// Bound on the largest difference in a row of logits, relative to its largest element.
 const TOLERANCE: f64 = 1e-4;
@@ -385,7 +387,7 @@ fn two_shards_give_the_logits_of_transformers() {
 fn the_simulated_gpu_gives_the_logits_of_transformers() {
     use std::sync::Arc;
 
-    use millrace_kernels::cuda::{Cuda, Device, Simulated};
+    use millrace_cuda::{Cuda, Device, Simulated};
 
     let mut computed = 0;
     for case in cases() {

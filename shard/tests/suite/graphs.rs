@@ -5,17 +5,17 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::common::{Chunk, Harness};
-use millrace_kernels::cpu::{Activations, Cpu, CpuOptions};
-use millrace_kernels::cuda::{Cuda, Device, Simulated};
-use millrace_kernels::{
-    DType, KvFormat, SampleRow, SampledRows, SamplingParams, SeqRow, StepInput, StepQueue as _,
-};
+use millrace_backend::{KvFormat, SampleRow, SampledRows, SamplingParams, SeqRow, StepInput, StepQueue as _};
+use millrace_cpu::{Activations, Cpu, CpuOptions};
+use millrace_cuda::{Cuda, Device, Simulated};
+use millrace_numbers::DType;
 use millrace_shard::decoder::{Decoder, Weights};
 use millrace_shard::families::{self, Overrides};
 use millrace_shard::model::Model;
 use millrace_shard::offline::{BenchWorkload, OfflineEngine};
 use millrace_shard::{DeviceKind, ShardLimits, ShardOptions, Source};
+
+use crate::common::{Chunk, Harness};
 
 const LIMITS: ShardLimits = ShardLimits {
     max_step_tokens: 32,
@@ -134,7 +134,7 @@ fn sampled(model: &Model) -> [Vec<u32>; 4] {
 fn collect(
     decoder: &mut Decoder<Cuda>,
     gpu: &Cuda,
-    (step, sequences): (<Cuda as millrace_kernels::StepQueue>::FinishedStep, Vec<usize>),
+    (step, sequences): (<Cuda as millrace_backend::StepQueue>::FinishedStep, Vec<usize>),
     results: &mut SampledRows,
     found: &mut [Vec<u32>; 4],
 ) {

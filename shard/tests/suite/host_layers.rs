@@ -3,15 +3,17 @@
 
 use std::path::Path;
 
-use crate::common::{MemoryWeights, POSITIONS, row_error, specs};
-use millrace_kernels::cpu::{Activations, Cpu, CpuOptions};
-use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, DType, KvFormat, SamplingParams, SeqRow, StepInput};
+use millrace_backend::reference::Reference;
+use millrace_backend::{Backend, KvFormat, SamplingParams, SeqRow, StepInput};
+use millrace_cpu::{Activations, Cpu, CpuOptions};
+use millrace_numbers::DType;
 use millrace_shard::decoder::{Decoder, HostLayers, ModelPart, Weights};
 use millrace_shard::families::{self, Overrides};
 use millrace_shard::model::{DecoderSpec, Model, WeightSource, WeightStorage};
 use millrace_shard::{ShardLimits, Source};
 use proptest::prelude::*;
+
+use crate::common::{MemoryWeights, POSITIONS, row_error, specs};
 
 /// Bound on the largest difference in a row of logits, relative to its largest element.
 const TOLERANCE: f64 = 1e-4;
@@ -189,7 +191,7 @@ fn a_gpu_with_16_bits_rounds_on_its_own_side_only() {
 }
 
 #[cfg(feature = "cpu-sim")]
-fn simulated(dtype: DType) -> millrace_kernels::cuda::Cuda {
-    use millrace_kernels::cuda::{Cuda, Device, Simulated};
+fn simulated(dtype: DType) -> millrace_cuda::Cuda {
+    use millrace_cuda::{Cuda, Device, Simulated};
     Cuda::new(Device::new(std::sync::Arc::new(Simulated::new().unwrap())), dtype)
 }

@@ -3,13 +3,15 @@
 
 use std::path::Path;
 
-use crate::common::{Chunk, Harness, SMALL_LIMITS as LIMITS, SMALL_PROMPT as PROMPT, row_error};
-use millrace_kernels::cpu::{Activations, Cpu, CpuOptions};
-use millrace_kernels::reference::Reference;
-use millrace_kernels::{DType, HostMemory};
+use millrace_backend::HostMemory;
+use millrace_backend::reference::Reference;
+use millrace_cpu::{Activations, Cpu, CpuOptions};
+use millrace_numbers::DType;
 use millrace_shard::Source;
 use millrace_shard::families::{self, Overrides};
 use millrace_shard::model::{LayerSlot, Model, Quantize, WeightSlot, WeightStorage};
+
+use crate::common::{Chunk, Harness, SMALL_LIMITS as LIMITS, SMALL_PROMPT as PROMPT, row_error};
 
 fn load(name: &str) -> Model {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden").join(name);

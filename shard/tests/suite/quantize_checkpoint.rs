@@ -3,19 +3,20 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::common::{Chunk, Harness, SMALL_LIMITS as LIMITS, SMALL_PROMPT as PROMPT, row_error};
-use millrace_kernels::cpu::{Activations, Cpu, CpuOptions};
-use millrace_kernels::reference::Reference;
-use millrace_kernels::{DType, HostMemory, IntFormat, Part, WeightFormat};
-use millrace_numbers::fp8;
+use millrace_backend::HostMemory;
+use millrace_backend::reference::Reference;
+use millrace_cpu::{Activations, Cpu, CpuOptions};
 use millrace_numbers::quantize::nf4;
 use millrace_numbers::stored::IntegerRows;
+use millrace_numbers::{DType, IntFormat, Part, WeightFormat, fp8};
 use millrace_shard::Source;
 use millrace_shard::families::{self, Overrides};
 use millrace_shard::model::{Model, WeightKind, WeightSlot, WeightStorage};
 use millrace_shard::quantize::{MAX_FILE_BYTES, QuantizeReport, Target, quantize};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
+
+use crate::common::{Chunk, Harness, SMALL_LIMITS as LIMITS, SMALL_PROMPT as PROMPT, row_error};
 
 const TARGETS: [Target; 6] = [
     Target::Int8,

@@ -8,10 +8,10 @@ use std::process::Command;
 use std::sync::LazyLock;
 use std::thread;
 
-use crate::common::{Chunk, Harness, row_error};
-use millrace_kernels::cpu::{Activations, Cpu, CpuOptions, Isa};
-use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, DType, HostMemory, KvFormat, Part, Sizing, WeightFormat};
+use millrace_backend::reference::Reference;
+use millrace_backend::{Backend, HostMemory, KvFormat, Sizing};
+use millrace_cpu::{Activations, Cpu, CpuOptions, Isa};
+use millrace_numbers::{DType, Part, WeightFormat};
 use millrace_shard::collective::{self, Transport};
 use millrace_shard::decoder::Weights;
 use millrace_shard::families::{self, Overrides};
@@ -23,6 +23,8 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::common::{Chunk, Harness, row_error};
 
 const LIMITS: ShardLimits = ShardLimits {
     max_step_tokens: 32,
@@ -338,7 +340,7 @@ fn the_flag_names_a_checkpoint_or_a_way_to_quantize() {
     }
     let dense = |quantize| choose("gptq-4-row", "dense", quantize);
     let slot = WeightSlot::Layer(0, LayerSlot::Down);
-    let int8 = WeightFormat::Int(millrace_kernels::IntFormat::Int8);
+    let int8 = WeightFormat::Int(millrace_numbers::IntFormat::Int8);
     assert_eq!(dense(Quantize::Bitsandbytes).unwrap().matrix(slot, 128), int8);
     assert_eq!(dense(Quantize::BitsandbytesNf4).unwrap().matrix(slot, 128), WeightFormat::Nf4);
     for quantize in [Quantize::Gptq, Quantize::Awq, Quantize::CompressedTensors, Quantize::BitsandbytesFp4] {

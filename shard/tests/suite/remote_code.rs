@@ -5,13 +5,14 @@
 
 use std::path::PathBuf;
 
-use crate::common::{Chunk, Harness, limits, row_error};
-use millrace_kernels::DType;
-use millrace_kernels::cpu::{Cpu, CpuOptions};
+use millrace_cpu::{Cpu, CpuOptions};
+use millrace_numbers::DType;
 use millrace_shard::Source;
 use millrace_shard::families::{self, Overrides};
 use millrace_shard::model::Model;
 use safetensors::tensor::TensorView;
+
+use crate::common::{Chunk, Harness, limits, row_error};
 
 const VOCAB: usize = 5;
 const HIDDEN: usize = 32;

@@ -3,12 +3,10 @@
 
 use std::thread;
 
-use crate::common::{
-    Chunk, Harness, MemoryWeights, Random, SEPARATOR, encoder, limits, long, prefix_model, row_error, specs,
-};
-use millrace_kernels::cpu::{Cpu, CpuOptions};
-use millrace_kernels::reference::Reference;
-use millrace_kernels::{DType, HostMemory};
+use millrace_backend::HostMemory;
+use millrace_backend::reference::Reference;
+use millrace_cpu::{Cpu, CpuOptions};
+use millrace_numbers::DType;
 use millrace_shard::HostCollectives;
 use millrace_shard::collective::{self, Transport};
 use millrace_shard::decoder::Weights;
@@ -17,6 +15,10 @@ use millrace_shard::model::{
 };
 use millrace_shard::split::Split;
 use proptest::prelude::*;
+
+use crate::common::{
+    Chunk, Harness, MemoryWeights, Random, SEPARATOR, encoder, limits, long, prefix_model, row_error, specs,
+};
 
 fn model(spec: &DecoderSpec, seed: u64) -> Model {
     let weights = Box::new(MemoryWeights::random(spec, seed));

@@ -25,8 +25,9 @@ struct Tests {
 /// The tests of every submission: those of the kernels. The emulator is 10 to 30 times as slow as a
 /// CPU, so that property tests try a part of their cases ([`CASES`]), and [`LEFT_OUT`] is left out.
 const SHORT: &[Tests] = &[
-    Tests { cargo: &["--package", "millrace-kernels", "--lib"], harness: &["cpu::"] },
-    Tests { cargo: &["--package", "millrace-kernels", "--test", "suite"], harness: &SKIP },
+    Tests { cargo: &["--package", "millrace-cpu", "--lib"], harness: &[] },
+    // Without the simulated GPU, whose kernels would be compiled under the emulator.
+    Tests { cargo: &["--package", "millrace-kernel-suite", "--no-default-features"], harness: &SKIP },
 ];
 
 /// Tests that take minutes each, because they attend to thousands of tokens.
@@ -36,7 +37,21 @@ const SKIP: [&str; 4] = ["--skip", LEFT_OUT[0], "--skip", LEFT_OUT[1]];
 
 /// The tests that have hours.
 const LONG: &[Tests] = &[Tests {
-    cargo: &["--package", "millrace-numbers", "--package", "millrace-kernels", "--package", "millrace-shard"],
+    cargo: &[
+        "--package",
+        "millrace-numbers",
+        "--package",
+        "millrace-backend",
+        "--package",
+        "millrace-cpu",
+        "--package",
+        "millrace-cuda",
+        "--package",
+        "millrace-kernel-suite",
+        "--package",
+        "millrace-shard",
+        "--no-default-features",
+    ],
     harness: &[],
 }];
 

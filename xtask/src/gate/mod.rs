@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(chosen(Some(&[("a", "docs/x.md"), ("b", "router/src/scheduler/mod.rs")]), false), always);
         let page = chosen(Some(&[("a", "router/src/web/ui/mod.rs")]), false);
         assert_eq!(page, ["lint", "deny", "test", "sim one", "smoke", "ui"]);
-        let kernel = chosen(Some(&[("a", "kernels/cuda/norm.cu")]), false);
+        let kernel = chosen(Some(&[("a", "kernels/cuda/kernels/norm.cu")]), false);
         assert_eq!(kernel, ["lint", "deny", "test", "sim one", "smoke", "cuda", "ptx", "sim"]);
     }
 
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_stage_is_left_out_if_another_one_covers_it() {
-        for (path, wanted) in [("docs/x.md", true), ("kernels/cuda/norm.cu", false)] {
+        for (path, wanted) in [("docs/x.md", true), ("kernels/cuda/kernels/norm.cu", false)] {
             let change = [Change { path: path.into(), commit: "a".into() }];
             let mut all: Vec<_> =
                 STAGES.iter().map(|stage| (stage, choice(stage, Some(&change), false))).collect();

@@ -117,11 +117,8 @@ const CONTAINER: &[&str] = &[
 ];
 
 const CUDA: &[&str] = &[
-    "kernels/build",
     "kernels/cuda/",
     "kernels/ptx-interpreter/",
-    "kernels/src/cuda/",
-    "kernels/tests/cuda/",
     "xtask/src/cuda.rs",
     "xtask/src/ptx/",
     "xtask/src/resources.rs",
@@ -130,16 +127,8 @@ const CUDA: &[&str] = &[
     "xtask/src/toolkit.rs",
 ];
 
-const ARM64: &[&str] = &[
-    "kernels/Cargo.toml",
-    "kernels/build",
-    "kernels/numbers/",
-    "kernels/src/backend/",
-    "kernels/src/cpu/",
-    "kernels/src/sample/",
-    "kernels/tests/suite/",
-    "xtask/src/arm64/",
-];
+const ARM64: &[&str] =
+    &["kernels/backend/", "kernels/cpu/", "kernels/numbers/", "kernels/suite/", "xtask/src/arm64/"];
 
 #[cfg(test)]
 mod tests {

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use super::architecture::{Architecture, ptx_folder};
 use super::coverage;
+use crate::simulated::CRATE;
 use crate::steady::MARK;
 
 /// The order of warps, and the moment at which copies arrive.
@@ -101,7 +102,7 @@ fn run_one(tests: &Path, job: &Job) -> Result<Result<(), String>, String> {
     let begin = Instant::now();
     let mut command = Command::new(tests);
     command.args(["--quiet", "--test-threads=1"]);
-    command.arg(job.filter.clone().unwrap_or_else(|| format!("{}::", job.module))).current_dir("kernels");
+    command.arg(job.filter.clone().unwrap_or_else(|| format!("{}::", job.module))).current_dir(CRATE);
     on_interpreter(&mut command, &ptx_folder(job.architecture), job.order)?;
     let name = format!("{}-{}-{}", job.module, job.architecture.name, job.order.0);
     command.env("MILLRACE_PTX_LAUNCHED", coverage::file(&name)?);

@@ -97,7 +97,7 @@ fn chosen(tests: &Path, scope: Scope<'_>) -> Result<Vec<Job>, String> {
     if let Scope::Named(name) = scope {
         chosen.retain(|job| name.starts_with(&job.module) || job.module.starts_with(name));
         if chosen.is_empty() {
-            return Err(format!("{name}: must begin with the name of a module of kernels/tests/cuda"));
+            return Err(format!("{name}: must begin with the name of a module of kernels/cuda/tests/cuda"));
         }
     }
     Ok(chosen)

@@ -1,5 +1,5 @@
-//! Plants the mistakes of `kernels/cuda/sm90/mutations.txt` in the kernel for Hopper. Each must
-//! make its tests fail on the interpreter.
+//! Plants the mistakes of `kernels/cuda/kernels/sm90/mutations.txt` in the kernel for Hopper. Each
+//! must make its tests fail on the interpreter.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +10,10 @@ use super::architecture::{ARCHITECTURES, Architecture, FOLDER, ptx_folder};
 use super::compile;
 use super::jobs::{self, ORDERS, on_interpreter};
 use crate::mutate::{self, Mutation};
-use crate::simulated::{self, Outcome, SOURCES};
+use crate::simulated::{self, CRATE, Outcome, SOURCES};
 
 /// The list of mistakes.
-const LIST: &str = "kernels/cuda/sm90/mutations.txt";
+const LIST: &str = "kernels/cuda/kernels/sm90/mutations.txt";
 /// The source that they are in, unless they name another one.
 const SOURCE: &str = "sm90/prefill";
 /// The tests that must fail.
@@ -93,7 +93,7 @@ fn try_tests(tests: &Path, ptx: &Path, order: jobs::Order, limit: Duration) -> R
 
 /// The line of the tests' output that tells why they fail.
 fn reason(tests: &Path, ptx: &Path, order: jobs::Order) -> Result<String, String> {
-    let output = command(tests, ptx, order)?.arg(TESTS).current_dir("kernels").output();
+    let output = command(tests, ptx, order)?.arg(TESTS).current_dir(CRATE).output();
     let output = output.map_err(|e| format!("the tests: {e}"))?;
     let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);

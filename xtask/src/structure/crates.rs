@@ -24,12 +24,12 @@ pub(super) fn folders(members: &[String]) -> Result<Vec<PathBuf>, String> {
     let mut folders = Vec::new();
     for member in members {
         let member = Path::new(member);
-        let src = member.join("src");
-        if !src.is_dir() {
-            return Err(format!("{}: a member without src/", member.display()));
-        }
-        folders.push(src);
+        let before = folders.len();
+        folders.extend(Some(member.join("src")).filter(|src| src.is_dir()));
         folders.extend(["tests", "benches"].iter().flat_map(|kind| with_main(&member.join(kind))));
+        if folders.len() == before {
+            return Err(format!("{}: a member without code", member.display()));
+        }
     }
     Ok(folders)
 }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use millrace_formats::{Checkpoint, DType as StoredDType};
-use millrace_kernels::HostTensor;
+use millrace_numbers::HostTensor;
 use millrace_numbers::stored::{ExpertRows, mxfp4};
 
 use crate::model::WeightError;

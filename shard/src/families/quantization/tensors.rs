@@ -2,11 +2,11 @@
 
 use bytes::Bytes;
 use millrace_formats::{Checkpoint, DType as StoredDType, Tensor};
-use millrace_kernels::{DType, HostTensor};
 use millrace_numbers::stored::{
     AwqTensors, BlockScales, ByteTensors, GptqTensors, NumberType, Numbers, PackedTensors, TableCodes, awq,
     float8, gptq, packed, signed_bytes, table,
 };
+use millrace_numbers::{DType, HostTensor};
 use serde::Deserialize;
 
 use super::compressed::{CompressedGroup, CompressedKind, Strategy};

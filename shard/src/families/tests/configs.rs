@@ -1,6 +1,6 @@
 //! Tests of the meaning of configurations, and of the errors of invalid ones.
 
-use millrace_kernels::{ExpertGroups, Gating, GroupScore, MlpKind, RopeStyle, RouterScores};
+use millrace_backend::{ExpertGroups, Gating, GroupScore, MlpKind, RopeStyle, RouterScores};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -248,7 +248,7 @@ fn yarn_without_a_factor_takes_the_ratio_of_lengths() {
 fn chatglm_switches() {
     let read = |changes: Value| spec(&chatglm(&changes)).unwrap();
     let rope = |spec: &DecoderSpec| (spec.ropes[0].style, spec.ropes[0].rotary_dim, spec.ropes[0].theta);
-    use millrace_kernels::RopeStyle::{Half, Interleaved};
+    use millrace_backend::RopeStyle::{Half, Interleaved};
     assert_eq!(rope(&read(json!({}))), (Interleaved, 4, 1e4));
     assert_eq!(rope(&read(json!({"original_rope": false, "rope_ratio": 50}))), (Half, 4, 5e5));
     let biased = read(json!({"add_bias_linear": true, "add_qkv_bias": false})).layers[0].clone();

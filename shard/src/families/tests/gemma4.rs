@@ -1,6 +1,6 @@
 //! Tests of the configuration of Gemma 4.
 
-use millrace_kernels::{Activation, MlpKind};
+use millrace_backend::{Activation, MlpKind};
 use serde_json::{Value, json};
 
 use super::{changed, llama, spec};

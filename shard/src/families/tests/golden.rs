@@ -1,8 +1,9 @@
 //! Tests that the golden checkpoints load with the specifications that their configurations
 //! describe.
 
+use millrace_backend::{Activation, QkvLayout, RopeStyle};
 use millrace_formats::Source;
-use millrace_kernels::{Activation, DType, Encoding, QkvLayout, RopeStyle};
+use millrace_numbers::{DType, Encoding};
 
 use super::{golden, load};
 use crate::model::{

@@ -1,6 +1,6 @@
 //! Tests of the configurations of models with latent attention.
 
-use millrace_kernels::{ExpertGroups, GroupScore, RopeStyle, RouterScores};
+use millrace_backend::{ExpertGroups, GroupScore, RopeStyle, RouterScores};
 use serde_json::{Value, json};
 
 use super::configs::assert_refused;

@@ -1,7 +1,7 @@
 //! Tests of the configurations of models with recurrent layers.
 
+use millrace_backend::{Activation, MlpKind, RecurrentHeads};
 use millrace_formats::Source;
-use millrace_kernels::{Activation, MlpKind, RecurrentHeads};
 use millrace_proto::PromptHandling;
 use serde_json::{Value, json};
 

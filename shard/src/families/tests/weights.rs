@@ -1,7 +1,7 @@
 //! Tests that parts are the right rows of the right tensors, for stored and dummy weights.
 
 use millrace_formats::Source;
-use millrace_kernels::{DType, Part};
+use millrace_numbers::{DType, Part};
 use proptest::prelude::*;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};

@@ -12,9 +12,8 @@ pub use specs::*;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use millrace_kernels::{
-    Backend, DType, HostTensor, KvFormat, Part, SamplingParams, SeqRow, SequencePrefix, StepInput,
-};
+use millrace_backend::{Backend, KvFormat, SamplingParams, SeqRow, SequencePrefix, StepInput};
+use millrace_numbers::{DType, HostTensor, Part};
 use millrace_shard::ShardLimits;
 use millrace_shard::decoder::{Collective, Decoder, ModelPart, SubmittedStep, Weights};
 use millrace_shard::model::{DecoderSpec, WeightError, WeightKind, WeightSlot, WeightSource, WeightStorage};

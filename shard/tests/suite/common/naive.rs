@@ -8,7 +8,8 @@ mod recurrent;
 use std::cell::Cell;
 use std::f64::consts::PI;
 
-use millrace_kernels::{Activation, Gating, RopeStyle, SequencePrefix};
+use millrace_backend::{Activation, Gating, RopeStyle, SequencePrefix};
+
 use millrace_shard::model::{
     AlibiHeads, Attention, DecoderSpec, HeadNormPlan, LatentPlan, LayerSlot, Mlp, NormKind, NormPlace,
     Positions, QueryScale, Residual, RopeScaling, RopeTable, SlopeRule, WeightSlot,

@@ -4,8 +4,8 @@ use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use millrace_kernels::DType;
-use millrace_kernels::reference::Reference;
+use millrace_backend::reference::Reference;
+use millrace_numbers::DType;
 use millrace_proto::{
     Admission, FromShard, Loading, Masks, MasksDue, Ready, Row, RowMask, Sampling, Step, StepOutput, ToShard,
     frame, from_shard, to_shard,

@@ -1,6 +1,6 @@
 //! Random specifications of models, and those made from them.
 
-use millrace_kernels::{
+use millrace_backend::{
     Activation, ExpertGroups, Gating, GroupScore, MlpKind, QkvLayout, RecurrentHeads, RopeStyle,
     RouterScores, RouterSpec,
 };

@@ -1,0 +1,60 @@
+//! The interface between a decoder and a device, and the meaning of each operation.
+//!
+//! [`Backend`] is the sum of four traits, one for each use that a shard makes of its device:
+//!
+//! | trait | use |
+//! |---|---|
+//! | [`Sizing`] | bytes of everything that is allocated, for the memory plan |
+//! | [`ModelLoading`] | allocation and weights, before the first step |
+//! | [`StepQueue`] | the order of a step's calls, sampling, and the tokens that come back |
+//! | [`ForwardOps`] | the operations of a forward pass, fused where a device gains from it |
+//!
+//! [`reference::Reference`] is the slow and obvious implementation that every device is tested
+//! against. [`sampling`], [`staging`], [`kv_int8`] and [`ThreadPool`] are host code that several
+//! devices share.
+//!
+//! **Determinism.** The value of an output row depends only on that row's inputs: not on the other
+//! rows of the step, not on how many there are, not on how a prompt was cut into chunks, and not on
+//! the number of threads.
+//!
+//! The operations know tensors and the geometry of one step. Nothing here knows a kind of device, a
+//! model, a request or a process.
+
+mod activation;
+mod backend;
+mod error;
+mod experts;
+mod format;
+pub mod kv_int8;
+mod loading;
+mod ops;
+mod queue;
+mod recurrent;
+pub mod reference;
+pub mod sampling;
+mod sizing;
+pub mod staging;
+mod step;
+mod thread_pool;
+mod types;
+
+pub use activation::{Activation, Gating, MlpKind};
+pub use backend::{Backend, HostMemory};
+pub use error::{Error, Result};
+pub use experts::{ExpertGroups, GroupScore, RouterScores, RouterSpec, RoutingSpec};
+pub use format::{KvFormat, KvSpec};
+pub use loading::{HeadRows, ModelLoading, Segment};
+pub use ops::{
+    AttentionSpec, ExpertMlp, ForwardOps, HeadNorm, KeyWindow, LatentSpec, Norm, NormKind, Prologue,
+    QkvLayout, RopeSpec, RopeStyle, RouterTerms, RowParts, ScoreTerms,
+};
+pub use queue::StepQueue;
+pub use recurrent::{Convolution, GateFunction, Recurrence, RecurrenceRule, RecurrentHeads, StateSpec};
+pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored, Watermark};
+pub use sizing::{Overheads, ProductShape, Sizing, StepSize};
+pub use step::{
+    BegunStep, ComputedStep, OpenStep, PaddedStep, PausedStep, RowKind, SampledRows, SeqRow, SequencePrefix,
+    StepInput, SynchronousStep,
+};
+pub use thread_pool::ThreadPool;
+pub use types::DeviceTypes;

@@ -1,0 +1,275 @@
+//! Elementwise operations on single rows: activation, sum, scaling and soft cap.
+
+use millrace_backend::{Activation, GateFunction, Gating};
+
+use super::exp::exp;
+use super::simd::{Extension, Kernel, Simd};
+
+/// `out = gating(gate, up)`, where `x` holds the gate features, then the up features.
+pub(super) struct Gate<'a> {
+    pub(super) gating: Gating,
+    pub(super) x: &'a [f32],
+    pub(super) out: &'a mut [f32],
+}
+
+impl Kernel for Gate<'_> {
+    const USES: Extension = Extension::None;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let len = self.out.len();
+        assert_eq!(self.x.len(), 2 * len, "features of a gated row");
+        let (gate, up) = self.x.split_at(len);
+        // SAFETY: all three slices have `len` numbers.
+        unsafe {
+            match self.gating {
+                Gating::Product(act) => {
+                    zip::<S>(gate, up, self.out, |gate, up| S::mul(activate::<S>(act, gate), up));
+                }
+                Gating::Clamped { alpha, limit } => {
+                    zip::<S>(gate, up, self.out, |gate, up| clamped::<S>(alpha, limit, gate, up));
+                }
+            }
+        }
+    }
+}
+
+/// `x = act(x)`.
+pub(super) struct Activate<'a> {
+    pub(super) act: Activation,
+    pub(super) x: &'a mut [f32],
+}
+
+impl Kernel for Activate<'_> {
+    const USES: Extension = Extension::None;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let act = self.act;
+        // SAFETY: the caller guarantees the instruction set.
+        unsafe { map::<S>(self.x, |x| activate::<S>(act, x)) }
+    }
+}
+
+/// `x *= function(gates)`.
+pub(super) struct MultiplyGates<'a> {
+    pub(super) function: GateFunction,
+    pub(super) gates: &'a [f32],
+    pub(super) x: &'a mut [f32],
+}
+
+impl Kernel for MultiplyGates<'_> {
+    const USES: Extension = Extension::None;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let len = self.x.len();
+        assert_eq!(self.gates.len(), len, "gates of a row");
+        let (gates, x) = (self.gates.as_ptr(), self.x.as_mut_ptr());
+        let function = self.function;
+        // SAFETY: the caller guarantees the instruction set.
+        let product = |gate: S::V, x: S::V| unsafe {
+            let factor = sigmoid::<S>(gate);
+            match function {
+                GateFunction::Sigmoid => S::mul(factor, x),
+                GateFunction::Silu => S::mul(S::mul(gate, factor), x),
+            }
+        };
+        let whole = len - len % S::LANES;
+        // SAFETY: all vectors are inside the slices, which have the same length.
+        unsafe {
+            for i in (0..whole).step_by(S::LANES) {
+                S::store(x.add(i), product(S::load(gates.add(i)), S::load(x.add(i))));
+            }
+            if whole < len {
+                let (gates, x, rest) = (gates.add(whole), x.add(whole), len - whole);
+                S::store_first(x, product(S::load_first(gates, rest), S::load_first(x, rest)), rest);
+            }
+        }
+    }
+}
+
+/// `x = cap * tanh(x / cap)`.
+pub(super) struct SoftCap<'a> {
+    pub(super) cap: f32,
+    pub(super) x: &'a mut [f32],
+}
+
+impl Kernel for SoftCap<'_> {
+    const USES: Extension = Extension::None;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let cap = self.cap;
+        // SAFETY: the caller guarantees the instruction set.
+        unsafe { map::<S>(self.x, |x| soft_cap::<S>(cap, x)) }
+    }
+}
+
+/// `out += x`.
+pub(super) struct Add<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) out: &'a mut [f32],
+}
+
+impl Kernel for Add<'_> {
+    const USES: Extension = Extension::None;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        self.out.iter_mut().zip(self.x).for_each(|(out, x)| *out += x);
+    }
+}
+
+/// `x *= factor`.
+pub(super) struct Scale<'a> {
+    pub(super) factor: f32,
+    pub(super) x: &'a mut [f32],
+}
+
+impl Kernel for Scale<'_> {
+    const USES: Extension = Extension::None;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        self.x.iter_mut().for_each(|x| *x *= self.factor);
+    }
+}
+
+/// Returns `cap * tanh(x / cap)`.
+///
+/// # Safety
+/// The machine has the instruction set.
+#[inline(always)]
+pub(super) unsafe fn soft_cap<S: Simd>(cap: f32, x: S::V) -> S::V {
+    // SAFETY: the caller guarantees the instruction set.
+    unsafe { S::mul(S::splat(cap), tanh::<S>(S::mul(x, S::splat(1.0 / cap)))) }
+}
+
+#[inline(always)]
+unsafe fn activate<S: Simd>(act: Activation, x: S::V) -> S::V {
+    // SAFETY: the caller guarantees the instruction set.
+    unsafe {
+        match act {
+            Activation::Silu => S::mul(x, sigmoid::<S>(x)),
+            Activation::Gelu => S::mul(x, normal::<S>(x)),
+            Activation::GeluTanh => {
+                // 0.5 (1 + tanh(u)) = sigmoid(2u), where u = sqrt(2 / π) (x + 0.044715 x³).
+                let cube = S::mul(S::mul(x, x), x);
+                let inner = S::fma(S::splat(0.044_715), cube, x);
+                S::mul(x, sigmoid::<S>(S::mul(S::splat(1.595_769), inner)))
+            }
+            Activation::Relu => S::max(x, S::splat(0.0)),
+            Activation::ReluSquared => {
+                let x = S::max(x, S::splat(0.0));
+                S::mul(x, x)
+            }
+        }
+    }
+}
+
+/// Returns the product of [`Gating::Clamped`].
+#[inline(always)]
+unsafe fn clamped<S: Simd>(alpha: f32, limit: f32, gate: S::V, up: S::V) -> S::V {
+    // SAFETY: the caller guarantees the instruction set.
+    unsafe {
+        let limits = (S::splat(-limit), S::splat(limit));
+        // Instructions that prefer one of their operands if there is a NaN prefer the second.
+        let (gate, up) = (S::min(limits.1, gate), S::min(limits.1, S::max(limits.0, up)));
+        let factor = sigmoid::<S>(S::mul(S::splat(alpha), gate));
+        S::mul(S::mul(gate, factor), S::add(up, S::splat(1.0)))
+    }
+}
+
+/// `1 / (1 + e^-x)`.
+#[inline(always)]
+unsafe fn sigmoid<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller guarantees the instruction set.
+    unsafe {
+        let one = S::splat(1.0);
+        S::div(one, S::add(one, exp::<S>(S::sub(S::splat(0.0), x))))
+    }
+}
+
+/// `tanh(x) = 1 - 2 / (1 + e^2x)`. The error is below 2e-7, not relative to small results.
+#[inline(always)]
+unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller guarantees the instruction set.
+    unsafe {
+        let one = S::splat(1.0);
+        let double = S::add(x, x);
+        S::sub(one, S::div(S::splat(2.0), S::add(one, exp::<S>(double))))
+    }
+}
+
+/// The distribution function of the normal distribution, `0.5 * (1 + erf(x / sqrt(2)))`.
+///
+/// The error function is that of Abramowitz and Stegun, formula 7.1.26, whose error is below
+/// 1.5e-7.
+#[inline(always)]
+unsafe fn normal<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller guarantees the instruction set.
+    unsafe {
+        let (zero, one) = (S::splat(0.0), S::splat(1.0));
+        let z = S::mul(x, S::splat(std::f32::consts::FRAC_1_SQRT_2));
+        let size = S::max(z, S::sub(zero, z));
+        let t = S::div(one, S::fma(S::splat(0.327_591_1), size, one));
+        let mut p = S::splat(1.061_405_4);
+        for c in [-1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6] {
+            p = S::fma(p, t, S::splat(c));
+        }
+        // Half of what the error function of |z| lacks to 1.
+        let tail = S::mul(S::mul(S::mul(S::splat(0.5), p), t), exp::<S>(S::sub(zero, S::mul(z, z))));
+        // `tail` for negative x, `1 - tail` for others.
+        let positive = S::keep_at_least(x, zero, one);
+        S::fma(tail, S::sub(one, S::add(positive, positive)), positive)
+    }
+}
+
+/// Replaces every number of `x` by `f` of it.
+///
+/// # Safety
+/// The machine has the instruction set.
+#[inline(always)]
+unsafe fn map<S: Simd>(x: &mut [f32], f: impl Fn(S::V) -> S::V) {
+    let whole = x.len() - x.len() % S::LANES;
+    // SAFETY: all vectors are inside the slice.
+    unsafe {
+        for i in (0..whole).step_by(S::LANES) {
+            let at = x.as_mut_ptr().add(i);
+            S::store(at, f(S::load(at)));
+        }
+        if whole < x.len() {
+            let (at, rest) = (x.as_mut_ptr().add(whole), x.len() - whole);
+            S::store_first(at, f(S::load_first(at, rest)), rest);
+        }
+    }
+}
+
+/// Writes `f` of the numbers of `a` and `b` to `out`.
+///
+/// # Safety
+/// The machine has the instruction set, and the slices have the same length.
+#[inline(always)]
+unsafe fn zip<S: Simd>(a: &[f32], b: &[f32], out: &mut [f32], f: impl Fn(S::V, S::V) -> S::V) {
+    let len = out.len();
+    let whole = len - len % S::LANES;
+    let (a, b, out) = (a.as_ptr(), b.as_ptr(), out.as_mut_ptr());
+    // SAFETY: all vectors are inside the slices.
+    unsafe {
+        for i in (0..whole).step_by(S::LANES) {
+            S::store(out.add(i), f(S::load(a.add(i)), S::load(b.add(i))));
+        }
+        if whole < len {
+            let rest = len - whole;
+            let y = f(S::load_first(a.add(whole), rest), S::load_first(b.add(whole), rest));
+            S::store_first(out.add(whole), y, rest);
+        }
+    }
+}

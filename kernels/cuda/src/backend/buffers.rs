@@ -1,0 +1,238 @@
+//! The objects that stay in device memory for longer than a step.
+
+use millrace_backend::{Error, KvFormat, KvSpec, Result};
+use millrace_numbers::tensor::{flatten, stacked_shape};
+use millrace_numbers::{Part, WeightFormat};
+
+use super::loading::WeightUpload;
+use crate::ops::latent::PagedLatents;
+use crate::ops::paged::PagedKv;
+use crate::weights::{DEPTH, OUTPUTS, UploadedWeight};
+use crate::{Device, Elem, Memory, View};
+
+/// Activations, `[rows, cols]`.
+#[derive(Debug)]
+pub struct Buf {
+    memory: Memory,
+    elem: Elem,
+    pub(super) cols: usize,
+}
+
+impl Buf {
+    pub(super) fn new(device: &Device, elem: Elem, rows: usize, cols: usize) -> Result<Buf> {
+        let len =
+            rows.checked_mul(cols).ok_or(Error::OutOfMemory { what: "activations", bytes: usize::MAX })?;
+        let memory = device.allocate(elem, len)?;
+        device.fill(memory.view(elem), 0)?;
+        Ok(Buf { memory, elem, cols })
+    }
+
+    /// Returns the first `n` rows.
+    pub(super) fn rows(&self, n: usize) -> View<'_> {
+        self.memory.view(self.elem).slice(0..n * self.cols)
+    }
+
+    /// Waits for the device and returns the first `n` rows as f32.
+    pub(super) fn read(&self, device: &Device, n: usize) -> Result<Vec<f32>> {
+        let mut numbers = vec![0.0; n * self.cols];
+        self.download(device, n, &mut Vec::new(), &mut numbers)?;
+        Ok(numbers)
+    }
+
+    /// Waits for the device and copies the first `n` rows to `to` as f32, by way of `scratch`.
+    pub(super) fn download(
+        &self,
+        device: &Device,
+        n: usize,
+        scratch: &mut Vec<u8>,
+        to: &mut [f32],
+    ) -> Result<()> {
+        let rows = self.rows(n);
+        assert_eq!(to.len(), rows.len(), "rows on the host and on the device");
+        scratch.resize(rows.bytes(), 0);
+        device.read_to(rows, scratch)?;
+        let numbers = to.iter_mut();
+        match self.elem {
+            Elem::F16 => numbers
+                .zip(scratch.chunks_exact(2))
+                .for_each(|(to, b)| *to = half::f16::from_le_bytes([b[0], b[1]]).to_f32()),
+            Elem::BF16 => numbers
+                .zip(scratch.chunks_exact(2))
+                .for_each(|(to, b)| *to = half::bf16::from_le_bytes([b[0], b[1]]).to_f32()),
+            _ => numbers
+                .zip(scratch.chunks_exact(4))
+                .for_each(|(to, b)| *to = f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+        }
+        Ok(())
+    }
+
+    /// Replaces the first `n` rows by `from`, by way of `scratch`.
+    pub(super) fn upload(
+        &self,
+        device: &Device,
+        n: usize,
+        from: &[f32],
+        scratch: &mut Vec<u8>,
+    ) -> Result<()> {
+        scratch.clear();
+        match self.elem {
+            Elem::F16 => scratch.extend(from.iter().flat_map(|&x| half::f16::from_f32(x).to_le_bytes())),
+            Elem::BF16 => scratch.extend(from.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes())),
+            _ => scratch.extend(from.iter().flat_map(|x| x.to_le_bytes())),
+        }
+        device.write(self.rows(n), scratch)
+    }
+}
+
+/// Constants in f32.
+#[derive(Debug)]
+pub struct Vector {
+    memory: Memory,
+    pub(super) len: usize,
+}
+
+impl Vector {
+    pub(super) fn new(device: &Device, parts: &[Part]) -> Result<Vector> {
+        let values = flatten(parts)?;
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Ok(Vector { memory: device.upload(&bytes)?, len: values.len() })
+    }
+
+    pub(super) fn view(&self) -> View<'_> {
+        self.memory.view(Elem::F32)
+    }
+}
+
+/// A weight matrix `[out, cols]`.
+#[derive(Debug)]
+pub struct Matrix {
+    pub(super) storage: MatrixStorage,
+    pub(super) out: usize,
+    pub(super) cols: usize,
+}
+
+/// The layout of a matrix in device memory.
+#[derive(Debug)]
+pub(super) enum MatrixStorage {
+    /// Row-major numbers of one type.
+    Dense(Memory, Elem),
+    /// Packed for the kernels that multiply by weights of few bits.
+    Packed(UploadedWeight),
+}
+
+/// Returns the error for a format that only the CPU backend has.
+fn only_on_cpu(name: &str) -> Error {
+    Error::Unsupported(format!("{name} weights; only the CPU has them"))
+}
+
+impl Matrix {
+    pub(super) fn new(
+        device: &Device,
+        upload: &mut WeightUpload,
+        parts: &[Part],
+        format: WeightFormat,
+    ) -> Result<Matrix> {
+        let (out, cols) = stacked_shape(parts)?;
+        let storage = match format {
+            WeightFormat::Dense(dtype) => {
+                let elem = Elem::from(dtype);
+                let memory = device.allocate(elem, out * cols)?;
+                upload.dense(device, parts, dtype, memory.view(elem))?;
+                MatrixStorage::Dense(memory, elem)
+            }
+            WeightFormat::Fp8 => {
+                let (padded, depth) = packed_shape(out, cols);
+                let data = device.allocate(Elem::U8, padded * depth)?;
+                if out < padded {
+                    // The upload does not write the padding rows.
+                    device.fill(data.view(Elem::U8).slice(out * depth..padded * depth), 0)?;
+                }
+                let mut scales = upload.fp8(device, parts, depth, data.view(Elem::U8))?;
+                scales.resize(padded, 0.0);
+                let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+                MatrixStorage::Packed(UploadedWeight::fp8(depth, data, device.upload(&bytes)?))
+            }
+            WeightFormat::Nf4 => return Err(only_on_cpu("nf4")),
+            WeightFormat::Int(format) => return Err(only_on_cpu(format.name())),
+            WeightFormat::K(format) => return Err(only_on_cpu(format.name())),
+            WeightFormat::Codes(_) => return Err(only_on_cpu("stored codes")),
+        };
+        Ok(Matrix { storage, out, cols })
+    }
+
+    /// Returns the bytes of a matrix `[out, cols]`.
+    pub(super) fn bytes(out: usize, cols: usize, format: WeightFormat) -> usize {
+        match format {
+            WeightFormat::Dense(_)
+            | WeightFormat::Nf4
+            | WeightFormat::Int(_)
+            | WeightFormat::K(_)
+            | WeightFormat::Codes(_) => format.bytes(out, cols),
+            WeightFormat::Fp8 => {
+                let (padded, depth) = packed_shape(out, cols);
+                format.bytes(padded, depth)
+            }
+        }
+    }
+
+    /// Returns the numbers of a dense matrix.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a packed matrix.
+    pub(super) fn dense(&self) -> Result<View<'_>> {
+        match &self.storage {
+            MatrixStorage::Dense(memory, elem) => Ok(memory.view(*elem)),
+            MatrixStorage::Packed(_) => Err(Error::Unsupported("rows of a packed matrix".to_owned())),
+        }
+    }
+}
+
+/// Returns the rows and columns of a packed matrix of eight bits, padding included.
+fn packed_shape(out: usize, cols: usize) -> (usize, usize) {
+    (out.next_multiple_of(OUTPUTS), cols.next_multiple_of(DEPTH))
+}
+
+/// Returns the element type of a KV cache.
+///
+/// # Errors
+/// [`Error::Unsupported`] for a format that GPUs lack.
+pub(super) fn kv_elem(format: KvFormat) -> Result<Elem> {
+    Ok(format.dense()?.into())
+}
+
+/// One layer's paged KV cache.
+#[derive(Debug)]
+pub struct Kv {
+    keys: Memory,
+    values: Memory,
+    elem: Elem,
+    spec: KvSpec,
+}
+
+impl Kv {
+    pub(super) fn new(device: &Device, spec: KvSpec) -> Result<Kv> {
+        let KvSpec { key_dim, value_dim, .. } = spec;
+        if value_dim != 0 && key_dim != value_dim {
+            return Err(Error::Unsupported(format!("key heads of {key_dim} and value heads of {value_dim}")));
+        }
+        let elem = kv_elem(spec.format)?;
+        let zeroed = |len: usize| -> Result<Memory> {
+            let memory = device.allocate(elem, len)?;
+            device.fill(memory.view(elem), 0)?;
+            Ok(memory)
+        };
+        Ok(Kv { keys: zeroed(spec.key_elements())?, values: zeroed(spec.value_elements())?, elem, spec })
+    }
+
+    pub(super) fn latents(&self) -> PagedLatents<'_> {
+        let KvSpec { blocks, block_size, key_dim, .. } = self.spec;
+        PagedLatents { rows: self.keys.view(self.elem), blocks, block_size, key_dim }
+    }
+
+    pub(super) fn paged(&self) -> PagedKv<'_> {
+        // Key and value heads have the same size: `new` refuses others.
+        let KvSpec { blocks, block_size, heads: kv_heads, key_dim: head_dim, .. } = self.spec;
+        let (keys, values) = (self.keys.view(self.elem), self.values.view(self.elem));
+        PagedKv { keys, values, scales: None, blocks, block_size, kv_heads, head_dim }
+    }
+}

@@ -1,0 +1,50 @@
+//! The formats of packed numbers, and the sizes of their layout.
+
+use crate::Elem;
+
+/// Outputs of one tile.
+pub(crate) const OUTPUTS: usize = 16;
+/// Columns of the smallest group of 4-bit numbers.
+pub(super) const GROUP: usize = 32;
+/// The number of columns of a packed weight is padded to a multiple of this.
+pub(crate) const DEPTH: usize = 64;
+/// Bytes of a tile of 4-bit numbers.
+pub(super) const TILE_BYTES: usize = 512;
+
+/// How a packed weight stores one number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PackedFormat {
+    /// `scale * (q - zero)` with q in 0..=15 and zero in 0..=16.
+    Int4,
+    /// `scale * q` with a signed 8-bit q.
+    Int8,
+    /// `scale * q` with q in FP8 (e4m3).
+    Fp8,
+}
+
+impl PackedFormat {
+    /// Bits per number.
+    pub const fn bits(self) -> usize {
+        match self {
+            PackedFormat::Int4 => 4,
+            PackedFormat::Int8 | PackedFormat::Fp8 => 8,
+        }
+    }
+
+    /// Columns of the smallest group that shares a scale.
+    pub(crate) const fn least_group(self) -> usize {
+        match self {
+            PackedFormat::Int4 => GROUP,
+            PackedFormat::Int8 | PackedFormat::Fp8 => 64,
+        }
+    }
+}
+
+/// How a weight lies in device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WeightLayout {
+    /// Row after row, with numbers of this type.
+    Dense(Elem),
+    /// As an [`super::UploadedWeight`], with numbers in this format.
+    Packed(PackedFormat),
+}

@@ -1,0 +1,121 @@
+//! A weight in the kernels' layout, on a device.
+
+use millrace_backend::{Error, Result};
+
+use super::format::{DEPTH, OUTPUTS, PackedFormat};
+use super::packed::PackedWeight;
+use crate::{Device, Elem, Memory, View};
+
+/// A borrowed view of a packed weight in device memory, in the layout of
+/// [`super::packed::PackedWeight`].
+#[derive(Debug, Clone, Copy)]
+pub struct QuantizedWeight<'a> {
+    /// The format of the numbers.
+    pub format: PackedFormat,
+    /// Columns, including padding: a multiple of 64.
+    pub depth: usize,
+    /// The number of columns that share a scale: a power of two, at least 32 (4 bits) or 64 (8
+    /// bits).
+    pub group: usize,
+    /// u8. 4 bits: `[outputs / 16][depth / 64]` tiles of 512 bytes. 8 bits: `[outputs rounded up to
+    /// 16][depth]`.
+    pub data: View<'a>,
+    /// u32, `[outputs / 16][groups][16]`.
+    pub scales: View<'a>,
+    /// i32 `[depth]`: the input feature of each column, negative for padding. Without it the
+    /// columns are in order.
+    pub columns: Option<View<'a>>,
+}
+
+impl QuantizedWeight<'_> {
+    /// Checks types and lengths for a weight of `experts` times `outputs` outputs.
+    pub(crate) fn check(&self, experts: usize, inputs: usize, outputs: usize) -> Result<()> {
+        let &QuantizedWeight { format, depth, group, data, scales, columns } = self;
+        if !depth.is_multiple_of(DEPTH) || depth == 0 {
+            return Err(Error::Shape(format!("{depth} columns are not a multiple of 64")));
+        }
+        let least = format.least_group();
+        if !group.is_power_of_two() || !(least..=1 << 30).contains(&group) {
+            return Err(Error::Shape(format!(
+                "groups of {group} columns: not a power of two from {least} to 2^30"
+            )));
+        }
+        check_countable(&[depth, outputs.next_multiple_of(OUTPUTS) * depth.div_ceil(group), experts])?;
+        let outputs = outputs.next_multiple_of(OUTPUTS) * experts;
+        data.expect("weight", Elem::U8, outputs * depth * format.bits() / 8)?;
+        scales.expect("scales", Elem::U32, outputs * depth.div_ceil(group))?;
+        match columns {
+            Some(columns) => columns.expect("columns", Elem::I32, depth),
+            None if inputs > depth => Err(Error::Shape(format!("{inputs} inputs for {depth} columns"))),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn group_bits(&self) -> u32 {
+        self.group.trailing_zeros()
+    }
+}
+
+/// A packed weight in device memory, in the layout of [`PackedWeight`].
+#[derive(Debug)]
+pub struct UploadedWeight {
+    format: PackedFormat,
+    depth: usize,
+    group: usize,
+    data: Memory,
+    scales: Memory,
+    columns: Option<Memory>,
+}
+
+impl UploadedWeight {
+    /// An FP8 weight in rows of `depth` columns with one scale each.
+    pub(crate) fn fp8(depth: usize, data: Memory, scales: Memory) -> UploadedWeight {
+        UploadedWeight {
+            format: PackedFormat::Fp8,
+            depth,
+            group: depth.next_power_of_two(),
+            data,
+            scales,
+            columns: None,
+        }
+    }
+
+    /// The view that operations take.
+    pub fn weight(&self) -> QuantizedWeight<'_> {
+        QuantizedWeight {
+            format: self.format,
+            depth: self.depth,
+            group: self.group,
+            data: self.data.view(Elem::U8),
+            scales: self.scales.view(Elem::U32),
+            columns: self.columns.as_ref().map(|c| c.view(Elem::I32)),
+        }
+    }
+}
+
+impl PackedWeight {
+    /// Copies the weight to a device.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], or the error of the copy.
+    pub fn upload(&self, device: &Device) -> Result<UploadedWeight> {
+        let words = |all: &mut dyn Iterator<Item = u32>| all.flat_map(u32::to_le_bytes).collect::<Vec<u8>>();
+        let columns = self.columns.as_ref().map(|all| words(&mut all.iter().map(|&c| c as u32)));
+        Ok(UploadedWeight {
+            format: self.format,
+            depth: self.depth,
+            group: self.group,
+            data: device.upload(&self.data)?,
+            scales: device.upload(&words(&mut self.scales.iter().copied()))?,
+            columns: columns.map(|bytes| device.upload(&bytes)).transpose()?,
+        })
+    }
+}
+
+/// Returns an error for sizes that kernels cannot count in an `int`.
+fn check_countable(sizes: &[usize]) -> Result<()> {
+    match sizes.iter().find(|&&n| i32::try_from(n).is_err()) {
+        Some(n) => Err(Error::Shape(format!("{n} is more than a kernel can count"))),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,379 @@
+//! Products with weights of 4 and 8 bits: from the layouts of checkpoints through packing to the
+//! result.
+
+use millrace_cuda::Elem;
+use millrace_cuda::ops::quant::{QuantGemmPath, quant_gemm, quant_gemm_plain};
+use millrace_cuda::weights::{self, PackedWeight, WeightScales};
+
+use crate::common::*;
+use crate::gemv::{Case, Room};
+
+/// The types that kernels with tensor cores know.
+const HALVES: [Elem; 2] = [Elem::F16, Elem::BF16];
+
+/// A packed weight, and its numbers by the checkpoint's definition, `[outputs][inputs]`.
+pub(crate) struct QuantizedWeight {
+    pub(crate) packed: PackedWeight,
+    pub(crate) dense: Vec<f64>,
+}
+
+/// A random scale that f16 holds, of a size that keeps results near 1.
+fn scale(rng: &mut Rng) -> f32 {
+    round(Elem::F16, 0.01 + 0.02 * (rng.unit() + 1.0))
+}
+
+/// The assignment of a GPTQ weight's inputs to groups.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Groups {
+    /// In order.
+    Natural,
+    /// Shuffled: activation order.
+    Shuffled,
+    /// A slice of a larger weight in activation order: groups of any sizes.
+    Slice,
+}
+
+/// A random weight in GPTQ's layout; the definition is evaluated on the numbers before they go into
+/// words.
+pub(crate) fn gptq(
+    rng: &mut Rng,
+    inputs: usize,
+    outputs: usize,
+    group_size: usize,
+    groups: Groups,
+) -> QuantizedWeight {
+    let count = inputs.div_ceil(group_size);
+    let mut g_idx: Vec<u32> = (0..inputs).map(|i| (i / group_size) as u32).collect();
+    match groups {
+        Groups::Natural => {}
+        Groups::Shuffled => g_idx = rng.shuffled(inputs).iter().map(|&i| g_idx[i as usize]).collect(),
+        Groups::Slice => g_idx = (0..inputs).map(|_| rng.below(count) as u32).collect(),
+    }
+    let zero_offset = rng.below(2) as u32;
+    let q: Vec<u32> = (0..inputs * outputs).map(|_| rng.below(16) as u32).collect();
+    let zeros: Vec<u32> = (0..count * outputs).map(|_| rng.below(16) as u32).collect();
+    let scales: Vec<f32> = (0..count * outputs).map(|_| scale(rng)).collect();
+    let mut dense = vec![0.0; inputs * outputs];
+    let mut qweight = vec![0u32; inputs / 8 * outputs];
+    for i in 0..inputs {
+        for o in 0..outputs {
+            let g = g_idx[i] as usize;
+            let zero = zeros[g * outputs + o] + zero_offset;
+            dense[o * inputs + i] =
+                f64::from(scales[g * outputs + o]) * (f64::from(q[i * outputs + o]) - f64::from(zero));
+            qweight[i / 8 * outputs + o] |= q[i * outputs + o] << (4 * (i % 8));
+        }
+    }
+    let mut qzeros = vec![0u32; count * outputs / 8];
+    for (at, zero) in zeros.iter().enumerate() {
+        qzeros[at / 8] |= zero << (4 * (at % 8));
+    }
+    let in_order = matches!(groups, Groups::Natural);
+    let packed = weights::gptq(&weights::Gptq {
+        inputs,
+        outputs,
+        group_size,
+        qweight: &qweight,
+        qzeros: &qzeros,
+        scales: &scales,
+        g_idx: (!in_order || rng.below(2) == 1).then_some(&g_idx),
+        zero_offset,
+    });
+    QuantizedWeight { packed: packed.unwrap(), dense }
+}
+
+/// A random weight in AWQ's layout.
+fn awq(rng: &mut Rng, inputs: usize, outputs: usize, group_size: usize) -> QuantizedWeight {
+    let count = inputs.div_ceil(group_size);
+    let scales: Vec<f32> = (0..count * outputs).map(|_| scale(rng)).collect();
+    let numbers = |rng: &mut Rng, n: usize| (0..n).map(|_| rng.below(16) as u32).collect::<Vec<u32>>();
+    let (q, zeros) = (numbers(rng, inputs * outputs), numbers(rng, count * outputs));
+    // Nibble i of a word holds column [0, 2, 4, 6, 1, 3, 5, 7][i] of eight.
+    let words = |all: &[u32]| -> Vec<u32> {
+        let word = |w: &[u32]| (0..8).fold(0, |bits, i| bits | w[[0, 2, 4, 6, 1, 3, 5, 7][i]] << (4 * i));
+        all.chunks_exact(8).map(word).collect()
+    };
+    let (qweight, qzeros) = (words(&q), words(&zeros));
+    let dense = (0..outputs * inputs).map(|at| {
+        let (o, i) = (at / inputs, at % inputs);
+        let g = i / group_size * outputs + o;
+        f64::from(scales[g]) * (f64::from(q[i * outputs + o]) - f64::from(zeros[g]))
+    });
+    let dense = dense.collect();
+    let (qweight, qzeros, scales) = (&qweight[..], &qzeros[..], &scales[..]);
+    let packed = weights::awq(&weights::Awq { inputs, outputs, group_size, qweight, qzeros, scales });
+    QuantizedWeight { packed: packed.unwrap(), dense }
+}
+
+/// FP8 by its definition.
+fn from_e4m3(bits: u8) -> f64 {
+    let (sign, exponent, mantissa) = (bits >> 7, i32::from(bits >> 3 & 15), f64::from(bits & 7));
+    let magnitude = match exponent {
+        0 => mantissa / 8.0 * (-6f64).exp2(),
+        e => (1.0 + mantissa / 8.0) * f64::from(e - 7).exp2(),
+    };
+    if sign == 1 { -magnitude } else { magnitude }
+}
+
+fn bytes(rng: &mut Rng, inputs: usize, outputs: usize, fp8: bool) -> QuantizedWeight {
+    let values: Vec<u8> = (0..outputs * inputs)
+        .map(|_| {
+            let byte = rng.below(256) as u8;
+            if fp8 && byte & 0x7f == 0x7f { 0x78 } else { byte }
+        })
+        .collect();
+    let size = if fp8 { 0.02 } else { 0.1 };
+    let (rows, columns) = (rng.pick(&[1, 32, 128]), rng.pick(&[64, 128]));
+    let factors = |rng: &mut Rng, n: usize| (0..n).map(|_| size * scale(rng)).collect::<Vec<f32>>();
+    let across = inputs.div_ceil(columns);
+    let (per_output, per_block) = (factors(rng, outputs), factors(rng, outputs.div_ceil(rows) * across));
+    let scales = match rng.below(3) {
+        0 => WeightScales::Tensor(per_output[0]),
+        1 => WeightScales::Outputs(&per_output),
+        _ => WeightScales::Blocks { rows, columns, values: &per_block },
+    };
+    let dense = values.iter().enumerate().map(|(at, &byte)| {
+        let (o, i) = (at / inputs, at % inputs);
+        let factor = match scales {
+            WeightScales::Tensor(s) => s,
+            WeightScales::Outputs(s) => s[o],
+            WeightScales::Blocks { values, .. } => values[o / rows * across + i / columns],
+        };
+        f64::from(factor) * if fp8 { from_e4m3(byte) } else { f64::from(byte as i8) }
+    });
+    let dense = dense.collect();
+    let packed = if fp8 {
+        weights::e4m3(outputs, inputs, &values, scales)
+    } else {
+        let signed: Vec<i8> = values.iter().map(|&b| b as i8).collect();
+        weights::int8(outputs, inputs, &signed, scales)
+    };
+    QuantizedWeight { packed: packed.unwrap(), dense }
+}
+
+fn random_weight(rng: &mut Rng) -> (usize, usize, QuantizedWeight) {
+    let outputs = rng.pick(&[8, 24, 128, 136, 272]);
+    let inputs = rng.pick(&[8, 64, 160, 328, 512, 648]);
+    let group_size = rng.pick(&[16, 32, 64, 96, 128, inputs]);
+    let weight = match rng.below(6) {
+        0 => gptq(rng, inputs, outputs, group_size, Groups::Natural),
+        1 => gptq(rng, inputs, outputs, group_size, Groups::Shuffled),
+        2 => gptq(rng, inputs, outputs, group_size, Groups::Slice),
+        3 => awq(rng, inputs, outputs, group_size),
+        kind => bytes(rng, inputs, outputs, kind == 4),
+    };
+    (inputs, outputs, weight)
+}
+
+fn run(case: &Case, packed: &PackedWeight, path: QuantGemmPath) -> Vec<f32> {
+    let loaded = packed.upload(&DEVICE).unwrap();
+    let room = Room::new(case.rows, packed.depth, case.outputs);
+    let ordered = garbage(case.elem, case.rows * packed.depth);
+    let got = case.run(|p| {
+        let ordered =
+            (path == QuantGemmPath::Many && packed.columns.is_some()).then(|| ordered.view(case.elem));
+        quant_gemm(&DEVICE, path, &loaded.weight(), p, &room.workspace(), ordered).unwrap();
+    });
+    room.assert_counters_are_zero();
+    got
+}
+
+/// The longest sum of a row of |x · w|, which is what errors of f32 sums are relative to.
+fn size(case: &Case, dense: &[f64]) -> f32 {
+    dense.iter().fold(0.0, |m: f64, w| m.max(w.abs())) as f32 * case.inputs as f32
+}
+
+fn check(rng: &mut Rng, rows: usize, path: QuantGemmPath) {
+    let (inputs, outputs, weight) = random_weight(rng);
+    let elem = rng.pick(&ACTIVATIONS);
+    check_weight(rng, elem, rows, path, (inputs, outputs, &weight));
+}
+
+fn check_weight(
+    rng: &mut Rng,
+    elem: Elem,
+    rows: usize,
+    path: QuantGemmPath,
+    (inputs, outputs, weight): (usize, usize, &QuantizedWeight),
+) {
+    let case = Case::random(rng, elem, rows, inputs, outputs);
+    let want = case.reference(|o, i| weight.dense[o * inputs + i]);
+    let (relative, absolute) = (precision(elem) * 1.01 + 1e-6, size(&case, &weight.dense) * 1e-7 + 1e-6);
+    let PackedWeight { format, group, ref columns, .. } = weight.packed;
+    let name = |what: &str| {
+        let columns = columns.is_some();
+        format!("{what} {format:?} in groups of {group}, ordered: {columns}; {}", case.name(""))
+    };
+    assert_close(&name("fast"), &run(&case, &weight.packed, path), &want, relative, absolute);
+    let loaded = weight.packed.upload(&DEVICE).unwrap();
+    let plain = case.run(|p| quant_gemm_plain(&DEVICE, &loaded.weight(), p).unwrap());
+    assert_close(&name("plain"), &plain, &want, relative, absolute);
+}
+
+#[test]
+fn few_rows_match_the_reference() {
+    for_seeds(40, |rng| {
+        let rows = rng.pick(&[0, 1, 2, 8, 9, 16, 20]);
+        check(rng, rows, QuantGemmPath::Few);
+    });
+}
+
+#[test]
+fn many_rows_match_the_reference() {
+    for_seeds(16, |rng| {
+        let rows = rng.pick(&[1, 17, 64, 128, 150]);
+        check(rng, rows, QuantGemmPath::Many);
+    });
+}
+
+/// Each compiled variant runs, whatever the random shapes are.
+#[test]
+fn every_format_and_type_matches_the_reference() {
+    let (inputs, outputs) = (72, 24);
+    let rng = &mut Rng(5);
+    let formats = [
+        gptq(rng, inputs, outputs, 32, Groups::Natural),
+        gptq(rng, inputs, outputs, 32, Groups::Shuffled),
+        bytes(rng, inputs, outputs, false),
+        bytes(rng, inputs, outputs, true),
+    ];
+    for weight in &formats {
+        for elem in ACTIVATIONS {
+            for (rows, path) in [(5, QuantGemmPath::Few), (12, QuantGemmPath::Few), (17, QuantGemmPath::Many)]
+            {
+                check_weight(rng, elem, rows, path, (inputs, outputs, weight));
+            }
+        }
+    }
+}
+
+/// A row has the same bits alone and with others, in each of the paths.
+#[test]
+fn rows_do_not_depend_on_their_number() {
+    for path in [QuantGemmPath::Few, QuantGemmPath::Many] {
+        for_seeds(3, |rng| {
+            let (inputs, outputs, weight) = random_weight(rng);
+            let elem = rng.pick(&[Elem::F16, Elem::BF16]);
+            let all =
+                Case::random(rng, elem, if path == QuantGemmPath::Few { 18 } else { 130 }, inputs, outputs);
+            let whole = run(&all, &weight.packed, path);
+            for rows in [1, 8, 9] {
+                let name = all.name(&format!("{path:?} {:?}, first {rows}", weight.packed.format));
+                assert_eq!(run(&all.first(rows), &weight.packed, path), whole[..rows * outputs], "{name}");
+            }
+        });
+    }
+}
+
+/// GPUs whose blocks have little shared memory use kernels with fewer stages, which give the same
+/// bits.
+#[test]
+fn products_have_the_same_bits_on_gpus_with_little_shared_memory() {
+    let Some(devices) = small_and_large_gpu() else { return };
+    let rng = &mut Rng(2);
+    for (elem, fp8) in HALVES.into_iter().flat_map(|elem| [(elem, false), (elem, true)]) {
+        let (inputs, outputs) = (rng.pick(&[8, 200, 400]), rng.pick(&[16, 150]));
+        let weight = bytes(rng, inputs, outputs, fp8);
+        let case = Case::random(rng, elem, 130, inputs, outputs);
+        let loaded = weight.packed.upload(&DEVICE).unwrap();
+        let room = Room::new(case.rows, weight.packed.depth, outputs);
+        let [small, large] = devices.each_ref().map(|device| {
+            case.run(|p| {
+                let (path, room) = (QuantGemmPath::Many, room.workspace());
+                quant_gemm(device, path, &loaded.weight(), p, &room, None).unwrap();
+            })
+        });
+        assert_eq!(small, large, "{}", case.name(""));
+        let want = case.reference(|o, i| weight.dense[o * inputs + i]);
+        let absolute = size(&case, &weight.dense) * 1e-7 + 1e-6;
+        assert_close(&case.name("few stages"), &small, &want, precision(case.elem) * 1.01 + 1e-6, absolute);
+    }
+}
+
+/// With many outputs, slices of k are long: they have more fragments than are in flight, and some
+/// begin in the middle of a group.
+#[test]
+fn long_slices_match_the_reference() {
+    let (inputs, outputs) = (1096, 16392);
+    for_seeds(2, |rng| {
+        let weight = match rng.0 % 2 {
+            0 => gptq(rng, inputs, outputs, 128, Groups::Natural),
+            _ => bytes(rng, inputs, outputs, true),
+        };
+        let elem = rng.pick(&[Elem::F16, Elem::BF16]);
+        let case = Case::random(rng, elem, 1, inputs, outputs);
+        let want = case.reference(|o, i| weight.dense[o * inputs + i]);
+        let got = run(&case, &weight.packed, QuantGemmPath::Few);
+        let absolute = size(&case, &weight.dense) * 1e-7 + 1e-6;
+        assert_close(&case.name("long slices"), &got, &want, precision(case.elem) * 1.01 + 1e-6, absolute);
+    });
+}
+
+/// Every byte of the formats of eight bits is exact: x picks one column after the other.
+#[test]
+fn every_byte_is_exact() {
+    let (inputs, outputs) = (256, 16);
+    let values: Vec<u8> = (0..outputs * inputs).map(|at| (at % inputs) as u8).collect();
+    let tame: Vec<u8> = values.iter().map(|&b| if b & 0x7f == 0x7f { 0 } else { b }).collect();
+    let signed: Vec<i8> = values.iter().map(|&b| b as i8).collect();
+    for fp8 in [false, true] {
+        let packed = match fp8 {
+            false => weights::int8(outputs, inputs, &signed, WeightScales::Tensor(1.0)),
+            true => weights::e4m3(outputs, inputs, &tame, WeightScales::Tensor(1.0)),
+        }
+        .unwrap();
+        for elem in [Elem::F16, Elem::BF16] {
+            let case = Case::identity(elem, inputs, outputs);
+            let want: Vec<f32> = (0..inputs)
+                .flat_map(|i| [if fp8 { from_e4m3(tame[i]) as f32 } else { f32::from(signed[i]) }; 16])
+                .collect();
+            for path in [QuantGemmPath::Few, QuantGemmPath::Many] {
+                assert_close(&format!("{elem:?} {path:?}"), &run(&case, &packed, path), &want, 0.0, 0.0);
+            }
+        }
+    }
+}
+
+/// Packing q, k and v separately and stacking them gives the same weight as packing them together.
+#[test]
+fn stacked_parts_are_the_whole_weight() {
+    let mut rng = Rng(3);
+    let (a, b) = (gptq(&mut rng, 128, 48, 32, Groups::Natural), gptq(&mut rng, 128, 24, 32, Groups::Natural));
+    let mut both = a.packed.clone();
+    both.append(&b.packed).unwrap();
+    let case = Case::random(&mut rng, Elem::F16, 3, 128, 72);
+    let dense = [a.dense, b.dense].concat();
+    let want = case.reference(|o, i| dense[o * 128 + i]);
+    assert_close("stacked", &run(&case, &both, QuantGemmPath::Few), &want, precision(Elem::F16) * 1.01, 1e-4);
+    let odd = b.packed.clone();
+    assert!(both.append(&gptq(&mut rng, 128, 24, 64, Groups::Natural).packed).is_err());
+    let mut odd_first = odd;
+    assert!(odd_first.append(&both).unwrap_err().to_string().contains("below 24 outputs"));
+}
+
+#[test]
+fn bad_checkpoints_are_refused() {
+    let good = weights::Gptq {
+        inputs: 64,
+        outputs: 8,
+        group_size: 32,
+        qweight: &[0; 64],
+        qzeros: &[0; 2],
+        scales: &[1.0; 16],
+        g_idx: None,
+        zero_offset: 1,
+    };
+    assert!(weights::gptq(&good).is_ok());
+    let refused = |w: weights::Gptq<'_>| weights::gptq(&w).unwrap_err().to_string();
+    assert!(refused(weights::Gptq { qweight: &[0; 63], ..good }).contains("qweight has 63 elements, not 64"));
+    assert!(refused(weights::Gptq { qzeros: &[0; 3], ..good }).contains("qzeros has 3 elements, not 2"));
+    assert!(refused(weights::Gptq { scales: &[1.0; 17], ..good }).contains("scales has 17 elements"));
+    assert!(refused(weights::Gptq { scales: &[f32::NAN; 16], ..good }).contains("a scale of NaN"));
+    assert!(refused(weights::Gptq { g_idx: Some(&[2; 64]), ..good }).contains("column 0 is in group 2 of 2"));
+    assert!(refused(weights::Gptq { outputs: 0, ..good }).contains("0 in groups of 32"));
+    assert!(
+        weights::e4m3(1, 2, &[0, 0xff], WeightScales::Tensor(1.0)).unwrap_err().to_string().contains("NaN")
+    );
+    let blocks = WeightScales::Blocks { rows: 128, columns: 48, values: &[1.0] };
+    assert!(weights::int8(1, 2, &[0, 0], blocks).unwrap_err().to_string().contains("blocks of 128 by 48"));
+}

@@ -1,0 +1,125 @@
+//! Tests of FP8 weights on the simulated GPU against the reference, whose weights are the numbers
+//! that the bytes and scales stand for.
+
+use std::sync::Arc;
+
+use millrace_backend::reference::Reference;
+use millrace_backend::{Backend, ForwardOps, ModelLoading, ProductShape, Segment};
+use millrace_cuda::{Cuda, Device, Simulated};
+use millrace_numbers::{DType, HostTensor, Part, WeightFormat, fp8};
+use proptest::prelude::proptest;
+
+use crate::common::*;
+use crate::product::Case;
+
+fn simulated_gpu(dtype: DType, batch_invariant: bool) -> Cuda {
+    Cuda::new(Device::new(Arc::new(Simulated::new().unwrap())), dtype).batch_invariant(batch_invariant)
+}
+
+/// Outputs have very different magnitudes: a single scale would lose the small ones.
+fn case(n: usize, cols: usize, out: usize, bias: bool, dtype: DType, seed: u64) -> Case {
+    let mut case = Case::new((n, cols, out), bias, WeightFormat::Fp8, seed).rounded(|x| dtype.round(x));
+    let size = |at: usize| [1.0, 0.01, 30.0][at / cols % 3];
+    case.w.iter_mut().enumerate().for_each(|(at, w)| *w *= size(at));
+    case
+}
+
+/// Computes the product with activations of type `dtype` and a weight of two parts.
+fn run<B: Backend>(case: &Case, device: &B, dtype: DType) -> Vec<f32> {
+    let (n, cols, outputs) = (case.n, case.cols, case.outputs());
+    let product = ProductShape { inputs: cols, outputs, format: case.format, logits: false, rows: n };
+    device.tune(&[product]).unwrap();
+    let whole = HostTensor::dense(DType::F32, outputs, cols, bytes(&case.w).into());
+    let part = |rows| Part { tensor: whole.clone(), rows, cols: 0..cols };
+    let parts = [part(0..outputs / 3), part(outputs / 3..outputs)];
+    let w = device.matrix(&[Segment::new(&parts, case.format)]).unwrap();
+    let bias = case.bias.as_ref().map(|b| vector(device, b));
+    let tokens: Vec<u32> = (0..n as u32).collect();
+    let (mut queue, table) = (queue(device, n), matrix(device, &case.x, cols, dtype));
+    let step = opened(device, &mut queue, &tokens, &[]);
+    let (mut x, mut out) = (device.buf(n, cols).unwrap(), device.buf(n, outputs).unwrap());
+    device.embed(&step, &table, 0, 1.0, &mut x).unwrap();
+    device.linear(n, &x, &w, bias.as_ref(), &mut out).unwrap();
+    device.read(&out, n).unwrap()
+}
+
+/// The case with activations quantized as the device quantizes them.
+fn quantized(case: &Case) -> Case {
+    let mut case = case.clone();
+    let mut row_bytes = vec![0; case.cols];
+    for row in case.x.chunks_exact_mut(case.cols) {
+        let factor = fp8::quantize(row, &mut row_bytes).unwrap();
+        row.iter_mut().zip(&row_bytes).for_each(|(x, byte)| *x = fp8::widen(*byte) * factor);
+    }
+    case
+}
+
+/// Asserts that each element is within rounding of `dtype` (twice where a bias is added to a
+/// rounded sum) and within the error of f32 sums.
+fn assert_near(case: &Case, got: &[f32], want: &[f32], dtype: DType) {
+    let relative = match dtype {
+        DType::F32 => 1e-6,
+        DType::F16 => 0.51 / 1024.0,
+        DType::BF16 => 0.51 / 128.0,
+    };
+    for (index, (got, want)) in got.iter().zip(want).enumerate() {
+        let output = index % case.outputs();
+        let largest = case.w[output * case.cols..][..case.cols].iter().fold(0f32, |m, w| m.max(w.abs()));
+        let bias = case.bias.as_ref().map_or(0.0, |bias| bias[output].abs() + want.abs());
+        let bound = relative * (want.abs() + bias) + 1e-6 * largest * case.cols as f32;
+        assert!((got - want).abs() <= bound, "element {index} is {got}, not {want}");
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(8))]
+
+    /// Activations are not quantized for up to 16 rows, in single precision, and if results must
+    /// not depend on the number of rows.
+    #[test]
+    fn activations_of_few_rows_are_not_quantized(
+        n in 1usize..17, cols in 1usize..300, out in 3usize..60, bias: bool, dtype in 0usize..3, invariant: bool, seed: u64,
+    ) {
+        let dtype = DTYPES[dtype];
+        let n = if invariant || dtype == DType::F32 { 2 * n } else { n };
+        let case = case(n, cols, out, bias, dtype, seed);
+        let got = run(&case, &simulated_gpu(dtype, invariant), dtype);
+        assert_near(&case, &got, &run(&case, &Reference, DType::F32), dtype);
+    }
+
+    #[test]
+    fn activations_of_many_rows_are_quantized(
+        n in 17usize..40, cols in 1usize..300, out in 3usize..60, bias: bool, dtype in 1usize..3, seed: u64,
+    ) {
+        let dtype = DTYPES[dtype];
+        let case = case(n, cols, out, bias, dtype, seed);
+        let got = run(&case, &simulated_gpu(dtype, false), dtype);
+        assert_near(&case, &got, &run(&quantized(&case), &Reference, DType::F32), dtype);
+    }
+}
+
+/// In batch-invariant mode a row has the same bits alone as in a batch.
+#[test]
+fn batch_invariant_rows_have_the_same_bits_alone() {
+    let case = case(40, 200, 50, true, DType::BF16, 3);
+    let all = run(&case, &simulated_gpu(DType::BF16, true), DType::BF16);
+    for row in [0, 39] {
+        let alone = run(&case.row(row), &simulated_gpu(DType::BF16, true), DType::BF16);
+        assert_same_bits("row alone", &alone, &all[row * 50..(row + 1) * 50]);
+    }
+}
+
+#[test]
+fn nan_weights_untuned_products_and_packed_embeddings_are_errors() {
+    let device = simulated_gpu(DType::BF16, false);
+    let bad = bytes(&[1.0, f32::NAN]);
+    let parts = [Part::whole(HostTensor::dense(DType::F32, 1, 2, bad.into()))];
+    let error = device.matrix(&[Segment::new(&parts, WeightFormat::Fp8)]).unwrap_err().to_string();
+    assert!(error.contains("NaN"), "{error}");
+    let w = matrix(&device, &[1.0; 32], 16, WeightFormat::Fp8);
+    let (x, mut out) = (device.buf(1, 16).unwrap(), device.buf(1, 2).unwrap());
+    assert!(device.linear(1, &x, &w, None, &mut out).unwrap_err().to_string().contains("not announced"));
+    let mut queue = queue(&device, 1);
+    let step = opened(&device, &mut queue, &[0], &[]);
+    assert!(device.embed(&step, &w, 0, 1.0, &mut device.buf(1, 16).unwrap()).is_err());
+}
