@@ -5,10 +5,21 @@ use std::fmt::{self, Display, Formatter};
 use millrace_formats::{self as formats, Checkpoint, Source, TensorInfo};
 use millrace_kernels::{DType, KvFormat};
 
-use crate::families::{self, Overrides};
+use crate::families::{self, LoadError, Overrides};
 use crate::memory_plan::{self, UnpaddedDevice};
-use crate::model::{Attention, DecoderSpec, LayerSpec, Quantize, WeightStorage};
-use crate::{Bytes, Count, Error};
+use crate::model::{Attention, DecoderSpec, LayerSpec, Quantize, StorageError, WeightStorage};
+use crate::{Bytes, Count};
+
+/// The reason why a checkpoint cannot be inspected.
+#[derive(Debug, thiserror::Error)]
+pub enum InspectError {
+    /// The model cannot be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The flag `--quantize` does not fit the checkpoint, or a quantized weight cannot be read.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+}
 
 /// The contents of a checkpoint, and the memory that it needs.
 #[derive(Debug, Clone)]
@@ -43,18 +54,19 @@ impl Inspection {
     /// the weights).
     ///
     /// # Errors
-    /// The same as [`families::load`].
+    /// If the model is not supported, its files are incomplete or damaged, or `quantize` does not
+    /// fit the checkpoint.
     pub fn new(
         source: &Source,
         dtype: Option<DType>,
         quantize: Option<Quantize>,
         kv_format: Option<KvFormat>,
         overrides: &Overrides,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, InspectError> {
         let (model, checkpoint) = match Checkpoint::open(source) {
             Ok(checkpoint) => (families::load(source, overrides)?, Some(checkpoint)),
             Err(formats::Error::NoWeights { .. }) => (families::load_dummy(source, overrides)?, None),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(LoadError::from(error).into()),
         };
         let matrix = model.spec.vocab * model.spec.hidden;
         let dtype = dtype.unwrap_or(model.dtype);

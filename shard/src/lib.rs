@@ -25,12 +25,14 @@ mod plan_error;
 mod platform;
 mod pooling;
 mod process;
+mod prompt_handling;
 pub mod quantize;
 mod readable;
 mod shard_limits;
 pub mod split;
 pub mod state;
 mod step_engine;
+pub mod step_sizes;
 mod worker;
 
 pub use error::Error;

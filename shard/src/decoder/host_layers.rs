@@ -4,12 +4,12 @@ use millrace_kernels::{Backend, HostMemory, PausedStep, StepInput};
 
 use super::group::RankGroup;
 use super::model_part::ModelPart;
-use super::sizes::{attention, step_size};
 use super::stage::{LayerStage, Stage, StageWeights};
 use super::step::StageStep;
 use super::weight_loader::{WeightLoader, query_scale, ropes};
 use super::workspace::HiddenStates;
 use crate::model::{WeightSource, WeightStorage};
+use crate::step_sizes::{attention, step_size};
 use crate::{Error, ShardLimits};
 
 /// The first layers of a model, which the host computes because the device has not enough memory

@@ -9,7 +9,6 @@ use millrace_kernels::{
 };
 use millrace_numbers::tensor::flatten;
 
-use super::head_matrices::head_matrices_bytes;
 use super::model_part::ModelPart;
 use super::recurrent::{RateWeights, RecurrentWeights};
 use super::weights::{
@@ -17,6 +16,7 @@ use super::weights::{
     SharedWeights, SoftmaxWeights, Weights,
 };
 use crate::Error;
+use crate::memory_plan::head_matrices_bytes;
 use crate::model::{
     self, Attention, AttentionHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LatentPlan, LayerSlot,
     LayerSpec, LearnedPositions, Mlp, Positions, RecurrentLayer, RecurrentSlot, RopeTable, SharedExpert,

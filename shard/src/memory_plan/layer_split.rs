@@ -13,8 +13,8 @@ use super::{
     kv_bytes, largest, rope_bytes, state_bytes, unscaled_norm_bytes,
 };
 use crate::ShardLimits;
-use crate::decoder::{activation_elements, attention, layer_products, routing_bytes, step_size};
 use crate::model::{DecoderSpec, WeightStorage};
+use crate::step_sizes::{activation_elements, attention, layer_products, routing_bytes, step_size};
 
 /// The bytes that a shard may take of its device, and the memory of the host.
 #[derive(Debug)]

@@ -6,14 +6,11 @@
 mod device_sizes;
 mod layer_split;
 
-use millrace_kernels::{KvFormat, Overheads, Sizing};
+use millrace_kernels::{DType, KvFormat, Overheads, Sizing};
 
 use crate::ShardLimits;
-use crate::decoder::{
-    activation_elements, attention, head_matrices_bytes, products, routing_bytes, step_size,
-};
 use crate::model::{AttentionHeads, DecoderSpec, HeadNormPlan, WeightSlot, WeightStorage};
-use crate::state::SlotTable;
+use crate::step_sizes::{activation_elements, attention, products, routing_bytes, step_size};
 
 pub use crate::plan_error::PlanError;
 pub use device_sizes::UnpaddedDevice;
@@ -162,6 +159,22 @@ fn bytes_of(
     slots.into_iter().map(bytes).sum()
 }
 
+/// Returns the bytes of the matrices of single heads that the weight for `slot` holds, which latent
+/// attention multiplies by.
+pub fn head_matrices_bytes(
+    spec: &DecoderSpec,
+    slot: WeightSlot,
+    dtype: DType,
+    device: &impl Sizing,
+) -> usize {
+    let heads = slot.layer().and_then(|index| spec.layers[index].attention.heads());
+    let Some((count, plan)) = heads.and_then(|heads| Some((heads.layout.heads, heads.latent?))) else {
+        return 0;
+    };
+    let keys = device.head_matrices_bytes(count, plan.plain_dim, plan.rank, dtype);
+    keys.saturating_add(device.head_matrices_bytes(count, plan.rank, plan.value_dim, dtype))
+}
+
 /// Returns the bytes of all tables by position: those of rotations, and the factors on queries.
 fn rope_bytes(spec: &DecoderSpec, limits: &ShardLimits) -> usize {
     // There are a cosine and a sine for each pair of rotated features.
@@ -198,7 +211,7 @@ pub fn footprint(
             .saturating_add(device.gather_bytes(ranks, max_sequences.saturating_mul(own_columns))),
         step: device.step_bytes(&step_size(spec, limits, &attention(&spec.layers))),
         rope_tables: rope_bytes(spec, limits),
-        slot_table: SlotTable::bytes(limits, spec.vocab),
+        slot_table: limits.slot_table_bytes(spec.vocab),
         states: state_bytes(spec, max_sequences, device),
         kv_pool: kv_bytes(spec, limits.kv_format, num_blocks, block_size, device),
         overheads: device.overheads(ranks),

@@ -1,6 +1,6 @@
 //! The specification of MLPs and of mixtures of experts.
 
-use millrace_kernels::{Activation, MlpKind, RouterSpec};
+use millrace_kernels::{Activation, MlpKind, RouterSpec, RoutingSpec};
 
 /// The kind of MLP of a layer.
 #[derive(Debug, Clone, PartialEq)]
@@ -88,6 +88,12 @@ impl ExpertsSpec {
     /// Returns the number of experts, without the shared one.
     pub fn count(&self) -> usize {
         self.router.experts
+    }
+
+    /// Returns the routing in the terms of the backend, for steps of `tokens` tokens with `hidden`
+    /// features.
+    pub const fn routing_spec(&self, hidden: usize, tokens: usize) -> RoutingSpec {
+        RoutingSpec { tokens, hidden, width: self.width, router: self.router }
     }
 }
 

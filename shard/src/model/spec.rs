@@ -5,8 +5,7 @@
 
 use std::ops::Range;
 
-use millrace_kernels::{KeyWindow, KvFormat, KvSpec, QkvLayout};
-use millrace_proto::PromptHandling;
+use millrace_kernels::{Activation, AttentionSpec, KeyWindow, KvFormat, KvSpec, MlpKind, QkvLayout};
 
 use super::alibi::AlibiHeads;
 use super::mlp::Mlp;
@@ -55,15 +54,17 @@ pub struct DecoderSpec {
 }
 
 impl DecoderSpec {
-    /// Returns how the router may divide and share prompts.
-    pub fn prompt_handling(&self) -> PromptHandling {
-        if self.is_bidirectional() {
-            PromptHandling::Whole
-        } else if self.is_recurrent() {
-            PromptHandling::Unshared
-        } else {
-            PromptHandling::Shared
-        }
+    /// Returns a kind of MLP of the model that only the CPU computes, if it has one.
+    pub fn cpu_only_part(&self) -> Option<&'static str> {
+        self.layers.iter().find_map(|layer| match &layer.mlp {
+            Mlp::Experts(experts) if matches!(experts.kind, MlpKind::Plain(_)) => {
+                Some("experts without gates")
+            }
+            Mlp::Gated(mlp) | Mlp::Plain(mlp) if mlp.act == Activation::ReluSquared => {
+                Some("MLPs with the square of ReLU")
+            }
+            _ => None,
+        })
     }
 
     /// Returns whether some layer has a recurrent state.
@@ -265,6 +266,12 @@ impl LatentPlan {
 }
 
 impl AttentionHeads {
+    /// Returns the attention in the terms of the backend. `window` limits the keys.
+    pub fn softmax_spec(&self, window: Option<KeyWindow>) -> AttentionSpec {
+        let AttentionHeads { layout, score_scale: scale, score_cap: soft_cap, bidirectional, .. } = *self;
+        AttentionSpec { layout, scale, window, soft_cap, bidirectional }
+    }
+
     /// Returns the shape of the KV cache of a layer.
     pub const fn kv_spec(&self, blocks: usize, block_size: usize, format: KvFormat) -> KvSpec {
         let QkvLayout { kv_heads: heads, head_dim, .. } = self.layout;

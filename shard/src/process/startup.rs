@@ -9,7 +9,7 @@ use millrace_proto::{Loading, MemoryItem, Phase, Ready, Rendezvous, from_shard, 
 
 use crate::classifier::Classifier;
 use crate::collective::{self, Deadlines};
-use crate::decoder::{Collective, Decoder, HostLayers, ModelPart, Weights, tuned_products};
+use crate::decoder::{Collective, Decoder, HostLayers, ModelPart, Weights};
 use crate::memory_plan::{self, MemoryPlan, PlanError, PlanRequest};
 use crate::model::{DecoderSpec, Model, WeightSource, WeightStorage};
 use crate::options::{PreviousPool, RankPlacement, ShardOptions};
@@ -17,7 +17,9 @@ use crate::platform::{OpenDevice, Platform};
 use crate::process::host_share::HostShare;
 use crate::process::router_link::RouterLink;
 use crate::process::weight_cache::WeightLabel;
+use crate::prompt_handling::prompt_handling;
 use crate::split::{LayerShare, Split};
+use crate::step_sizes::tuned_products;
 use crate::worker::Worker;
 use crate::{Bytes, Error};
 
@@ -320,7 +322,7 @@ fn describe(spec: &DecoderSpec, plan: &MemoryPlan) -> Ready {
         vocab_size: spec.vocab as u32,
         hidden_size: spec.hidden as u32,
         headless: spec.head.is_absent,
-        prompt_handling: spec.prompt_handling().into(),
+        prompt_handling: prompt_handling(spec).into(),
         classes: spec.head.classes.unwrap_or(0) as u32,
         rotation: rotation(spec),
         max_positions: u32::try_from(spec.max_positions).unwrap_or(u32::MAX),

@@ -157,13 +157,6 @@ impl SlotTable {
         SlotTable { classifies, ..self }
     }
 
-    /// Returns the bytes of a table for `limits` and token ids below `vocab`.
-    pub fn bytes(limits: &ShardLimits, vocab: usize) -> usize {
-        let table = limits.table_blocks().saturating_add(mask_words(vocab));
-        let per_slot = limits.max_sequence_tokens.saturating_add(table).saturating_add(1);
-        limits.max_sequences.saturating_mul(per_slot).saturating_mul(size_of::<u32>())
-    }
-
     /// Applies a step's releases, admissions and rows, in this order. Puts the rows to be computed
     /// into `batch`, and lists there the rows whose sequences are refused.
     ///

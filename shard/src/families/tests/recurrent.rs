@@ -2,7 +2,6 @@
 
 use millrace_formats::Source;
 use millrace_kernels::{Activation, MlpKind, RecurrentHeads};
-use millrace_proto::PromptHandling;
 use serde_json::{Value, json};
 
 use super::configs::assert_refused;
@@ -10,7 +9,6 @@ use super::{changed, config_only, llama, load_dummy, spec};
 use crate::model::{
     DecoderSpec, LayerSlot, ProjectionFactors, RecurrentLayer, RecurrentRule, ResultPlan, WeightSlot,
 };
-use crate::platform::cuda::missing_kernels;
 use crate::split::{Split, sizes};
 
 /// A small Qwen3.5.
@@ -74,7 +72,7 @@ fn first(spec: &DecoderSpec) -> &RecurrentLayer {
 fn gated_delta_nets_of_qwen() {
     let usual = spec(&qwen(&json!({}))).unwrap();
     assert_eq!(recurrent(&usual), [true, true, true, false, true, true, true, false]);
-    assert_eq!(usual.prompt_handling(), PromptHandling::Unshared);
+    assert!(usual.is_recurrent() && !usual.is_bidirectional());
     let layer = first(&usual);
     assert_eq!(layer.heads, RecurrentHeads { key_heads: 4, heads: 8, key_dim: 6, value_dim: 10 });
     assert_eq!((layer.taps, layer.channels(), layer.projected_cols()), (4, 128, 208));
@@ -89,7 +87,7 @@ fn gated_delta_nets_of_qwen() {
     assert_eq!(recurrent(&spec(&qwen(&kinds)).unwrap()), [false, true]);
     // A model without recurrent layers may share its prompts.
     let kinds = json!({"num_hidden_layers": 1, "layer_types": ["full_attention"]});
-    assert_eq!(spec(&qwen(&kinds)).unwrap().prompt_handling(), PromptHandling::Shared);
+    assert!(!spec(&qwen(&kinds)).unwrap().is_recurrent());
 }
 
 #[test]
@@ -143,7 +141,7 @@ fn state_spaces_of_granite() {
 fn attention_beside_state_spaces_of_falcon() {
     let plain = spec(&falcon(&json!({}))).unwrap();
     assert_eq!(recurrent(&plain), [true, true]);
-    assert_eq!(plain.prompt_handling(), PromptHandling::Unshared);
+    assert!(plain.is_recurrent());
     let layer = first(&plain);
     assert_eq!(layer.heads, RecurrentHeads { key_heads: 2, heads: 6, key_dim: 5, value_dim: 4 });
     assert_eq!((layer.result, layer.factors), (ResultPlan::Gated, ProjectionFactors::NONE));
@@ -198,11 +196,11 @@ fn layers_of_one_branch_of_nemotron() {
     let listed = spec(&nemotron(&listed)).unwrap();
     assert_eq!(branches(&listed), [(true, false), (true, false), (true, false), (false, true)]);
     assert_eq!(recurrent(&listed), [false, true, false, false]);
-    assert_eq!(missing_kernels(&usual), Some("MLPs with the square of ReLU"));
+    assert_eq!(usual.cpu_only_part(), Some("MLPs with the square of ReLU"));
     let mixed = json!({"hybrid_override_pattern": "M*EM"});
-    assert_eq!(missing_kernels(&spec(&nemotron(&mixed)).unwrap()), Some("experts without gates"));
+    assert_eq!(spec(&nemotron(&mixed)).unwrap().cpu_only_part(), Some("experts without gates"));
     let other = json!({"hybrid_override_pattern": "M*-M", "mlp_hidden_act": "relu"});
-    assert_eq!(missing_kernels(&spec(&nemotron(&other)).unwrap()), None);
+    assert_eq!(spec(&nemotron(&other)).unwrap().cpu_only_part(), None);
     // A layer has the weights of one branch, and one norm.
     let norms = usual
         .slots()

@@ -10,13 +10,11 @@ use std::path::{Path, PathBuf};
 pub(super) use facts::FILES;
 use facts::{Fact, QUANTIZATIONS, TEMPLATES, UNTESTED_IN_GGUF};
 use millrace_formats::Source;
-use millrace_proto::PromptHandling;
 
 use crate::families::load::find_family;
 use crate::families::registry::FAMILIES;
 use crate::families::text_part;
 use crate::model::{DecoderSpec, ExpertsSpec, Mlp};
-use crate::platform::cuda::missing_kernels;
 use crate::split::Split;
 
 /// The root of the repository.
@@ -104,7 +102,7 @@ fn on_gpu(case: &Case) -> Result<(), String> {
             return Err("weighted inputs of several experts".to_owned());
         }
     }
-    missing_kernels(&case.spec).map_or(Ok(()), |part| Err(part.to_owned()))
+    case.spec.cpu_only_part().map_or(Ok(()), |part| Err(part.to_owned()))
 }
 
 /// Returns whether a checkpoint is one of those that are computed by two shards.
@@ -114,10 +112,12 @@ fn by_two(case: &Case) -> Result<(), String> {
 }
 
 fn of_prefixes(case: &Case) -> Result<(), String> {
-    match case.spec.prompt_handling() {
-        PromptHandling::Shared => Ok(()),
-        PromptHandling::Unshared => Err("a recurrent state belongs to one sequence".to_owned()),
-        PromptHandling::Whole => Err("a prompt is computed as a whole".to_owned()),
+    if case.spec.is_bidirectional() {
+        Err("a prompt is computed as a whole".to_owned())
+    } else if case.spec.is_recurrent() {
+        Err("a recurrent state belongs to one sequence".to_owned())
+    } else {
+        Ok(())
     }
 }
 

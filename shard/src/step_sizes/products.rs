@@ -1,36 +1,12 @@
-//! The sizes that a decoder asks of its device.
+//! The matrix products of a step.
 
-use millrace_kernels::{AttentionSpec, ProductShape, StepSize};
+use millrace_kernels::ProductShape;
 
-use super::stage::attention_spec;
 use crate::ShardLimits;
-use crate::model::{DecoderSpec, LayerSlot, LayerSpec, WeightSlot, WeightStorage};
-
-/// Returns the softmax attention of every layer that has it in the terms of the backend.
-pub(crate) fn attention(layers: &[LayerSpec]) -> Vec<AttentionSpec> {
-    layers.iter().filter_map(|layer| attention_spec(&layer.attention)).collect()
-}
-
-/// Returns the sizes of the largest steps under these limits.
-pub(crate) fn step_size<'a>(
-    spec: &DecoderSpec,
-    limits: &ShardLimits,
-    attention: &'a [AttentionSpec],
-) -> StepSize<'a> {
-    StepSize {
-        tokens: limits.max_step_tokens,
-        rows: limits.max_sequences,
-        sequence_tokens: limits.max_sequence_tokens,
-        blocks: limits.num_blocks,
-        block_size: limits.block_size,
-        kv_format: limits.kv_format,
-        vocab: spec.vocab,
-        attention,
-    }
-}
+use crate::model::{DecoderSpec, LayerSlot, WeightSlot, WeightStorage};
 
 /// Returns every product of a step of `spec` under these limits once, in ascending order.
-pub(crate) fn products(
+pub fn products(
     spec: &DecoderSpec,
     storage: &WeightStorage,
     limits: &ShardLimits,
@@ -40,7 +16,7 @@ pub(crate) fn products(
 
 /// Returns the products that a device may choose an algorithm for: all but those of experts, whose
 /// numbers of rows are known to the device alone.
-pub(crate) fn tuned_products(
+pub fn tuned_products(
     spec: &DecoderSpec,
     storage: &WeightStorage,
     limits: &ShardLimits,
@@ -49,7 +25,7 @@ pub(crate) fn tuned_products(
 }
 
 /// Returns the products of the layers of `spec`, without that of the head.
-pub(crate) fn layer_products(
+pub fn layer_products(
     spec: &DecoderSpec,
     storage: &WeightStorage,
     limits: &ShardLimits,
