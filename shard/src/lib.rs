@@ -11,35 +11,22 @@ pub mod collective;
 pub mod convert;
 pub mod decoder;
 mod error;
-pub mod estimate;
-pub mod families;
 mod host_memory;
-pub mod inspect;
-pub mod memory_plan;
-pub mod model;
 mod null;
 pub mod offline;
 mod options;
 mod partial;
-mod plan_error;
 mod platform;
 mod pooling;
 mod process;
 mod prompt_handling;
 pub mod quantize;
-mod readable;
-mod shard_limits;
-pub mod split;
 pub mod state;
 mod step_engine;
-pub mod step_sizes;
 mod worker;
 
 pub use error::Error;
-pub use millrace_formats::{Source, split_model_name};
-pub use millrace_kernels::{DType, KvFormat};
 pub use millrace_proto::handshake::Secret;
-pub use model::Quantize;
 pub use options::{
     AllReduce, DeviceKind, GpuMemory, NullCosts, NullOptions, PreviousPool, RankPlacement, RouterAddress,
     ShardOptions, WeightCacheOptions,
@@ -49,5 +36,3 @@ pub use platform::{
     GpuRequirement, HostCollectives, HostPlatform, OpenDevice, Platform, check_gpu_requirements, usable_gpus,
 };
 pub use process::{Connection, compute_threads, run, serve};
-pub use readable::{Bytes, Count, Operations};
-pub use shard_limits::ShardLimits;

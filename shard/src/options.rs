@@ -9,11 +9,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use millrace_kernels::{DType, KvFormat};
+use millrace_model::Quantize;
 use millrace_proto::handshake::Secret;
 use serde::{Deserialize, Serialize};
 
 use crate::collective::Transport;
-use crate::model::Quantize;
 
 /// The address at which the router listens for its shards.
 #[derive(Debug, Clone, PartialEq, Eq)]

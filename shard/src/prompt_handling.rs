@@ -1,8 +1,7 @@
 //! How the router may divide and share the prompts of a model.
 
+use millrace_model::DecoderSpec;
 use millrace_proto::PromptHandling;
-
-use crate::model::DecoderSpec;
 
 /// Returns how the router may divide and share the prompts of a model.
 pub(crate) fn prompt_handling(spec: &DecoderSpec) -> PromptHandling {
@@ -22,7 +21,7 @@ mod tests {
     use millrace_formats::Source;
 
     use super::*;
-    use crate::families;
+    use millrace_model::families;
 
     #[test]
     fn states_and_mutual_attention_keep_prompts_together() {

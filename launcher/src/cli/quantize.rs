@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use millrace_shard::Quantize;
+use millrace_model::Quantize;
 use millrace_shard::quantize::Target;
 
 /// `millrace quantize`.

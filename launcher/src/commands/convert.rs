@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget};
-use millrace_shard::Bytes;
+use millrace_model::Bytes;
 use millrace_shard::convert::convert;
 
 use super::quantize::source;

@@ -1,8 +1,8 @@
 //! The errors of converting a model.
 
 use millrace_formats::WriteError;
+use millrace_model::families::LoadError;
 
-use crate::families::LoadError;
 use crate::partial::PlaceError;
 use crate::quantize::QuantizeError;
 

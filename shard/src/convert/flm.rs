@@ -9,6 +9,7 @@ use std::path::Path;
 use millrace_formats::vocabulary::{PieceKind, TokenizerData};
 use millrace_formats::{FlmKind, FlmTensor, FlmToken, TensorInfo, flm_header};
 use millrace_kernels::DType;
+use millrace_model::families;
 use serde_json::Value;
 
 use super::error::ConvertError;
@@ -16,7 +17,6 @@ use super::model::{ConvertReport, Model, continued};
 use super::new_file::{FilePart, NewFile};
 use super::tensors::{self, RowType, Rows};
 use super::tokenizer;
-use crate::families;
 use crate::partial::{Job, Partial, ResultKind};
 
 /// The longest keys and values, and the largest number of keys and axes that readers take.

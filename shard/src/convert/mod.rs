@@ -21,6 +21,7 @@ use std::path::Path;
 
 use millrace_formats::{Checkpoint, Source};
 use millrace_kernels::DType;
+use millrace_model::families;
 
 pub use error::ConvertError;
 pub use millrace_formats::FlmKind;
@@ -29,7 +30,6 @@ pub use model::{ConvertReport, GgufKind};
 use safetensors::FolderOptions;
 pub use vocabulary::{TokenIds, VocabularyCut};
 
-use crate::families;
 use crate::partial::Job;
 
 /// A format of new files.

@@ -2,11 +2,11 @@
 
 use millrace_formats::{Checkpoint, Source};
 use millrace_kernels::DType;
+use millrace_model::families::are_equal_tensors;
 use serde_json::{Map, Value};
 
 use super::error::ConvertError;
 use super::tensors::HeadOrder;
-use crate::families::tied_head;
 
 /// The type of the matrices of a GGUF file. Vectors always have single precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,10 +47,10 @@ impl Model<'_> {
     }
 
     /// Returns whether the head of a model with Llama's names is its embedding: it is not stored,
-    /// or it is the same. The configuration does not matter ([`tied_head`]).
+    /// or it is the same. The configuration does not matter.
     pub(super) fn is_head_tied(&self) -> bool {
         let head = self.checkpoint.find("lm_head.weight");
-        head.is_none() || tied_head::are_equal(head, self.checkpoint.find("model.embed_tokens.weight"))
+        head.is_none() || are_equal_tensors(head, self.checkpoint.find("model.embed_tokens.weight"))
     }
 
     /// Returns the method of a quantized model.

@@ -1,13 +1,13 @@
 //! A model with a part of its vocabulary.
 
 use millrace_formats::Source;
+use millrace_model::families;
 use serde_json::{Map, Value, json};
 
 use super::error::ConvertError;
 use super::model::Model;
 use super::token_ids::{self, REPLACED};
 use super::vocabulary::{self, KeptIds, VocabularyCut};
-use crate::families;
 
 const TOKENIZER: &str = "tokenizer.json";
 /// The names of the number of tokens.

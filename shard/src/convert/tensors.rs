@@ -3,10 +3,10 @@
 use half::f16;
 use millrace_formats::Tensor;
 use millrace_kernels::{DType, HostTensor, Part};
+use millrace_model::families::host_tensor;
 use millrace_numbers::quantize::IntFormat;
 
 use super::error::ConvertError;
-use crate::families::stored::host_tensor;
 
 /// Columns of a block of 8 bits.
 pub(super) const BLOCK: usize = 32;

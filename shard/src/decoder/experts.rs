@@ -1,6 +1,8 @@
 //! Mixtures of experts: their buffers, and the order of their operations.
 
 use millrace_kernels::{Backend, ExpertMlp, Result, RouterTerms, RoutingSpec, RowParts};
+use millrace_model::step_sizes::{LayerBuffer, routings};
+use millrace_model::{ExpertsSpec, LayerSpec, SharedExpert};
 
 use super::by_width::ByWidth;
 use super::group::RankGroup;
@@ -8,8 +10,6 @@ use super::mlp::{MlpBuffers, MlpPlan};
 use super::step::StageStep;
 use super::weights::ExpertsWeights;
 use crate::Error;
-use crate::model::{ExpertsSpec, LayerSpec, SharedExpert};
-use crate::step_sizes::{LayerBuffer, routings};
 
 /// The buffers of mixtures of experts, for up to `t` tokens.
 pub(super) struct ExpertBuffers<B: Backend> {

@@ -1,13 +1,13 @@
 //! Multi-head latent attention: its buffers, and the order of its operations.
 
 use millrace_kernels::{Backend, LatentSpec, Result, RopeSpec, RowParts};
+use millrace_model::step_sizes::LayerBuffer;
+use millrace_model::{AttentionHeads, LatentPlan, Positions};
 
 use super::by_width::ByWidth;
 use super::step::StageStep;
 use super::weights::LatentWeights;
 use crate::Error;
-use crate::model::{AttentionHeads, LatentPlan, Positions};
-use crate::step_sizes::LayerBuffer;
 
 /// The buffers of latent attention, for up to `t` tokens.
 pub(super) struct LatentBuffers<B: Backend> {

@@ -27,6 +27,8 @@ mod workspace;
 use std::time::{Duration, Instant};
 
 use millrace_kernels::{Backend, HostMemory, SampledRows, SamplingParams, StepInput};
+use millrace_model::step_sizes::{attention, step_size};
+use millrace_model::{DecoderSpec, ShardLimits};
 
 pub use collective::Collective;
 pub use host_layers::HostLayers;
@@ -34,9 +36,7 @@ pub use model_part::ModelPart;
 pub use submitted::{ForwardedStep, PausedForward, SubmittedStep};
 pub use weights::Weights;
 
-use crate::model::DecoderSpec;
-use crate::step_sizes::{attention, step_size};
-use crate::{Error, ShardLimits};
+use crate::Error;
 use forward::{ForwardPass, Head};
 use graphs::StepGraphs;
 use group::RankGroup;
@@ -71,7 +71,7 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Creates one rank of a pipeline. `weights` has the layers of this rank, and on rank 0 also
-    /// the embedding and the head ([`LayerShare`](crate::split::LayerShare)). `collective` connects
+    /// the embedding and the head ([`LayerShare`](millrace_model::split::LayerShare)). `collective` connects
     /// it to the other ranks.
     ///
     /// # Errors

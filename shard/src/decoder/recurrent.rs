@@ -3,12 +3,12 @@
 use millrace_kernels::{
     Backend, Convolution, GateFunction, Norm, Recurrence, RecurrenceRule, RecurrentHeads, Result, RowParts,
 };
+use millrace_model::step_sizes::LayerBuffer;
+use millrace_model::{RecurrentLayer, RecurrentRule};
 
 use super::by_width::ByWidth;
 use super::step::StageStep;
 use crate::Error;
-use crate::model::{RecurrentLayer, RecurrentRule};
-use crate::step_sizes::LayerBuffer;
 
 /// The constants of a recurrent layer.
 pub(super) struct RecurrentWeights<B: Backend> {

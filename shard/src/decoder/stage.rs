@@ -3,8 +3,12 @@
 use std::ops::Range;
 
 use millrace_kernels::{
-    Backend, GateFunction, HeadNorm, KeyWindow, Norm, NormKind, Prologue, QkvLayout, RopeSpec,
-    RowParts, ScoreTerms, StepInput,
+    Backend, GateFunction, HeadNorm, KeyWindow, Norm, NormKind, Prologue, QkvLayout, RopeSpec, RowParts,
+    ScoreTerms, StepInput,
+};
+use millrace_model::{
+    Attention, AttentionHeads, DecoderSpec, HeadNormPlan, LayerSpec, Mlp, NormPlace, Positions,
+    RecurrentLayer, Residual, ShardLimits,
 };
 
 use super::experts::ExpertsIo;
@@ -13,11 +17,7 @@ use super::mlp::{MlpBuffers, MlpPlan};
 use super::step::StageStep;
 use super::weights::{AttentionWeights, LayerWeights, MlpWeights, SoftmaxWeights};
 use super::workspace::{HiddenStates, LayerBuffers};
-use crate::model::{
-    Attention, AttentionHeads, DecoderSpec, HeadNormPlan, LayerSpec, Mlp, NormPlace, Positions,
-    RecurrentLayer, Residual,
-};
-use crate::{Error, ShardLimits};
+use crate::Error;
 
 /// A range of a model's layers that computes hidden states from hidden states.
 ///

@@ -1,14 +1,13 @@
 //! The activations of a step, allocated once.
 
 use millrace_kernels::{Backend, Result};
+use millrace_model::step_sizes::LayerBuffer;
+use millrace_model::{DecoderSpec, LayerSpec, ShardLimits};
 
 use super::by_width::ByWidth;
 use super::experts::ExpertBuffers;
 use super::latent::LatentBuffers;
 use super::recurrent::RecurrentBuffers;
-use crate::ShardLimits;
-use crate::model::{DecoderSpec, LayerSpec};
-use crate::step_sizes::LayerBuffer;
 
 /// The hidden states that stages pass on, for up to `t` tokens.
 pub(super) struct HiddenStates<B: Backend> {

@@ -9,13 +9,13 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use millrace_model::{DecoderSpec, Model};
 use millrace_proto::{
     Masks, Pooled, Pooling, PromptToken, Ready, Row, RowMask, Sampled, Sampling, Scored, Step, StepOutput,
     TokenLogprob,
 };
 
 use crate::Error;
-use crate::model::{DecoderSpec, Model};
 use crate::null::step_log::StepLog;
 use crate::null::step_time::step_time;
 use crate::options::{NullCosts, ShardOptions};

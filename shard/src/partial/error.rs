@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::Bytes;
+use millrace_model::Bytes;
 
 /// The reason why a new model cannot be put in its place.
 #[derive(Debug, thiserror::Error)]

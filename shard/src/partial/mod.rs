@@ -21,9 +21,9 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-pub use error::PlaceError;
+use millrace_model::Bytes;
 
-use crate::Bytes;
+pub use error::PlaceError;
 
 const JOB: &str = "job";
 const JOURNAL: &str = "journal";

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
+use millrace_kernels::DType;
 use millrace_kernels::cuda::nccl::Nccl;
 use millrace_kernels::cuda::{Cuda, Device, Gpu};
-use millrace_kernels::DType;
+use millrace_model::DecoderSpec;
 
 use crate::Error;
 use crate::collective::HostCollective;
 use crate::decoder::Collective;
-use crate::model::DecoderSpec;
 use crate::options::{RankPlacement, ShardOptions};
 use crate::platform::device::{OpenDevice, Platform};
 use crate::platform::gpu_collectives::GpuCollectives;

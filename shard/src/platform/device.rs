@@ -1,12 +1,12 @@
 //! The interface of a kind of device.
 
 use millrace_kernels::{Backend, DType};
+use millrace_model::DecoderSpec;
+use millrace_model::memory_plan::PoolBound;
 
 use crate::Error;
 use crate::collective::HostCollective;
 use crate::decoder::Collective;
-use crate::memory_plan::PoolBound;
-use crate::model::DecoderSpec;
 use crate::options::ShardOptions;
 
 /// A device that is ready to load a model.

@@ -5,23 +5,23 @@ use std::time::{Duration, Instant};
 
 use millrace_kernels::cpu::Cpu;
 use millrace_kernels::{Backend, ModelLoading};
+use millrace_model::memory_plan::{self, MemoryPlan, PlanError, PlanRequest};
+use millrace_model::split::{LayerShare, Split};
+use millrace_model::step_sizes::tuned_products;
+use millrace_model::{Bytes, DecoderSpec, Model, WeightSource, WeightStorage};
 use millrace_proto::{Loading, MemoryItem, Phase, Ready, Rendezvous, from_shard, to_shard};
 
+use crate::Error;
 use crate::classifier::Classifier;
 use crate::collective::{self, Deadlines};
 use crate::decoder::{Collective, Decoder, HostLayers, ModelPart, Weights};
-use crate::memory_plan::{self, MemoryPlan, PlanError, PlanRequest};
-use crate::model::{DecoderSpec, Model, WeightSource, WeightStorage};
 use crate::options::{PreviousPool, RankPlacement, ShardOptions};
 use crate::platform::{OpenDevice, Platform};
 use crate::process::host_share::HostShare;
 use crate::process::router_link::RouterLink;
 use crate::process::weight_cache::WeightLabel;
 use crate::prompt_handling::prompt_handling;
-use crate::split::{LayerShare, Split};
-use crate::step_sizes::tuned_products;
 use crate::worker::Worker;
-use crate::{Bytes, Error};
 
 /// Time limit of the wait for ranks that load more slowly. The router notices if one of them fails
 /// meanwhile.

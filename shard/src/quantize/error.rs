@@ -3,8 +3,8 @@
 use std::io;
 
 use millrace_formats::WriteError;
+use millrace_model::families::LoadError;
 
-use crate::families::LoadError;
 use crate::partial::PlaceError;
 
 /// The reason why a checkpoint cannot be quantized.

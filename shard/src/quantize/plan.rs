@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 
 use millrace_formats::{Checkpoint, Source, TensorInfo};
 use millrace_kernels::DType;
+use millrace_model::families::{self, MatrixNames};
 
 use super::error::QuantizeError;
 use super::report::DenseMatrix;
 use super::target::Target;
-
-use crate::families::{self, MatrixNames};
 
 /// The tensors of a checkpoint, and their future.
 #[derive(Debug)]

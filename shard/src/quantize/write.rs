@@ -2,6 +2,7 @@
 
 use millrace_formats::{CheckpointWriter, DType as StoredDType, NewTensor, Source, TensorInfo};
 use millrace_kernels::{DType, HostTensor, Part};
+use millrace_model::families::ConfigError;
 
 use super::encode::{Rows, STACK};
 use super::error::QuantizeError;
@@ -9,7 +10,6 @@ use super::plan::{Plan, matrix_shape};
 use super::report::{QuantizeReport, QuantizedMatrix};
 use super::small_files::small_files;
 use super::target::{ModuleTensor, Target};
-use crate::families::ConfigError;
 use crate::partial::Partial;
 
 /// Bytes that are copied at once.

@@ -20,11 +20,10 @@ mod sampling;
 use std::ops::Range;
 
 use millrace_kernels::{SampleRow, Sampled, SamplingParams, SeqRow, SequencePrefix};
+use millrace_model::{PrefixRule, ShardLimits};
 use millrace_proto::rules::{MAX_TOP_N, is_mask, mask_words};
 use millrace_proto::{Admission, Pooling, Row, Step};
 
-use crate::ShardLimits;
-use crate::model::PrefixRule;
 pub use batch::Batch;
 use batch::{BatchRow, ExpectedToken};
 pub use error::StepError;

@@ -8,9 +8,9 @@ use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::{
     DType, ExpertGroups, Gating, GroupScore, MlpKind, RouterScores, RouterSpec, Sampled, SeqRow, StepInput,
 };
+use millrace_model::{DecoderSpec, ExpertsSpec, Mlp, SharedExpert};
 use millrace_proto::{Admission, Row, Sampling, Step};
 use millrace_shard::decoder::{Decoder, HostLayers, ModelPart, Weights};
-use millrace_shard::model::{DecoderSpec, ExpertsSpec, Mlp, SharedExpert};
 use millrace_shard::state::{Batch, SlotTable};
 
 thread_local! {

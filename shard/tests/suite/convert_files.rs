@@ -6,12 +6,12 @@ use std::process::Command;
 
 use crate::common::{Chunk, Harness, row_error};
 use millrace_formats::Checkpoint;
+use millrace_formats::Source;
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{DType, KvFormat, Part};
+use millrace_model::families::{self, Overrides};
+use millrace_model::{ShardLimits, WeightStorage};
 use millrace_shard::convert::{ConvertTarget, FlmKind, convert};
-use millrace_shard::families::{self, Overrides};
-use millrace_shard::model::WeightStorage;
-use millrace_shard::{ShardLimits, Source};
 
 const LIMITS: ShardLimits = ShardLimits {
     max_step_tokens: 32,

@@ -7,8 +7,7 @@ use crate::common::{
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{Backend, DType, KvFormat, ScoreRow};
-use millrace_shard::ShardLimits;
-use millrace_shard::model::{DecoderSpec, LayerSlot, WeightSlot};
+use millrace_model::{DecoderSpec, LayerSlot, ShardLimits, WeightSlot};
 use proptest::prelude::*;
 
 fn tokens(random: &mut Random, vocab: usize, len: usize) -> Vec<u32> {

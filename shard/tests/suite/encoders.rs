@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use crate::common::{
     Chunk, Harness, MemoryWeights, Random, SEPARATOR, encoder, limits, naive, prefix_model, row_error, specs,
 };
+use millrace_formats::Source;
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{Backend, DType};
-use millrace_shard::Source;
-use millrace_shard::families::{self, Overrides};
-use millrace_shard::model::{DecoderSpec, LayerSlot, WeightSlot};
+use millrace_model::families::{self, Overrides};
+use millrace_model::{DecoderSpec, LayerSlot, WeightSlot};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 

@@ -12,17 +12,18 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use crate::common::{Chunk, Harness, row_error};
+use millrace_formats::Source;
 use millrace_kernels::cpu::{Activations, Cpu, CpuOptions, Isa};
 use millrace_kernels::{Activation, Backend, DType, KvFormat, MlpKind, WeightFormat};
-use millrace_numbers::encoding::{CodeType, StoredCodes};
-use millrace_shard::collective::{self, Transport};
-use millrace_shard::families::{self, Overrides};
-use millrace_shard::model::{
+use millrace_model::families::{self, Overrides};
+use millrace_model::split::{Indivisible, Split};
+use millrace_model::{
     AttentionHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LayerSlot, Mlp, Model, NormPlace, RopeScaling,
-    WeightSlot, WeightStorage,
+    ShardLimits, WeightSlot, WeightStorage,
 };
-use millrace_shard::split::{Indivisible, Split};
-use millrace_shard::{HostCollectives, ShardLimits, Source};
+use millrace_numbers::encoding::{CodeType, StoredCodes};
+use millrace_shard::HostCollectives;
+use millrace_shard::collective::{self, Transport};
 use safetensors::SafeTensors;
 
 /// Bound on the largest difference in a row of logits, relative to its largest element.

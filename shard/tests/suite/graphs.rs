@@ -6,16 +6,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::common::{Chunk, Harness};
+use millrace_formats::Source;
 use millrace_kernels::cpu::{Activations, Cpu, CpuOptions};
 use millrace_kernels::cuda::{Cuda, Device, Simulated};
 use millrace_kernels::{
     DType, KvFormat, SampleRow, SampledRows, SamplingParams, SeqRow, StepInput, StepQueue as _,
 };
+use millrace_model::families::{self, Overrides};
+use millrace_model::{Model, ShardLimits};
 use millrace_shard::decoder::{Decoder, Weights};
-use millrace_shard::families::{self, Overrides};
-use millrace_shard::model::Model;
 use millrace_shard::offline::{BenchWorkload, OfflineEngine};
-use millrace_shard::{DeviceKind, ShardLimits, ShardOptions, Source};
+use millrace_shard::{DeviceKind, ShardOptions};
 
 const LIMITS: ShardLimits = ShardLimits {
     max_step_tokens: 32,

@@ -4,13 +4,13 @@
 use std::path::Path;
 
 use crate::common::{MemoryWeights, POSITIONS, row_error, specs};
+use millrace_formats::Source;
 use millrace_kernels::cpu::{Activations, Cpu, CpuOptions};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{Backend, DType, KvFormat, SamplingParams, SeqRow, StepInput};
+use millrace_model::families::{self, Overrides};
+use millrace_model::{DecoderSpec, Model, ShardLimits, WeightSource, WeightStorage};
 use millrace_shard::decoder::{Decoder, HostLayers, ModelPart, Weights};
-use millrace_shard::families::{self, Overrides};
-use millrace_shard::model::{DecoderSpec, Model, WeightSource, WeightStorage};
-use millrace_shard::{ShardLimits, Source};
 use proptest::prelude::*;
 
 /// Bound on the largest difference in a row of logits, relative to its largest element.

@@ -7,12 +7,12 @@ use crate::common::{Chunk, Harness, MemoryWeights, encoder, fixed_spec, limits, 
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{DType, HostMemory};
+use millrace_model::DecoderSpec;
+use millrace_model::memory_plan::{UnpaddedDevice, footprint, weight_bytes};
+use millrace_model::split::LayerShare;
 use millrace_shard::HostCollectives;
 use millrace_shard::collective::{self, Transport};
 use millrace_shard::decoder::ModelPart;
-use millrace_shard::memory_plan::{UnpaddedDevice, footprint, weight_bytes};
-use millrace_shard::model::DecoderSpec;
-use millrace_shard::split::LayerShare;
 use proptest::prelude::*;
 
 const PROMPT: [u32; 11] = [3, 1, 4, 1, 5, 7, 2, 6, 5, 3, 5];

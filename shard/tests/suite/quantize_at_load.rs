@@ -4,12 +4,12 @@
 use std::path::Path;
 
 use crate::common::{Chunk, Harness, SMALL_LIMITS as LIMITS, SMALL_PROMPT as PROMPT, row_error};
+use millrace_formats::Source;
 use millrace_kernels::cpu::{Activations, Cpu, CpuOptions};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{DType, HostMemory};
-use millrace_shard::Source;
-use millrace_shard::families::{self, Overrides};
-use millrace_shard::model::{LayerSlot, Model, Quantize, WeightSlot, WeightStorage};
+use millrace_model::families::{self, Overrides};
+use millrace_model::{LayerSlot, Model, Quantize, WeightSlot, WeightStorage};
 
 fn load(name: &str) -> Model {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden").join(name);

@@ -4,15 +4,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::common::{Chunk, Harness, SMALL_LIMITS as LIMITS, SMALL_PROMPT as PROMPT, row_error};
+use millrace_formats::Source;
 use millrace_kernels::cpu::{Activations, Cpu, CpuOptions};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{DType, HostMemory, IntFormat, Part, WeightFormat};
+use millrace_model::families::{self, Overrides};
+use millrace_model::{Model, WeightKind, WeightSlot, WeightStorage};
 use millrace_numbers::fp8;
 use millrace_numbers::quantize::nf4;
 use millrace_numbers::stored::IntegerRows;
-use millrace_shard::Source;
-use millrace_shard::families::{self, Overrides};
-use millrace_shard::model::{Model, WeightKind, WeightSlot, WeightStorage};
 use millrace_shard::quantize::{MAX_FILE_BYTES, QuantizeReport, Target, quantize};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};

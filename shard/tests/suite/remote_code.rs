@@ -6,11 +6,11 @@
 use std::path::PathBuf;
 
 use crate::common::{Chunk, Harness, limits, row_error};
+use millrace_formats::Source;
 use millrace_kernels::DType;
 use millrace_kernels::cpu::{Cpu, CpuOptions};
-use millrace_shard::Source;
-use millrace_shard::families::{self, Overrides};
-use millrace_shard::model::Model;
+use millrace_model::Model;
+use millrace_model::families::{self, Overrides};
 use safetensors::tensor::TensorView;
 
 const VOCAB: usize = 5;

@@ -9,13 +9,13 @@ use crate::common::{
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{DType, HostMemory};
+use millrace_model::split::Split;
+use millrace_model::{
+    DecoderSpec, HeadNormPlan, LayerSlot, Mlp, Model, ModelWarnings, Positions, WeightSlot,
+};
 use millrace_shard::HostCollectives;
 use millrace_shard::collective::{self, Transport};
 use millrace_shard::decoder::Weights;
-use millrace_shard::model::{
-    DecoderSpec, HeadNormPlan, LayerSlot, Mlp, Model, ModelWarnings, Positions, WeightSlot,
-};
-use millrace_shard::split::Split;
 use proptest::prelude::*;
 
 fn model(spec: &DecoderSpec, seed: u64) -> Model {

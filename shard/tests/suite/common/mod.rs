@@ -15,9 +15,10 @@ use std::time::Duration;
 use millrace_kernels::{
     Backend, DType, HostTensor, KvFormat, Part, SamplingParams, SeqRow, SequencePrefix, StepInput,
 };
-use millrace_shard::ShardLimits;
+use millrace_model::{
+    DecoderSpec, ShardLimits, WeightError, WeightKind, WeightSlot, WeightSource, WeightStorage,
+};
 use millrace_shard::decoder::{Collective, Decoder, ModelPart, SubmittedStep, Weights};
-use millrace_shard::model::{DecoderSpec, WeightError, WeightKind, WeightSlot, WeightSource, WeightStorage};
 use millrace_test_patience::patience;
 
 /// Limits for [`SMALL_PROMPT`] in one step.
