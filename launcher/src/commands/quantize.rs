@@ -4,9 +4,9 @@ use std::io::Write;
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget};
+use millrace_convert::quantize::{MAX_FILE_BYTES, QuantizeReport, QuantizedMatrix, quantize};
 use millrace_formats::Source;
 use millrace_model::Bytes;
-use millrace_shard::quantize::{MAX_FILE_BYTES, QuantizeReport, QuantizedMatrix, quantize};
 use serde_json::json;
 
 use crate::cli::QuantizeArgs;

@@ -6,7 +6,7 @@ use millrace_formats::vocabulary::TokenizerData;
 use millrace_formats::{
     GgufTensor, GgufType, GgufValue, Source, TensorInfo, gguf_header, gguf_padding, gguf_tensor_name,
 };
-use millrace_kernels::DType;
+use millrace_numbers::DType;
 use serde_json::Value;
 
 use super::error::ConvertError;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use millrace_formats::{CheckpointWriter, DType as StoredDType, NewTensor, Source, TensorInfo};
-use millrace_kernels::DType;
+use millrace_numbers::DType;
 use serde_json::{Map, Value, json};
 
 use super::error::ConvertError;

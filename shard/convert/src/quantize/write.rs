@@ -1,8 +1,8 @@
 //! Writes the tensors and the files of a new checkpoint.
 
 use millrace_formats::{CheckpointWriter, DType as StoredDType, NewTensor, Source, TensorInfo};
-use millrace_kernels::{DType, HostTensor, Part};
 use millrace_model::families::ConfigError;
+use millrace_numbers::{DType, HostTensor, Part};
 
 use super::encode::{Rows, STACK};
 use super::error::QuantizeError;

@@ -1,8 +1,8 @@
 //! The model that is being converted, and what is known about the result.
 
 use millrace_formats::{Checkpoint, Source};
-use millrace_kernels::DType;
 use millrace_model::families::are_equal_tensors;
+use millrace_numbers::DType;
 use serde_json::{Map, Value};
 
 use super::error::ConvertError;

@@ -20,8 +20,8 @@ mod vocabulary;
 use std::path::Path;
 
 use millrace_formats::{Checkpoint, Source};
-use millrace_kernels::DType;
 use millrace_model::families;
+use millrace_numbers::DType;
 
 pub use error::ConvertError;
 pub use millrace_formats::FlmKind;

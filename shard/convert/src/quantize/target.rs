@@ -1,7 +1,7 @@
 //! The formats of new checkpoints: their tensors, and their `quantization_config`.
 
 use millrace_formats::{DType as StoredDType, NewTensor};
-use millrace_kernels::DType;
+use millrace_numbers::DType;
 use millrace_numbers::quantize::nf4;
 use serde_json::{Value, json};
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use millrace_formats::{Checkpoint, Source, TensorInfo};
-use millrace_kernels::DType;
 use millrace_model::families::{self, MatrixNames};
+use millrace_numbers::DType;
 
 use super::error::QuantizeError;
 use super::report::DenseMatrix;

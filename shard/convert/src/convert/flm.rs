@@ -8,8 +8,8 @@ use std::path::Path;
 
 use millrace_formats::vocabulary::{PieceKind, TokenizerData};
 use millrace_formats::{FlmKind, FlmTensor, FlmToken, TensorInfo, flm_header};
-use millrace_kernels::DType;
 use millrace_model::families;
+use millrace_numbers::DType;
 use serde_json::Value;
 
 use super::error::ConvertError;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use millrace_formats::{Llama2cItem, Llama2cModel, TensorInfo};
-use millrace_kernels::DType;
+use millrace_numbers::DType;
 use serde_json::Value;
 
 use super::error::ConvertError;
