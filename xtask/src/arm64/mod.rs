@@ -36,7 +36,18 @@ const SKIP: [&str; 4] = ["--skip", LEFT_OUT[0], "--skip", LEFT_OUT[1]];
 
 /// The tests that have hours.
 const LONG: &[Tests] = &[Tests {
-    cargo: &["--package", "millrace-numbers", "--package", "millrace-kernels", "--package", "millrace-shard"],
+    cargo: &[
+        "--package",
+        "millrace-numbers",
+        "--package",
+        "millrace-kernels",
+        "--package",
+        "millrace-model",
+        "--package",
+        "millrace-convert",
+        "--package",
+        "millrace-shard",
+    ],
     harness: &[],
 }];
 

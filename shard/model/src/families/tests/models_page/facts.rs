@@ -16,7 +16,8 @@ pub(in crate::families::tests) struct Fact {
 const GOLDEN: &str = "shard/tests/suite/golden.rs";
 const QUANTIZED: &str = "shard/tests/suite/quantized.rs";
 const MODEL_FORMATS: &str = "integration-tests/tests/server/model_formats.rs";
-const FILES_AGAIN: &str = "shard/tests/suite/convert_files.rs";
+const FILES_AGAIN: &str = "shard/convert/tests/suite/files.rs";
+const FILES_COMPUTED: &str = "shard/tests/suite/convert_files.rs";
 const CONVERT: &str = "integration-tests/tests/server/convert_command.rs";
 
 /// Families that are read from GGUF files too, but of which there is no golden file.
@@ -68,6 +69,7 @@ pub(in crate::families::tests) const FILES: &[Fact] = &[
         gpu: "untested",
         families: "llama",
         tests: &[
+            (FILES_COMPUTED, "single_precision_computes_the_same"),
             (FILES_AGAIN, "single_precision_comes_back_as_it_was"),
             (FILES_AGAIN, "an_independent_reader_finds_the_weights"),
             (MODEL_FORMATS, "older_files_give_what_their_weights_give_as_safetensors"),
@@ -79,6 +81,7 @@ pub(in crate::families::tests) const FILES: &[Fact] = &[
         gpu: "untested",
         families: "llama, mistral, qwen2, qwen3, qwen3_moe, gemma2, gpt2, bloom, falcon, baichuan, chatglm, phi3, deepseek_v3, granitemoe",
         tests: &[
+            (FILES_COMPUTED, "single_precision_computes_the_same"),
             (FILES_AGAIN, "single_precision_comes_back_as_it_was"),
             (FILES_AGAIN, "an_independent_reader_finds_the_weights"),
             (MODEL_FORMATS, "files_of_fastllm_give_what_their_weights_give_as_safetensors"),
