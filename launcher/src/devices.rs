@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use millrace_shard::{families, split};
+use millrace_model::{families, split};
 
 use crate::cli::{ActivationsArg, DeviceArg, EngineArgs, KvCacheArg, ModelArgs, own_executable};
 use crate::model;

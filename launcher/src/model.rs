@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use millrace_formats::Source;
 use millrace_formats::{dangling_link, regular_file};
-use millrace_shard::Source;
 
 use crate::cli::{LoadFormat, ModelArgs};
 use crate::demo;
@@ -64,7 +64,7 @@ impl Location {
 /// Returns the name of a file without its ending, and without the number of its part.
 fn file_name(file: &Path) -> Option<String> {
     let name = file.file_name()?.to_str()?;
-    if let Some((model, ..)) = millrace_shard::split_model_name(name) {
+    if let Some((model, ..)) = millrace_formats::split_model_name(name) {
         return Some(model.to_owned());
     }
     file.file_stem().map(|stem| stem.to_string_lossy().into_owned())
@@ -204,7 +204,7 @@ impl WantedModel<'_> {
 /// Returns why a model with the configuration of this folder cannot be run, if so.
 fn check_configuration(folder: &Path) -> std::result::Result<(), String> {
     let source = Source::Directory(folder.to_owned());
-    millrace_shard::families::spec(&source).map(|_| ()).map_err(|error| error.to_string())
+    millrace_model::families::spec(&source).map(|_| ()).map_err(|error| error.to_string())
 }
 
 /// Finds the snapshot of `name` at `revision` in a Hugging Face cache:
@@ -289,7 +289,7 @@ fn gguf_models(folder: &Path) -> Vec<String> {
         if name.ends_with(".safetensors") {
             return Vec::new();
         }
-        let is_first = millrace_shard::split_model_name(&name).is_none_or(|(_, part, _)| part == 1);
+        let is_first = millrace_formats::split_model_name(&name).is_none_or(|(_, part, _)| part == 1);
         if name.ends_with(".gguf") && is_first && !name.starts_with("mmproj") {
             models.push(name);
         }

@@ -2,8 +2,8 @@
 
 use std::fmt::{self, Display, Formatter};
 
+use millrace_model::{Bytes, Count};
 use millrace_router::engine::{PromptHandling, Ready};
-use millrace_shard::{Bytes, Count};
 
 /// Displays the model, its memory and its start-up times; with several shards, those of the first.
 pub(crate) struct StartReport<'a>(pub(crate) &'a Ready);

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use millrace_formats::Source;
 use millrace_router::assets::Assets;
 use millrace_router::engine::{
     self, AdmissionBounds, Engine, EngineConfig, EngineState, Preparation, ShardCommand,
@@ -14,7 +15,6 @@ use millrace_router::engine::{
 use millrace_router::grammar::GrammarWorkerCommand;
 use millrace_router::kv_events::{KvEvents, KvEventsConfig};
 use millrace_router::service::{ModelInfo, RequestLimits, Service};
-use millrace_shard::Source;
 use millrace_shard::collective::Transport;
 use tokio::task::JoinHandle;
 

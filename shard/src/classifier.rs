@@ -4,7 +4,7 @@
 //! It runs on the host, because it is small beside the layers: one state of a text, not one of each
 //! token, passes through it.
 
-use crate::model::{DecoderSpec, WeightError, WeightSlot, WeightSource};
+use millrace_model::{DecoderSpec, WeightError, WeightSlot, WeightSource};
 
 /// Sums that are computed side by side, so that the compiler can use vectors.
 const LANES: usize = 16;

@@ -1,8 +1,9 @@
 //! The errors of a shard, in words for the operator.
 
-use crate::families::{ConfigError, LoadError};
-use crate::model::{WeightError, WeightSlot};
-use crate::plan_error::PlanError;
+use millrace_model::families::{ConfigError, LoadError};
+use millrace_model::memory_plan::PlanError;
+use millrace_model::{WeightError, WeightSlot};
+
 use crate::state::StepError;
 
 /// The reason why a shard cannot start or continue.
@@ -19,10 +20,10 @@ pub enum Error {
     Config(#[from] ConfigError),
     /// The flag `--quantize` does not fit the checkpoint, or a quantized weight cannot be read.
     #[error(transparent)]
-    Storage(#[from] crate::model::StorageError),
+    Storage(#[from] millrace_model::StorageError),
     /// The model cannot be cut into as many shares as there are ranks.
     #[error(transparent)]
-    Indivisible(#[from] crate::split::Indivisible),
+    Indivisible(#[from] millrace_model::split::Indivisible),
     /// A collective with the other ranks failed.
     #[error("the other ranks: {0}")]
     Collective(#[from] crate::collective::CollectiveError),
@@ -36,7 +37,7 @@ pub enum Error {
     },
     /// The model has too few layers for a pipeline.
     #[error(transparent)]
-    TooFewLayers(#[from] crate::split::TooFewLayers),
+    TooFewLayers(#[from] millrace_model::split::TooFewLayers),
     /// There is not enough memory, or limits contradict each other.
     #[error(transparent)]
     Plan(#[from] PlanError),

@@ -1,52 +1,33 @@
 //! One rank of a model: its weights, its KV pool, and the loop that computes steps.
 //!
-//! [`run`] is the life of a shard process. [`families`] turns a checkpoint into a [`model`],
-//! [`split`] cuts out the share of one rank, [`memory_plan`] decides the sizes of everything, and
-//! [`decoder`] computes steps on the device that a [`Platform`] opens. [`collective`] connects the
-//! ranks of a group. [`offline`] drives a shard inside this process, without a router. [`quantize`]
-//! writes quantized checkpoints, and [`convert`] writes models in other file formats.
+//! [`run`] is the life of a shard process. [`decoder`] computes steps of a model on the device that a
+//! [`Platform`] opens, and [`state`] has the tokens and blocks of its sequences. [`collective`]
+//! connects the ranks of a group. [`offline`] drives a shard inside this process, without a router.
+//! What a model is, how it is split and which memory it needs is known to [`millrace_model`].
 
 mod classifier;
 pub mod collective;
-pub mod convert;
 pub mod decoder;
 mod error;
-pub mod estimate;
-pub mod families;
 mod host_memory;
-pub mod inspect;
-pub mod memory_plan;
-pub mod model;
 mod null;
 pub mod offline;
 mod options;
-mod partial;
-mod plan_error;
 mod platform;
 mod pooling;
 mod process;
-pub mod quantize;
-mod readable;
-mod shard_limits;
-pub mod split;
+mod prompt_handling;
 pub mod state;
 mod step_engine;
 mod worker;
 
 pub use error::Error;
-pub use millrace_backend::KvFormat;
-pub use millrace_formats::{Source, split_model_name};
-pub use millrace_numbers::DType;
 pub use millrace_proto::handshake::Secret;
-pub use model::Quantize;
 pub use options::{
     AllReduce, DeviceKind, GpuMemory, NullCosts, NullOptions, PreviousPool, RankPlacement, RouterAddress,
     ShardOptions, WeightCacheOptions,
 };
-pub use partial::PlaceError;
 pub use platform::{
     GpuRequirement, HostCollectives, HostPlatform, OpenDevice, Platform, check_gpu_requirements, usable_gpus,
 };
 pub use process::{Connection, compute_threads, run, serve};
-pub use readable::{Bytes, Count, Operations};
-pub use shard_limits::ShardLimits;

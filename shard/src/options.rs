@@ -9,12 +9,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use millrace_backend::KvFormat;
+use millrace_model::Quantize;
 use millrace_numbers::DType;
 use millrace_proto::handshake::Secret;
 use serde::{Deserialize, Serialize};
 
 use crate::collective::Transport;
-use crate::model::Quantize;
 
 /// The address at which the router listens for its shards.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,19 +5,19 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use millrace_backend::{Backend, SampleRow, Sampled, SampledRows, ScoreRow, SeqRow, StepInput};
+use millrace_model::{Bytes, ShardLimits, WeightSource};
 use millrace_proto::rules::MAX_ROW_ERROR;
 use millrace_proto::{
     self as proto, Admission, Masks, Pooling, PromptToken, Row, RowError, RowErrorKind, Sampling, Step,
     StepOutput, TokenLogprob,
 };
 
+use crate::Error;
 use crate::classifier::Classifier;
 use crate::decoder::{Decoder, PausedForward, SubmittedStep};
-use crate::model::WeightSource;
 use crate::pooling::PooledStates;
 use crate::state::{Batch, Scoring, SlotTable, StepError};
 use crate::step_engine::{StepEngine, WaitingStep};
-use crate::{Bytes, Error, ShardLimits};
 
 /// Tokens of the warm-up: enough to read every weight as a prefill does, and few enough to take no
 /// notable time.

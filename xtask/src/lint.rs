@@ -20,7 +20,7 @@ pub(crate) fn run() -> bool {
 /// Checks the formatting of the model families. A macro declares their modules, and `cargo fmt`
 /// does not look into macros.
 fn families_are_formatted() -> bool {
-    const FOLDER: &str = "shard/src/families";
+    const FOLDER: &str = "shard/model/src/families";
     let Ok(entries) = std::fs::read_dir(FOLDER) else {
         eprintln!("cannot read {FOLDER}");
         return false;

@@ -40,11 +40,13 @@ pub(crate) fn compatibility() -> bool {
     cargo_with(&test, &[("MILLRACE_WRITE_COMPATIBILITY", "1")])
 }
 
-/// Writes the tables of `docs/models.md`. The router's tests run before the shard's, whose table
-/// refers to that of the router.
+/// Writes the tables of `docs/models.md`. The table of chat templates comes first, because that of
+/// families refers to it.
 pub(crate) fn models() -> bool {
-    let test = ["test", "--workspace", FEATURES, "--lib", "the_page_of_models_is_up_to_date"];
-    cargo_with(&test, &[("MILLRACE_WRITE_MODELS", "1")])
+    ["models_page_tests::", "models_page::"].into_iter().all(|tests| {
+        let test = ["test", "--workspace", FEATURES, "--lib", tests];
+        cargo_with(&test, &[("MILLRACE_WRITE_MODELS", "1")])
+    })
 }
 
 /// Runs the benchmarks that need no GPU, with the profile of what is shipped.

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Args, ValueEnum};
+use millrace_convert::convert::{ConvertTarget, FlmKind, GgufKind, TokenIds, VocabularyCut};
 use millrace_formats::regular_file;
-use millrace_shard::DType;
-use millrace_shard::convert::{ConvertTarget, FlmKind, GgufKind, TokenIds, VocabularyCut};
+use millrace_model::DType;
 
 use super::values::bytes;
 

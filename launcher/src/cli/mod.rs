@@ -21,9 +21,10 @@ mod values;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use millrace_model::families::{Overrides, RopeKind};
+use millrace_model::{DType, KvFormat, Quantize};
 use millrace_router::engine::Schedule;
-use millrace_shard::families::{Overrides, RopeKind};
-use millrace_shard::{DType, DeviceKind, KvFormat, NullOptions, Quantize, WeightCacheOptions};
+use millrace_shard::{DeviceKind, NullOptions, WeightCacheOptions};
 use serde::{Deserialize, Serialize};
 use values::{bytes, quantize, rope_factor};
 

@@ -2,8 +2,8 @@
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use millrace_shard::DType;
-use millrace_shard::estimate::{GPUS, GpuModel, Hardware};
+use millrace_model::DType;
+use millrace_model::estimate::{GPUS, GpuModel, Hardware};
 
 /// Group sizes, hardware and load.
 #[derive(Debug, Args)]

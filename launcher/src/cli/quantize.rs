@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use millrace_shard::Quantize;
-use millrace_shard::quantize::Target;
+use millrace_convert::quantize::Target;
+use millrace_model::Quantize;
 
 /// `millrace quantize`.
 #[derive(Debug, Args)]

@@ -2,8 +2,9 @@
 
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
-use millrace_shard::families::RopeKind;
-use millrace_shard::{DType, GpuMemory, KvFormat, Quantize};
+use millrace_model::families::RopeKind;
+use millrace_model::{DType, KvFormat, Quantize};
+use millrace_shard::GpuMemory;
 use serde::{Deserialize, Serialize};
 
 /// Element types.

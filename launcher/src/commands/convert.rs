@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget};
-use millrace_shard::Bytes;
-use millrace_shard::convert::convert;
+use millrace_convert::convert::convert;
+use millrace_model::Bytes;
 
 use super::quantize::source;
 use crate::cli::ConvertArgs;

@@ -2,8 +2,8 @@
 //! devices.
 
 use anyhow::Result;
-use millrace_shard::estimate::{EstimateReport, LayerSplitEstimate, ShardEstimate, Workload};
-use millrace_shard::inspect::Inspection;
+use millrace_model::estimate::{EstimateReport, LayerSplitEstimate, ShardEstimate, Workload};
+use millrace_model::inspect::Inspection;
 
 use crate::cli::{GPU_BATCH, GPU_PREFILL_TOKENS, InspectArgs, PlanArgs};
 use crate::model;

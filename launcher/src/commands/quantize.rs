@@ -4,8 +4,9 @@ use std::io::Write;
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget};
-use millrace_shard::quantize::{MAX_FILE_BYTES, QuantizeReport, QuantizedMatrix, quantize};
-use millrace_shard::{Bytes, Source};
+use millrace_convert::quantize::{MAX_FILE_BYTES, QuantizeReport, QuantizedMatrix, quantize};
+use millrace_formats::Source;
+use millrace_model::Bytes;
 use serde_json::json;
 
 use crate::cli::QuantizeArgs;

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use millrace_shard::{DeviceKind, PreviousPool, RankPlacement, RouterAddress, families};
+use millrace_model::families;
+use millrace_shard::{DeviceKind, PreviousPool, RankPlacement, RouterAddress};
 
 use crate::cli::{LoadFormat, ShardArgs};
 use crate::shard_message::ShardMessage;

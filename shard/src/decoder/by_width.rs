@@ -2,16 +2,6 @@
 
 use millrace_backend::Result;
 
-use crate::model::LayerSpec;
-
-/// Returns the different widths among the layers that have such a buffer, ascending.
-pub(super) fn widths(layers: &[LayerSpec], width: fn(&LayerSpec) -> usize) -> Vec<usize> {
-    let mut widths: Vec<usize> = layers.iter().map(width).filter(|&width| width > 0).collect();
-    widths.sort_unstable();
-    widths.dedup();
-    widths
-}
-
 /// One buffer for each width that occurs among the layers. In nearly all models there is only one.
 pub(super) struct ByWidth<Buf>(Vec<(usize, Buf)>);
 

@@ -1,14 +1,15 @@
 //! Mixtures of experts: their buffers, and the order of their operations.
 
-use millrace_backend::{Backend, ExpertMlp, Result, RouterTerms, RoutingSpec, RowParts, Sizing};
+use millrace_backend::{Backend, ExpertMlp, Result, RouterTerms, RoutingSpec, RowParts};
+use millrace_model::step_sizes::{LayerBuffer, routings};
+use millrace_model::{ExpertsSpec, LayerSpec, SharedExpert};
 
-use super::by_width::{ByWidth, widths};
+use super::by_width::ByWidth;
 use super::group::RankGroup;
 use super::mlp::{MlpBuffers, MlpPlan};
 use super::step::StageStep;
 use super::weights::ExpertsWeights;
 use crate::Error;
-use crate::model::{DecoderSpec, ExpertsSpec, LayerSpec, SharedExpert};
 
 /// The buffers of mixtures of experts, for up to `t` tokens.
 pub(super) struct ExpertBuffers<B: Backend> {
@@ -26,15 +27,22 @@ pub(super) struct ExpertBuffers<B: Backend> {
 }
 
 impl<B: Backend> ExpertBuffers<B> {
-    /// Allocates the buffers of those of `layers` that have experts.
-    pub(super) fn new(backend: &B, layers: &[LayerSpec], hidden: usize, tokens: usize) -> Result<Self> {
-        let buffers = |widths: Vec<usize>| ByWidth::new(widths, |cols| backend.buf(tokens, cols));
+    /// Allocates the buffers of those of `layers` that have experts. `buffers` allocates buffers of
+    /// activations.
+    pub(super) fn new(
+        backend: &B,
+        layers: &[LayerSpec],
+        hidden: usize,
+        tokens: usize,
+        buffers: impl Fn(LayerBuffer) -> Result<ByWidth<B::Buf>>,
+    ) -> Result<Self> {
         let routings = routings(layers, hidden, tokens).into_iter();
+        let router = LayerBuffer::RouterLogits.widths(layers, hidden);
         Ok(ExpertBuffers {
             // Logits are in single precision, so that the choice of experts is not rounded.
-            router: ByWidth::new(widths(layers, ROUTER), |cols| backend.logits(tokens, cols))?,
-            shared: buffers(if has_shared_buffer(layers) { vec![hidden] } else { Vec::new() })?,
-            shared_gate: buffers(widths(layers, SHARED_GATE))?,
+            router: ByWidth::new(router, |cols| backend.logits(tokens, cols))?,
+            shared: buffers(LayerBuffer::SharedExpert)?,
+            shared_gate: buffers(LayerBuffer::SharedGate)?,
             routings: routings.map(|spec| Ok((spec, backend.routing(&spec)?))).collect::<Result<_>>()?,
             hidden,
             tokens,
@@ -52,7 +60,7 @@ impl<B: Backend> ExpertBuffers<B> {
     ) -> std::result::Result<(), Error> {
         let &StageStep { backend, step: open, tokens: n } = step;
         let ExpertsIo { x, residual, mlp, group, out } = io;
-        let wanted = routing_spec(spec, self.hidden, self.tokens);
+        let wanted = spec.routing_spec(self.hidden, self.tokens);
         let at = self.routings.iter().position(|(of, _)| *of == wanted);
         let routing = &mut self.routings[at.expect("every mixture has a routing")].1;
         let logits = self.router.of(spec.count());
@@ -115,48 +123,3 @@ pub(super) struct ExpertsIo<'a, B: Backend> {
     /// The result, `[tokens, hidden]`.
     pub(super) out: &'a mut B::Buf,
 }
-
-/// Returns the columns of all buffers whose type is that of activations.
-pub(super) fn columns(spec: &DecoderSpec) -> usize {
-    let shared = if has_shared_buffer(&spec.layers) { spec.hidden } else { 0 };
-    widths(&spec.layers, SHARED_GATE).into_iter().fold(shared, usize::saturating_add)
-}
-
-/// Returns the bytes of the devices' working memory of experts, and of the routers' logits.
-pub(crate) fn routing_bytes(spec: &DecoderSpec, tokens: usize, device: &impl Sizing) -> usize {
-    let logits: usize = widths(&spec.layers, ROUTER).into_iter().sum();
-    let logits = tokens.saturating_mul(logits).saturating_mul(size_of::<f32>());
-    let routings = routings(&spec.layers, spec.hidden, tokens);
-    routings.iter().map(|spec| device.routing_bytes(spec)).fold(logits, usize::saturating_add)
-}
-
-/// Returns the routing of a mixture in the terms of the backend, for steps of `tokens` tokens.
-fn routing_spec(experts: &ExpertsSpec, hidden: usize, tokens: usize) -> RoutingSpec {
-    RoutingSpec { tokens, hidden, width: experts.width, router: experts.router }
-}
-
-/// Returns the different routings among the layers.
-fn routings(layers: &[LayerSpec], hidden: usize, tokens: usize) -> Vec<RoutingSpec> {
-    let mut all: Vec<RoutingSpec> = Vec::new();
-    for experts in layers.iter().filter_map(|layer| layer.mlp.experts()) {
-        let spec = routing_spec(experts, hidden, tokens);
-        if !all.contains(&spec) {
-            all.push(spec);
-        }
-    }
-    all
-}
-
-fn shared(layer: &LayerSpec) -> Option<SharedExpert> {
-    layer.mlp.experts().and_then(|experts| experts.shared)
-}
-
-/// Returns whether a mixture has a shared expert, or inputs of its own in the same buffer.
-fn has_shared_buffer(layers: &[LayerSpec]) -> bool {
-    let experts = layers.iter().filter_map(|layer| layer.mlp.experts());
-    experts.into_iter().any(|experts| experts.shared.is_some() || experts.own_norms)
-}
-
-const ROUTER: fn(&LayerSpec) -> usize = |layer| layer.mlp.experts().map_or(0, ExpertsSpec::count);
-const SHARED_GATE: fn(&LayerSpec) -> usize =
-    |layer| usize::from(shared(layer).is_some_and(|shared| shared.gated));

@@ -1,16 +1,16 @@
 //! The first layers of a model on the host, before those of the decoder's device.
 
 use millrace_backend::{Backend, HostMemory, PausedStep, StepInput};
+use millrace_model::step_sizes::{attention, step_size};
+use millrace_model::{ShardLimits, WeightSource, WeightStorage};
 
 use super::group::RankGroup;
 use super::model_part::ModelPart;
-use super::sizes::{attention, step_size};
 use super::stage::{LayerStage, Stage, StageWeights};
 use super::step::StageStep;
 use super::weight_loader::{WeightLoader, query_scale, ropes};
 use super::workspace::HiddenStates;
-use crate::model::{WeightSource, WeightStorage};
-use crate::{Error, ShardLimits};
+use crate::Error;
 
 /// The first layers of a model, which the host computes because the device has not enough memory
 /// for them.

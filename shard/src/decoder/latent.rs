@@ -1,12 +1,13 @@
 //! Multi-head latent attention: its buffers, and the order of its operations.
 
 use millrace_backend::{Backend, LatentSpec, Result, RopeSpec, RowParts};
+use millrace_model::step_sizes::LayerBuffer;
+use millrace_model::{AttentionHeads, LatentPlan, Positions};
 
-use super::by_width::{ByWidth, widths};
+use super::by_width::ByWidth;
 use super::step::StageStep;
 use super::weights::LatentWeights;
 use crate::Error;
-use crate::model::{AttentionHeads, LatentPlan, LayerSpec, Positions};
 
 /// The buffers of latent attention, for up to `t` tokens.
 pub(super) struct LatentBuffers<B: Backend> {
@@ -27,17 +28,16 @@ pub(super) struct LatentBuffers<B: Backend> {
 }
 
 impl<B: Backend> LatentBuffers<B> {
-    /// Allocates the buffers of those of `layers` that have latent attention.
-    pub(super) fn new(backend: &B, layers: &[LayerSpec], tokens: usize) -> Result<Self> {
-        let buffers = |width| ByWidth::new(widths(layers, width), |cols| backend.buf(tokens, cols));
+    /// Allocates the buffers with `buffers`.
+    pub(super) fn new(buffers: impl Fn(LayerBuffer) -> Result<ByWidth<B::Buf>>) -> Result<Self> {
         Ok(LatentBuffers {
-            query_down: buffers(QUERY_DOWN)?,
-            query_normed: buffers(QUERY_DOWN)?,
-            queries: buffers(QUERIES)?,
-            absorbed: buffers(ABSORBED)?,
-            rows: buffers(ROWS)?,
-            latents: buffers(LATENTS)?,
-            values: buffers(VALUES)?,
+            query_down: buffers(LayerBuffer::QueryDown)?,
+            query_normed: buffers(LayerBuffer::QueryNormed)?,
+            queries: buffers(LayerBuffer::Queries)?,
+            absorbed: buffers(LayerBuffer::Absorbed)?,
+            rows: buffers(LayerBuffer::LatentRows)?,
+            latents: buffers(LayerBuffer::Latents)?,
+            values: buffers(LayerBuffer::LatentValues)?,
         })
     }
 
@@ -92,22 +92,3 @@ fn latent_spec(heads: &AttentionHeads, plan: &LatentPlan) -> LatentSpec {
         scale: heads.score_scale,
     }
 }
-
-/// Returns the columns of all buffers.
-pub(super) fn columns(layers: &[LayerSpec]) -> usize {
-    let all = [QUERY_DOWN, QUERY_DOWN, QUERIES, ABSORBED, ROWS, LATENTS, VALUES];
-    all.into_iter().flat_map(|width| widths(layers, width)).fold(0, usize::saturating_add)
-}
-
-/// Returns a number of features for each query head of a layer, or for all of them.
-fn width(layer: &LayerSpec, of: fn(usize, &LatentPlan) -> usize) -> usize {
-    let Some(heads) = layer.attention.heads() else { return 0 };
-    heads.latent.as_ref().map_or(0, |plan| of(heads.layout.heads, plan))
-}
-
-const QUERY_DOWN: fn(&LayerSpec) -> usize = |layer| width(layer, |_, plan| plan.query_rank.unwrap_or(0));
-const QUERIES: fn(&LayerSpec) -> usize = |layer| width(layer, |heads, plan| heads * plan.query_dim());
-const ABSORBED: fn(&LayerSpec) -> usize = |layer| width(layer, |heads, plan| heads * plan.row_dim());
-const ROWS: fn(&LayerSpec) -> usize = |layer| width(layer, |_, plan| plan.row_dim());
-const LATENTS: fn(&LayerSpec) -> usize = |layer| width(layer, |heads, plan| heads * plan.rank);
-const VALUES: fn(&LayerSpec) -> usize = |layer| width(layer, |heads, plan| heads * plan.value_dim);

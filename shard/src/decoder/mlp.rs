@@ -1,12 +1,12 @@
 //! MLPs that every token passes through.
 
 use millrace_backend::{Backend, MlpKind};
+use millrace_model::DenseMlp;
 
 use super::by_width::ByWidth;
 use super::step::StageStep;
 use super::weights::DenseWeights;
 use crate::Error;
-use crate::model::DenseMlp;
 
 /// The size of an MLP, and what it computes between its projections.
 #[derive(Debug, Clone, Copy)]

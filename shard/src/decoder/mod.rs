@@ -11,14 +11,12 @@ mod experts;
 mod forward;
 mod graphs;
 mod group;
-mod head_matrices;
 mod host_layers;
 mod latent;
 mod mlp;
 mod model_part;
 mod pipeline;
 mod recurrent;
-mod sizes;
 mod stage;
 mod step;
 mod submitted;
@@ -29,19 +27,16 @@ mod workspace;
 use std::time::{Duration, Instant};
 
 use millrace_backend::{Backend, HostMemory, SampledRows, SamplingParams, StepInput};
+use millrace_model::step_sizes::{attention, step_size};
+use millrace_model::{DecoderSpec, ShardLimits};
 
 pub use collective::Collective;
-pub(crate) use experts::routing_bytes;
-pub(crate) use head_matrices::head_matrices_bytes;
 pub use host_layers::HostLayers;
 pub use model_part::ModelPart;
-pub(crate) use sizes::{attention, layer_products, products, step_size, tuned_products};
 pub use submitted::{ForwardedStep, PausedForward, SubmittedStep};
 pub use weights::Weights;
-pub(crate) use workspace::activation_elements;
 
-use crate::model::DecoderSpec;
-use crate::{Error, ShardLimits};
+use crate::Error;
 use forward::{ForwardPass, Head};
 use graphs::StepGraphs;
 use group::RankGroup;
@@ -76,7 +71,7 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Creates one rank of a pipeline. `weights` has the layers of this rank, and on rank 0 also
-    /// the embedding and the head ([`LayerShare`](crate::split::LayerShare)). `collective` connects
+    /// the embedding and the head ([`LayerShare`](millrace_model::split::LayerShare)). `collective` connects
     /// it to the other ranks.
     ///
     /// # Errors

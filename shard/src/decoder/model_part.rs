@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::vec::IntoIter;
 
-use crate::model::{DecoderSpec, WeightSlot};
+use millrace_model::{DecoderSpec, WeightSlot};
 
 /// A model of which a device computes some layers.
 #[derive(Debug, Clone)]

@@ -3,11 +3,12 @@
 use millrace_backend::{
     Backend, Convolution, GateFunction, Norm, Recurrence, RecurrenceRule, RecurrentHeads, Result, RowParts,
 };
+use millrace_model::step_sizes::LayerBuffer;
+use millrace_model::{RecurrentLayer, RecurrentRule};
 
-use super::by_width::{ByWidth, widths};
+use super::by_width::ByWidth;
 use super::step::StageStep;
 use crate::Error;
-use crate::model::{LayerSpec, RecurrentLayer, RecurrentRule};
 
 /// The constants of a recurrent layer.
 pub(super) struct RecurrentWeights<B: Backend> {
@@ -42,14 +43,13 @@ pub(super) struct RecurrentBuffers<B: Backend> {
 }
 
 impl<B: Backend> RecurrentBuffers<B> {
-    /// Allocates the buffers of those of `layers` that are recurrent.
-    pub(super) fn new(backend: &B, layers: &[LayerSpec], tokens: usize) -> Result<Self> {
-        let buffers = |width| ByWidth::new(widths(layers, width), |cols| backend.buf(tokens, cols));
+    /// Allocates the buffers with `buffers`.
+    pub(super) fn new(buffers: impl Fn(LayerBuffer) -> Result<ByWidth<B::Buf>>) -> Result<Self> {
         Ok(RecurrentBuffers {
-            projected: buffers(PROJECTED)?,
-            mixed: buffers(MIXED)?,
-            rates: buffers(RATES)?,
-            results: buffers(RESULTS)?,
+            projected: buffers(LayerBuffer::Projected)?,
+            mixed: buffers(LayerBuffer::Mixed)?,
+            rates: buffers(LayerBuffer::Rates)?,
+            results: buffers(LayerBuffer::RecurrentResults)?,
         })
     }
 
@@ -117,21 +117,3 @@ impl<B: Backend> RecurrentBuffers<B> {
         Ok(())
     }
 }
-
-/// Returns the columns of all buffers.
-pub(super) fn columns(layers: &[LayerSpec]) -> usize {
-    let all = [PROJECTED, MIXED, RATES, RESULTS];
-    all.into_iter().flat_map(|width| widths(layers, width)).fold(0, usize::saturating_add)
-}
-
-/// Returns a number of features of a recurrent layer.
-fn width(layer: &LayerSpec, of: fn(&RecurrentLayer) -> usize) -> usize {
-    layer.attention.recurrent().map_or(0, of)
-}
-
-const PROJECTED: fn(&LayerSpec) -> usize = |layer| width(layer, RecurrentLayer::projected_cols);
-const MIXED: fn(&LayerSpec) -> usize = |layer| width(layer, RecurrentLayer::channels);
-const RATES: fn(&LayerSpec) -> usize = |layer| width(layer, RecurrentLayer::rate_cols);
-// The result of a convolution is what it returns.
-const RESULTS: fn(&LayerSpec) -> usize =
-    |layer| width(layer, |layer| if layer.is_convolution() { 0 } else { layer.heads.value_cols() });

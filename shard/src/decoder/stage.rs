@@ -3,8 +3,12 @@
 use std::ops::Range;
 
 use millrace_backend::{
-    AttentionSpec, Backend, GateFunction, HeadNorm, KeyWindow, Norm, NormKind, Prologue, QkvLayout, RopeSpec,
-    RowParts, ScoreTerms, StepInput,
+    Backend, GateFunction, HeadNorm, KeyWindow, Norm, NormKind, Prologue, QkvLayout, RopeSpec, RowParts,
+    ScoreTerms, StepInput,
+};
+use millrace_model::{
+    Attention, AttentionHeads, DecoderSpec, HeadNormPlan, LayerSpec, Mlp, NormPlace, Positions,
+    RecurrentLayer, Residual, ShardLimits,
 };
 
 use super::experts::ExpertsIo;
@@ -13,11 +17,7 @@ use super::mlp::{MlpBuffers, MlpPlan};
 use super::step::StageStep;
 use super::weights::{AttentionWeights, LayerWeights, MlpWeights, SoftmaxWeights};
 use super::workspace::{HiddenStates, LayerBuffers};
-use crate::model::{
-    Attention, AttentionHeads, DecoderSpec, HeadNormPlan, LayerSpec, Mlp, NormPlace, Positions,
-    RecurrentLayer, Residual,
-};
-use crate::{Error, ShardLimits};
+use crate::Error;
 
 /// A range of a model's layers that computes hidden states from hidden states.
 ///
@@ -337,7 +337,7 @@ impl<B: Backend> Softmax<'_, B> {
         };
         backend.prologue(step, qkv, &prologue, kv)?;
         let terms = ScoreTerms { alibi: w.alibi.as_ref(), sinks: w.sinks.as_ref() };
-        backend.attention(step, qkv, kv, &softmax_spec(spec, self.window), terms, heads)?; // [n, heads * head_dim]
+        backend.attention(step, qkv, kv, &spec.softmax_spec(self.window), terms, heads)?; // [n, heads * head_dim]
         if let Some(gate) = &w.out_gate {
             let gates = buffers.out_gates.of(layout.heads * layout.head_dim);
             backend.linear(n, x, gate, None, gates)?; // [n, heads * head_dim]
@@ -399,14 +399,4 @@ fn cache<B: Backend>(
         kv: attention.heads().map(kv).transpose()?,
         states: attention.recurrent().map(states).transpose()?,
     })
-}
-
-/// Returns the attention of a layer in the terms of the backend, if it is softmax attention.
-pub(super) fn attention_spec(attention: &Attention) -> Option<AttentionSpec> {
-    attention.heads().map(|heads| softmax_spec(heads, attention.key_window()))
-}
-
-fn softmax_spec(heads: &AttentionHeads, window: Option<KeyWindow>) -> AttentionSpec {
-    let AttentionHeads { layout, score_scale: scale, score_cap: soft_cap, bidirectional, .. } = *heads;
-    AttentionSpec { layout, scale, window, soft_cap, bidirectional }
 }

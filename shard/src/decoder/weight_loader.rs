@@ -5,10 +5,15 @@ use std::vec::IntoIter;
 
 use bytes::Bytes;
 use millrace_backend::{Backend, HeadNorm, HeadRows, Norm, NormKind, RopeSpec, Segment};
+use millrace_model::memory_plan::head_matrices_bytes;
+use millrace_model::{
+    Attention, AttentionHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LatentPlan, LayerSlot, LayerSpec,
+    LearnedPositions, Mlp, Positions, RecurrentLayer, RecurrentSlot, RopeTable, SharedExpert, TensorPlace,
+    WeightError, WeightSlot, WeightSource, WeightStorage, take_parts,
+};
 use millrace_numbers::tensor::flatten;
 use millrace_numbers::{DType, HostTensor, Part};
 
-use super::head_matrices::head_matrices_bytes;
 use super::model_part::ModelPart;
 use super::recurrent::{RateWeights, RecurrentWeights};
 use super::weights::{
@@ -16,11 +21,6 @@ use super::weights::{
     SharedWeights, SoftmaxWeights, Weights,
 };
 use crate::Error;
-use crate::model::{
-    self, Attention, AttentionHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LatentPlan, LayerSlot,
-    LayerSpec, LearnedPositions, Mlp, Positions, RecurrentLayer, RecurrentSlot, RopeTable, SharedExpert,
-    TensorPlace, WeightError, WeightSlot, WeightSource, WeightStorage, take,
-};
 
 /// Bytes that the disk is asked to read ahead: more than it reads while a matrix is uploaded, and
 /// little compared to any machine's memory.
@@ -208,7 +208,7 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         let matrices = |rows: Range<usize>, is| {
             let stacks = (0..heads.layout.heads).map(|head| {
                 let (start, mut stack) = (head * of_head, Vec::new());
-                take(&parts, start + rows.start..start + rows.end, false, &mut stack);
+                take_parts(&parts, start + rows.start..start + rows.end, false, &mut stack);
                 stack
             });
             let stacks: Vec<Vec<Part>> = stacks.collect();
@@ -328,7 +328,7 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         let format = self.storage.matrix(slot, cols);
         let stacks = (0..count).map(|expert| {
             let mut stack = Vec::new();
-            take(&parts, expert * of_expert..(expert + 1) * of_expert, false, &mut stack);
+            take_parts(&parts, expert * of_expert..(expert + 1) * of_expert, false, &mut stack);
             stack
         });
         let experts = self
@@ -369,8 +369,10 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
     /// Makes a norm of the model's kind with these scales, which are not stored minus 1.
     fn norm_by(&self, weight: B::Vector) -> Norm<B::Vector> {
         match self.spec.norm.kind {
-            model::NormKind::Rms { eps, .. } => Norm::rms(weight, eps),
-            model::NormKind::Layer { eps, .. } => Norm { kind: NormKind::Layer, weight, bias: None, eps },
+            millrace_model::NormKind::Rms { eps, .. } => Norm::rms(weight, eps),
+            millrace_model::NormKind::Layer { eps, .. } => {
+                Norm { kind: NormKind::Layer, weight, bias: None, eps }
+            }
         }
     }
 
@@ -448,11 +450,11 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
     fn norm(&mut self, slot: WeightSlot, bias: Option<WeightSlot>) -> Result<Norm<B::Vector>, Error> {
         let has_bias = self.spec.norm.has_bias();
         Ok(match self.spec.norm.kind {
-            model::NormKind::Rms { eps, add_one } => {
+            millrace_model::NormKind::Rms { eps, add_one } => {
                 let weight = if add_one { self.vector_plus_one(slot)? } else { self.vector(slot)? };
                 Norm::rms(weight, eps)
             }
-            model::NormKind::Layer { eps, .. } => Norm {
+            millrace_model::NormKind::Layer { eps, .. } => Norm {
                 kind: NormKind::Layer,
                 weight: self.vector(slot)?,
                 bias: bias.filter(|_| has_bias).map(|slot| self.vector(slot)).transpose()?,

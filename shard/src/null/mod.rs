@@ -9,16 +9,17 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use millrace_model::{DecoderSpec, Model};
 use millrace_proto::{
     Masks, Pooled, Pooling, PromptToken, Ready, Row, RowMask, Sampled, Sampling, Scored, Step, StepOutput,
     TokenLogprob,
 };
 
 use crate::Error;
-use crate::model::{DecoderSpec, Model};
 use crate::null::step_log::StepLog;
 use crate::null::step_time::step_time;
 use crate::options::{NullCosts, ShardOptions};
+use crate::prompt_handling::prompt_handling;
 use crate::state::StepError;
 use crate::step_engine::{StepEngine, WaitingStep};
 
@@ -42,7 +43,7 @@ pub(crate) fn announcement(model: &Model, world_size: usize, options: &ShardOpti
         vocab_size: clamped(spec.vocab),
         hidden_size: clamped(spec.hidden),
         headless: spec.head.is_absent,
-        prompt_handling: spec.prompt_handling().into(),
+        prompt_handling: prompt_handling(spec).into(),
         classes: spec.head.classes.unwrap_or(0) as u32,
         max_positions: clamped(spec.max_positions),
         max_sequence_tokens: clamped(longest),

@@ -4,18 +4,18 @@ use std::time::{Duration, Instant};
 
 use millrace_cpu::limits::{self, Instruction};
 use millrace_cpu::{Activations, Cpu, Isa};
+use millrace_model::memory_plan::UnpaddedDevice;
+use millrace_model::{LayerSlot, Model, ShardLimits, WeightSlot, WeightStorage};
 use millrace_numbers::WeightFormat;
 use millrace_proto::{Ready, Step, StepOutput};
 
 use super::workload::BenchWorkload;
-use crate::memory_plan::UnpaddedDevice;
-use crate::model::{LayerSlot, Model, WeightSlot, WeightStorage};
+use crate::Error;
 use crate::options::{DeviceKind, RankPlacement, RouterAddress, ShardOptions};
 use crate::platform::{HostPlatform, Platform, cuda};
 use crate::process;
 use crate::step_engine::StepEngine;
 use crate::worker::Worker;
-use crate::{Error, ShardLimits};
 
 /// A model that was loaded in this process, and that computes workloads on one device.
 pub struct OfflineEngine {

@@ -1,8 +1,7 @@
 //! The steps of one run of a benchmark: all prompts first, and then decode steps.
 
+use millrace_model::ShardLimits;
 use millrace_proto::{Admission, Row, Sampling, Step};
-
-use crate::ShardLimits;
 
 /// The work of one run: equally long sequences that are prefilled and then decoded together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

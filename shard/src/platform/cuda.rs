@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use millrace_backend::{Activation, MlpKind};
 use millrace_cuda::nccl::Nccl;
 use millrace_cuda::{Cuda, Device, Gpu};
+use millrace_model::DecoderSpec;
 use millrace_numbers::DType;
 
 use crate::Error;
 use crate::collective::HostCollective;
 use crate::decoder::Collective;
-use crate::model::{DecoderSpec, Mlp};
 use crate::options::{RankPlacement, ShardOptions};
 use crate::platform::device::{OpenDevice, Platform};
 use crate::platform::gpu_collectives::GpuCollectives;
@@ -71,17 +70,6 @@ impl GpuPlatform {
     }
 }
 
-/// Returns a kind of MLP of the model that GPUs do not compute, if it has one.
-pub(crate) fn missing_kernels(model: &DecoderSpec) -> Option<&'static str> {
-    model.layers.iter().find_map(|layer| match &layer.mlp {
-        Mlp::Experts(experts) if matches!(experts.kind, MlpKind::Plain(_)) => Some("experts without gates"),
-        Mlp::Gated(mlp) | Mlp::Plain(mlp) if mlp.act == Activation::ReluSquared => {
-            Some("MLPs with the square of ReLU")
-        }
-        _ => None,
-    })
-}
-
 impl Platform for GpuPlatform {
     type Backend = Cuda;
 
@@ -91,7 +79,7 @@ impl Platform for GpuPlatform {
     const HAS_OWN_MEMORY: bool = true;
 
     fn missing(model: &DecoderSpec) -> Option<&'static str> {
-        missing_kernels(model)
+        model.cpu_only_part()
     }
 
     fn open(&self, dtype: DType) -> Result<OpenDevice<Cuda>, Error> {

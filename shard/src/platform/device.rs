@@ -1,13 +1,13 @@
 //! The interface of a kind of device.
 
 use millrace_backend::Backend;
+use millrace_model::DecoderSpec;
+use millrace_model::memory_plan::PoolBound;
 use millrace_numbers::DType;
 
 use crate::Error;
 use crate::collective::HostCollective;
 use crate::decoder::Collective;
-use crate::memory_plan::PoolBound;
-use crate::model::DecoderSpec;
 use crate::options::ShardOptions;
 
 /// A device that is ready to load a model.

@@ -12,10 +12,11 @@ use millrace_cuda::nccl::{Communicator, Nccl};
 use millrace_cuda::{
     Device, DeviceCollectives, Elem, PeerCollectives, PeerOffer, SharedName, measure_all_reduce,
 };
+use millrace_model::Bytes;
 
+use crate::Error;
 use crate::collective::HostCollective;
 use crate::options::AllReduce;
-use crate::{Bytes, Error};
 
 /// The longest message over peer memory, in bytes. The links limit the speed of longer messages,
 /// and NCCL uses the links best.

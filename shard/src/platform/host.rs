@@ -1,13 +1,13 @@
 //! Devices whose memory is the host's memory, such as the CPU.
 
 use millrace_backend::{HostMemory, OpenStep, Sampled};
+use millrace_model::memory_plan::PoolBound;
 use millrace_numbers::DType;
 
 use crate::Error;
 use crate::collective::{Aborter, HostCollective};
 use crate::decoder::Collective;
 use crate::host_memory::free_host_bytes;
-use crate::memory_plan::PoolBound;
 use crate::options::ShardOptions;
 use crate::platform::device::{OpenDevice, Platform};
 

@@ -2,11 +2,11 @@
 
 use millrace_backend::Sizing;
 use millrace_cpu::Cpu;
+use millrace_model::memory_plan::{HostPlan, HostRequest, MemoryPlan, PlanError, PlanRequest, plan_split};
+use millrace_model::{DecoderSpec, Model, WeightSource, WeightStorage};
 
 use crate::Error;
 use crate::decoder::{HostLayers, ModelPart};
-use crate::memory_plan::{HostPlan, HostRequest, MemoryPlan, PlanError, PlanRequest, plan_split};
-use crate::model::{DecoderSpec, Model, WeightSource, WeightStorage};
 use crate::options::{GpuMemory, RankPlacement, ShardOptions};
 use crate::platform::{HostPlatform, OpenDevice, Platform};
 use crate::process::host_cpu::open_cpu;

@@ -1,9 +1,9 @@
 //! The life of a shard process: connect to the router, load the model, and answer steps.
 
+use millrace_model::Model;
 use millrace_proto::{Fault, from_shard};
 
 use crate::Error;
-use crate::model::Model;
 use crate::null::{NullEngine, announcement};
 use crate::options::{DeviceKind, NullOptions, RankPlacement, ShardOptions};
 use crate::platform::{HostPlatform, Platform, cuda};

@@ -5,21 +5,23 @@ use std::time::{Duration, Instant};
 
 use millrace_backend::{Backend, ModelLoading};
 use millrace_cpu::Cpu;
+use millrace_model::memory_plan::{self, MemoryPlan, PlanError, PlanRequest};
+use millrace_model::split::{LayerShare, Split};
+use millrace_model::step_sizes::tuned_products;
+use millrace_model::{Bytes, DecoderSpec, Model, WeightSource, WeightStorage};
 use millrace_proto::{Loading, MemoryItem, Phase, Ready, Rendezvous, from_shard, to_shard};
 
+use crate::Error;
 use crate::classifier::Classifier;
 use crate::collective::{self, Deadlines};
-use crate::decoder::{Collective, Decoder, HostLayers, ModelPart, Weights, tuned_products};
-use crate::memory_plan::{self, MemoryPlan, PlanError, PlanRequest};
-use crate::model::{DecoderSpec, Model, WeightSource, WeightStorage};
+use crate::decoder::{Collective, Decoder, HostLayers, ModelPart, Weights};
 use crate::options::{PreviousPool, RankPlacement, ShardOptions};
 use crate::platform::{OpenDevice, Platform};
 use crate::process::host_share::HostShare;
 use crate::process::router_link::RouterLink;
 use crate::process::weight_cache::WeightLabel;
-use crate::split::{LayerShare, Split};
+use crate::prompt_handling::prompt_handling;
 use crate::worker::Worker;
-use crate::{Bytes, Error};
 
 /// Time limit of the wait for ranks that load more slowly. The router notices if one of them fails
 /// meanwhile.
@@ -320,7 +322,7 @@ fn describe(spec: &DecoderSpec, plan: &MemoryPlan) -> Ready {
         vocab_size: spec.vocab as u32,
         hidden_size: spec.hidden as u32,
         headless: spec.head.is_absent,
-        prompt_handling: spec.prompt_handling().into(),
+        prompt_handling: prompt_handling(spec).into(),
         classes: spec.head.classes.unwrap_or(0) as u32,
         rotation: rotation(spec),
         max_positions: u32::try_from(spec.max_positions).unwrap_or(u32::MAX),

@@ -3,10 +3,9 @@
 use std::fmt::Write;
 use std::time::UNIX_EPOCH;
 
+use millrace_model::split::Split;
+use millrace_model::{DecoderSpec, WeightError, WeightSource, WeightStorage};
 use millrace_numbers::Part;
-
-use crate::model::{DecoderSpec, WeightError, WeightSource, WeightStorage};
-use crate::split::Split;
 
 /// Bytes of each stored tensor that are part of the version. Files with the same name, size and
 /// time may still hold other weights: container images often give all files the same time.

@@ -1,7 +1,8 @@
 //! The inputs of one step, gathered from the slots.
 
+use millrace_model::ShardLimits;
+
 use super::StepError;
-use crate::ShardLimits;
 
 /// The inputs of one step, without the block tables. Its vectors are allocated once.
 #[derive(Debug)]

@@ -20,11 +20,10 @@ mod sampling;
 use std::ops::Range;
 
 use millrace_backend::{SampleRow, Sampled, SamplingParams, SeqRow, SequencePrefix};
+use millrace_model::{PrefixRule, ShardLimits};
 use millrace_proto::rules::{MAX_TOP_N, is_mask, mask_words};
 use millrace_proto::{Admission, Pooling, Row, Step};
 
-use crate::ShardLimits;
-use crate::model::PrefixRule;
 pub use batch::Batch;
 use batch::{BatchRow, ExpectedToken};
 pub use error::StepError;
@@ -155,13 +154,6 @@ impl SlotTable {
     #[must_use]
     pub fn with_classifier(self, classifies: bool) -> Self {
         SlotTable { classifies, ..self }
-    }
-
-    /// Returns the bytes of a table for `limits` and token ids below `vocab`.
-    pub fn bytes(limits: &ShardLimits, vocab: usize) -> usize {
-        let table = limits.table_blocks().saturating_add(mask_words(vocab));
-        let per_slot = limits.max_sequence_tokens.saturating_add(table).saturating_add(1);
-        limits.max_sequences.saturating_mul(per_slot).saturating_mul(size_of::<u32>())
     }
 
     /// Applies a step's releases, admissions and rows, in this order. Puts the rows to be computed

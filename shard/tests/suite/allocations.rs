@@ -3,17 +3,16 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use crate::common::{MemoryWeights, fixed_spec, limits};
 use millrace_backend::{
     ExpertGroups, Gating, GroupScore, MlpKind, RouterScores, RouterSpec, Sampled, SeqRow, StepInput,
 };
 use millrace_cpu::{Cpu, CpuOptions};
+use millrace_model::{DecoderSpec, ExpertsSpec, Mlp, SharedExpert};
 use millrace_numbers::DType;
 use millrace_proto::{Admission, Row, Sampling, Step};
 use millrace_shard::decoder::{Decoder, HostLayers, ModelPart, Weights};
-use millrace_shard::model::{DecoderSpec, ExpertsSpec, Mlp, SharedExpert};
 use millrace_shard::state::{Batch, SlotTable};
-
-use crate::common::{MemoryWeights, fixed_spec, limits};
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };

@@ -1,17 +1,15 @@
 //! Compares the decoder with a plain computation in double precision, and with itself under any
 //! schedule.
 
-use millrace_backend::reference::Reference;
-use millrace_backend::{Backend, KvFormat, ScoreRow};
-use millrace_cpu::{Cpu, CpuOptions};
-use millrace_numbers::DType;
-use millrace_shard::ShardLimits;
-use millrace_shard::model::{DecoderSpec, LayerSlot, WeightSlot};
-use proptest::prelude::*;
-
 use crate::common::{
     Chunk, Harness, MemoryWeights, POSITIONS, Random, has_latents, limits, naive, row_error, specs,
 };
+use millrace_backend::reference::Reference;
+use millrace_backend::{Backend, KvFormat, ScoreRow};
+use millrace_cpu::{Cpu, CpuOptions};
+use millrace_model::{DecoderSpec, LayerSlot, ShardLimits, WeightSlot};
+use millrace_numbers::DType;
+use proptest::prelude::*;
 
 fn tokens(random: &mut Random, vocab: usize, len: usize) -> Vec<u32> {
     (0..len).map(|_| random.below(vocab) as u32).collect()

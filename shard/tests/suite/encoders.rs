@@ -3,19 +3,18 @@
 
 use std::path::{Path, PathBuf};
 
-use millrace_backend::Backend;
-use millrace_backend::reference::Reference;
-use millrace_cpu::{Cpu, CpuOptions};
-use millrace_numbers::DType;
-use millrace_shard::Source;
-use millrace_shard::families::{self, Overrides};
-use millrace_shard::model::{DecoderSpec, LayerSlot, WeightSlot};
-use proptest::prelude::*;
-use safetensors::SafeTensors;
-
 use crate::common::{
     Chunk, Harness, MemoryWeights, Random, SEPARATOR, encoder, limits, naive, prefix_model, row_error, specs,
 };
+use millrace_backend::Backend;
+use millrace_backend::reference::Reference;
+use millrace_cpu::{Cpu, CpuOptions};
+use millrace_formats::Source;
+use millrace_model::families::{self, Overrides};
+use millrace_model::{DecoderSpec, LayerSlot, WeightSlot};
+use millrace_numbers::DType;
+use proptest::prelude::*;
+use safetensors::SafeTensors;
 
 /// Bound on the largest difference in a state, relative to its largest element.
 const TOLERANCE: f64 = 1e-4;

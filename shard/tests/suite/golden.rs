@@ -11,21 +11,21 @@
 use std::path::{Path, PathBuf};
 use std::thread;
 
+use crate::common::{Chunk, Harness, row_error};
 use millrace_backend::{Activation, Backend, KvFormat, MlpKind};
 use millrace_cpu::{Activations, Cpu, CpuOptions, Isa};
+use millrace_formats::Source;
+use millrace_model::families::{self, Overrides};
+use millrace_model::split::{Indivisible, Split};
+use millrace_model::{
+    AttentionHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LayerSlot, Mlp, Model, NormPlace, RopeScaling,
+    ShardLimits, WeightSlot, WeightStorage,
+};
 use millrace_numbers::encoding::{CodeType, StoredCodes};
 use millrace_numbers::{DType, WeightFormat};
+use millrace_shard::HostCollectives;
 use millrace_shard::collective::{self, Transport};
-use millrace_shard::families::{self, Overrides};
-use millrace_shard::model::{
-    AttentionHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LayerSlot, Mlp, Model, NormPlace, RopeScaling,
-    WeightSlot, WeightStorage,
-};
-use millrace_shard::split::{Indivisible, Split};
-use millrace_shard::{HostCollectives, ShardLimits, Source};
 use safetensors::SafeTensors;
-
-use crate::common::{Chunk, Harness, row_error};
 
 /// Bound on the largest difference in a row of logits, relative to its largest element.
 const TOLERANCE: f64 = 1e-4;

@@ -5,17 +5,17 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::common::{Chunk, Harness};
 use millrace_backend::{KvFormat, SampleRow, SampledRows, SamplingParams, SeqRow, StepInput, StepQueue as _};
 use millrace_cpu::{Activations, Cpu, CpuOptions};
 use millrace_cuda::{Cuda, Device, Simulated};
+use millrace_formats::Source;
+use millrace_model::families::{self, Overrides};
+use millrace_model::{Model, ShardLimits};
 use millrace_numbers::DType;
 use millrace_shard::decoder::{Decoder, Weights};
-use millrace_shard::families::{self, Overrides};
-use millrace_shard::model::Model;
 use millrace_shard::offline::{BenchWorkload, OfflineEngine};
-use millrace_shard::{DeviceKind, ShardLimits, ShardOptions, Source};
-
-use crate::common::{Chunk, Harness};
+use millrace_shard::{DeviceKind, ShardOptions};
 
 const LIMITS: ShardLimits = ShardLimits {
     max_step_tokens: 32,

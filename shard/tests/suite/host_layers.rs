@@ -3,17 +3,16 @@
 
 use std::path::Path;
 
+use crate::common::{MemoryWeights, POSITIONS, row_error, specs};
 use millrace_backend::reference::Reference;
 use millrace_backend::{Backend, KvFormat, SamplingParams, SeqRow, StepInput};
 use millrace_cpu::{Activations, Cpu, CpuOptions};
+use millrace_formats::Source;
+use millrace_model::families::{self, Overrides};
+use millrace_model::{DecoderSpec, Model, ShardLimits, WeightSource, WeightStorage};
 use millrace_numbers::DType;
 use millrace_shard::decoder::{Decoder, HostLayers, ModelPart, Weights};
-use millrace_shard::families::{self, Overrides};
-use millrace_shard::model::{DecoderSpec, Model, WeightSource, WeightStorage};
-use millrace_shard::{ShardLimits, Source};
 use proptest::prelude::*;
-
-use crate::common::{MemoryWeights, POSITIONS, row_error, specs};
 
 /// Bound on the largest difference in a row of logits, relative to its largest element.
 const TOLERANCE: f64 = 1e-4;

@@ -1,8 +1,7 @@
 //! Tests of masks that follow their step, over a real socket.
 
-use millrace_proto::{Row, Shutdown, Step, StepOutput, from_shard, to_shard};
-
 use crate::common::router::{Router, admission, expected, row};
+use millrace_proto::{Row, Shutdown, Step, StepOutput, from_shard, to_shard};
 
 /// A row of one generated token whose mask follows.
 fn late(slot: u32, start: u32, new_blocks: &[u32]) -> Row {

@@ -3,19 +3,18 @@
 
 use std::thread;
 
+use crate::common::{Chunk, Harness, MemoryWeights, encoder, fixed_spec, limits, long, specs};
 use millrace_backend::HostMemory;
 use millrace_backend::reference::Reference;
 use millrace_cpu::{Cpu, CpuOptions};
+use millrace_model::DecoderSpec;
+use millrace_model::memory_plan::{UnpaddedDevice, footprint, weight_bytes};
+use millrace_model::split::LayerShare;
 use millrace_numbers::DType;
 use millrace_shard::HostCollectives;
 use millrace_shard::collective::{self, Transport};
 use millrace_shard::decoder::ModelPart;
-use millrace_shard::memory_plan::{UnpaddedDevice, footprint, weight_bytes};
-use millrace_shard::model::DecoderSpec;
-use millrace_shard::split::LayerShare;
 use proptest::prelude::*;
-
-use crate::common::{Chunk, Harness, MemoryWeights, encoder, fixed_spec, limits, long, specs};
 
 const PROMPT: [u32; 11] = [3, 1, 4, 1, 5, 7, 2, 6, 5, 3, 5];
 

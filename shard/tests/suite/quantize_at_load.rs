@@ -3,15 +3,14 @@
 
 use std::path::Path;
 
+use crate::common::{Chunk, Harness, SMALL_LIMITS as LIMITS, SMALL_PROMPT as PROMPT, row_error};
 use millrace_backend::HostMemory;
 use millrace_backend::reference::Reference;
 use millrace_cpu::{Activations, Cpu, CpuOptions};
+use millrace_formats::Source;
+use millrace_model::families::{self, Overrides};
+use millrace_model::{LayerSlot, Model, Quantize, WeightSlot, WeightStorage};
 use millrace_numbers::DType;
-use millrace_shard::Source;
-use millrace_shard::families::{self, Overrides};
-use millrace_shard::model::{LayerSlot, Model, Quantize, WeightSlot, WeightStorage};
-
-use crate::common::{Chunk, Harness, SMALL_LIMITS as LIMITS, SMALL_PROMPT as PROMPT, row_error};
 
 fn load(name: &str) -> Model {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden").join(name);

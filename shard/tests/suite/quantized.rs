@@ -8,23 +8,23 @@ use std::process::Command;
 use std::sync::LazyLock;
 use std::thread;
 
+use crate::common::{Chunk, Harness, row_error};
 use millrace_backend::reference::Reference;
 use millrace_backend::{Backend, HostMemory, KvFormat, Sizing};
 use millrace_cpu::{Activations, Cpu, CpuOptions, Isa};
+use millrace_formats::Source;
+use millrace_model::families::{self, Overrides};
+use millrace_model::inspect::Inspection;
+use millrace_model::split::Split;
+use millrace_model::{LayerSlot, Model, Quantize, ShardLimits, WeightSlot, WeightStorage};
 use millrace_numbers::{DType, Part, WeightFormat};
+use millrace_shard::HostCollectives;
 use millrace_shard::collective::{self, Transport};
 use millrace_shard::decoder::Weights;
-use millrace_shard::families::{self, Overrides};
-use millrace_shard::inspect::Inspection;
-use millrace_shard::model::{LayerSlot, Model, Quantize, WeightSlot, WeightStorage};
-use millrace_shard::split::Split;
-use millrace_shard::{HostCollectives, ShardLimits, Source};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-
-use crate::common::{Chunk, Harness, row_error};
 
 const LIMITS: ShardLimits = ShardLimits {
     max_step_tokens: 32,

@@ -5,14 +5,13 @@
 
 use std::path::PathBuf;
 
-use millrace_cpu::{Cpu, CpuOptions};
-use millrace_numbers::DType;
-use millrace_shard::Source;
-use millrace_shard::families::{self, Overrides};
-use millrace_shard::model::Model;
-use safetensors::tensor::TensorView;
-
 use crate::common::{Chunk, Harness, limits, row_error};
+use millrace_cpu::{Cpu, CpuOptions};
+use millrace_formats::Source;
+use millrace_model::Model;
+use millrace_model::families::{self, Overrides};
+use millrace_numbers::DType;
+use safetensors::tensor::TensorView;
 
 const VOCAB: usize = 5;
 const HIDDEN: usize = 32;

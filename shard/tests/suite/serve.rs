@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use crate::common::router::{Router, SEED, admission, expected, greedy, model, options, placement, row};
+use crate::common::{MemoryWeights, fixed_spec, naive, row_error};
 use millrace_backend::reference::Reference;
 use millrace_numbers::DType;
 use millrace_proto::{
@@ -13,9 +15,6 @@ use millrace_proto::{
 use millrace_shard::collective::HostCollective;
 use millrace_shard::decoder::Collective;
 use millrace_shard::{Error, HostPlatform, OpenDevice, Platform, PreviousPool, RankPlacement, ShardOptions};
-
-use crate::common::router::{Router, SEED, admission, expected, greedy, model, options, placement, row};
-use crate::common::{MemoryWeights, fixed_spec, naive, row_error};
 
 #[test]
 fn loading_ends_with_the_announcement() {

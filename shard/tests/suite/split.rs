@@ -3,22 +3,21 @@
 
 use std::thread;
 
+use crate::common::{
+    Chunk, Harness, MemoryWeights, Random, SEPARATOR, encoder, limits, long, prefix_model, row_error, specs,
+};
 use millrace_backend::HostMemory;
 use millrace_backend::reference::Reference;
 use millrace_cpu::{Cpu, CpuOptions};
+use millrace_model::split::Split;
+use millrace_model::{
+    DecoderSpec, HeadNormPlan, LayerSlot, Mlp, Model, ModelWarnings, Positions, WeightSlot,
+};
 use millrace_numbers::DType;
 use millrace_shard::HostCollectives;
 use millrace_shard::collective::{self, Transport};
 use millrace_shard::decoder::Weights;
-use millrace_shard::model::{
-    DecoderSpec, HeadNormPlan, LayerSlot, Mlp, Model, ModelWarnings, Positions, WeightSlot,
-};
-use millrace_shard::split::Split;
 use proptest::prelude::*;
-
-use crate::common::{
-    Chunk, Harness, MemoryWeights, Random, SEPARATOR, encoder, limits, long, prefix_model, row_error, specs,
-};
 
 fn model(spec: &DecoderSpec, seed: u64) -> Model {
     let weights = Box::new(MemoryWeights::random(spec, seed));

@@ -8,14 +8,14 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::thread;
 
+use millrace_formats::Source;
+use millrace_model::families::{self, Overrides};
 use millrace_proto::{
     Admission, FromShard, Row, Sampling, Shutdown, Step, ToShard, frame, from_shard, to_shard,
 };
-use millrace_shard::Source;
 use std::time::Duration;
 
 use millrace_shard::collective::Transport;
-use millrace_shard::families::{self, Overrides};
 use millrace_shard::{AllReduce, DeviceKind, RankPlacement, RouterAddress, ShardOptions, run};
 
 /// "Once upon a time, there was a little girl named Lily."

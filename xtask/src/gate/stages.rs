@@ -89,7 +89,7 @@ const CLIENTS: &[&str] = &[
     "router/src/reasoning/",
     "router/src/service/",
     "router/src/tools/",
-    "shard/src/convert/",
+    "shard/convert/src/convert/",
     "xtask/src/clients.rs",
 ];
 

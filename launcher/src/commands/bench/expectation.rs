@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
-use millrace_shard::estimate::ShardEstimate;
+use millrace_model::estimate::ShardEstimate;
 use millrace_shard::offline::BenchWorkload;
 
 /// The times of a short prompt and of the decode step after it.
@@ -108,9 +108,10 @@ impl Display for Seconds {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use millrace_shard::memory_plan::UnpaddedDevice;
-    use millrace_shard::model::WeightStorage;
-    use millrace_shard::{DType, KvFormat, Source, families};
+    use millrace_formats::Source;
+    use millrace_model::WeightStorage;
+    use millrace_model::memory_plan::UnpaddedDevice;
+    use millrace_model::{DType, KvFormat, families};
 
     use super::*;
 

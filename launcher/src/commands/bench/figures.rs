@@ -1,6 +1,6 @@
 //! The figures of one batch size: times, and the work that was done in them.
 
-use millrace_shard::estimate::ShardEstimate;
+use millrace_model::estimate::ShardEstimate;
 use millrace_shard::offline::{BatchTimes, BenchWorkload, MachineLimits};
 
 /// The work of a batch: its tokens, operations and bytes.

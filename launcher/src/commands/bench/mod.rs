@@ -8,12 +8,12 @@ mod report;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail, ensure};
+use millrace_model::estimate::ShardEstimate;
+use millrace_model::memory_plan::{PlanError, UnpaddedDevice};
+use millrace_model::{Bytes, Model, WeightStorage, families};
 use millrace_shard::collective::Transport;
-use millrace_shard::estimate::ShardEstimate;
-use millrace_shard::memory_plan::{PlanError, UnpaddedDevice};
-use millrace_shard::model::{Model, WeightStorage};
 use millrace_shard::offline::{BenchWorkload, OfflineEngine};
-use millrace_shard::{AllReduce, Bytes, Error, NullOptions, ShardOptions, families};
+use millrace_shard::{AllReduce, Error, NullOptions, ShardOptions};
 
 use crate::cli::{ActivationsArg, BenchArgs, DeviceArg, LoadFormat};
 use crate::shard_message::BLOCK_SIZE;

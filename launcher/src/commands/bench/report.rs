@@ -3,8 +3,8 @@
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
+use millrace_model::Count;
 use millrace_router::engine::Ready;
-use millrace_shard::Count;
 use serde::Serialize;
 
 use super::figures::{BatchFigures, BatchSummary, median};

@@ -13,10 +13,11 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use millrace_backend::{Backend, KvFormat, SamplingParams, SeqRow, SequencePrefix, StepInput};
+use millrace_model::{
+    DecoderSpec, ShardLimits, WeightError, WeightKind, WeightSlot, WeightSource, WeightStorage,
+};
 use millrace_numbers::{DType, HostTensor, Part};
-use millrace_shard::ShardLimits;
 use millrace_shard::decoder::{Collective, Decoder, ModelPart, SubmittedStep, Weights};
-use millrace_shard::model::{DecoderSpec, WeightError, WeightKind, WeightSlot, WeightSource, WeightStorage};
 use millrace_test_patience::patience;
 
 /// Limits for [`SMALL_PROMPT`] in one step.

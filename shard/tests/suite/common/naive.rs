@@ -9,8 +9,7 @@ use std::cell::Cell;
 use std::f64::consts::PI;
 
 use millrace_backend::{Activation, Gating, RopeStyle, SequencePrefix};
-
-use millrace_shard::model::{
+use millrace_model::{
     AlibiHeads, Attention, DecoderSpec, HeadNormPlan, LatentPlan, LayerSlot, Mlp, NormKind, NormPlace,
     Positions, QueryScale, Residual, RopeScaling, RopeTable, SlopeRule, WeightSlot,
 };

@@ -1,8 +1,7 @@
 //! Recurrent layers in their plainest form: the whole text at once, in double precision.
 
 use millrace_backend::RecurrentHeads;
-
-use millrace_shard::model::{
+use millrace_model::{
     ProjectionFactors, RecurrentLayer, RecurrentRule, RecurrentSlot, ResultPlan, WeightSlot,
 };
 

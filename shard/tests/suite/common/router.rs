@@ -5,13 +5,13 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use millrace_backend::reference::Reference;
+use millrace_model::{Model, ModelWarnings};
 use millrace_numbers::DType;
 use millrace_proto::{
     Admission, FromShard, Loading, Masks, MasksDue, Ready, Row, RowMask, Sampling, Step, StepOutput, ToShard,
     frame, from_shard, to_shard,
 };
 use millrace_shard::collective::Transport;
-use millrace_shard::model::{Model, ModelWarnings};
 use millrace_shard::{
     AllReduce, DeviceKind, Error, HostPlatform, OpenDevice, Platform, RankPlacement, RouterAddress,
     ShardOptions, serve,

@@ -4,7 +4,7 @@ use millrace_backend::{
     Activation, ExpertGroups, Gating, GroupScore, MlpKind, QkvLayout, RecurrentHeads, RopeStyle,
     RouterScores, RouterSpec,
 };
-use millrace_shard::model::{
+use millrace_model::{
     AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, ExpertsSpec, HeadNormPlan,
     HeadPlan, LatentPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions,
     PrefixRule, ProjectionFactors, QueryScale, RecurrentLayer, RecurrentRule, Residual, ResultPlan,

@@ -1,0 +1,416 @@
+//! The formats in which a device keeps the weights of a model.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use millrace_backend::Sizing;
+use millrace_numbers::quantize::SUPER_BLOCK;
+use millrace_numbers::{DType, IntFormat, KFormat, WeightFormat};
+use serde::{Deserialize, Serialize};
+
+use super::slots::{WeightKind, WeightSlot};
+use super::source::WeightError;
+use super::{DecoderSpec, Model};
+
+/// Columns of the smallest groups of integers.
+const MIN_GROUP: usize = 32;
+
+/// The formats in which a device keeps the weights of a model. Vectors are always in single
+/// precision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WeightStorage {
+    /// Element type of matrices, and on GPUs also of activations.
+    pub dtype: DType,
+    /// Quantization of the matrices that may be quantized, unless the checkpoint is quantized.
+    pub quantize: Option<Quantize>,
+    /// The format of the checkpoint's quantized matrices, if it has any.
+    checkpoint: Option<CheckpointFormat>,
+    /// The formats of matrices that are kept as the checkpoint stores them.
+    stored: Arc<BTreeMap<WeightSlot, WeightFormat>>,
+    /// Number of quantized matrices that the device cannot keep as they are.
+    converted: usize,
+}
+
+/// A format of checkpoints that are quantized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckpointFormat {
+    /// GPTQ.
+    Gptq,
+    /// AWQ.
+    Awq,
+    /// compressed-tensors, in any of its formats.
+    CompressedTensors,
+    /// 8-bit integers of bitsandbytes.
+    BitsandbytesInt8,
+    /// 4-bit codes of bitsandbytes for normally distributed numbers.
+    BitsandbytesNf4,
+    /// 4-bit floating-point numbers of bitsandbytes.
+    BitsandbytesFp4,
+    /// FP8 with scales per matrix, row or block.
+    Fp8,
+    /// Experts in MXFP4 (gpt-oss).
+    Mxfp4,
+    /// Integers with a scale for each row, as the code of ChatGLM stores them.
+    ChatGlm,
+    /// Blocks of GGML, as in GGUF files.
+    Blocks,
+}
+
+impl CheckpointFormat {
+    /// Returns the name, which is also that of the flag `--quantize`, if there is such a flag.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CheckpointFormat::Gptq => "gptq",
+            CheckpointFormat::Awq => "awq",
+            CheckpointFormat::CompressedTensors => "compressed-tensors",
+            CheckpointFormat::BitsandbytesInt8 => "bitsandbytes",
+            CheckpointFormat::BitsandbytesNf4 => "bitsandbytes-nf4",
+            CheckpointFormat::BitsandbytesFp4 => "bitsandbytes-fp4",
+            CheckpointFormat::Fp8 => "fp8",
+            CheckpointFormat::Mxfp4 => "mxfp4",
+            CheckpointFormat::ChatGlm => "chatglm",
+            CheckpointFormat::Blocks => "blocks of GGML",
+        }
+    }
+}
+
+/// A value of `--quantize`: a way to quantize matrices while they are loaded, or a format that the
+/// checkpoint must have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Quantize {
+    /// FP8 (e4m3): stored, or made with one scale per output feature.
+    Fp8,
+    /// 8-bit integers with one scale per output feature, on the CPU.
+    Int8,
+    /// 8-bit integers in groups of 32 columns (GGUF's Q8_0), on the CPU.
+    Q8_0,
+    /// 4-bit integers in groups of 32 columns (GGUF's Q4_0), on the CPU.
+    Q4_0,
+    /// 4-bit integers in groups of up to 128 columns with zero points, on the CPU.
+    Int4,
+    /// 4-bit integers in super-blocks of 256 columns (GGUF's Q4_K), on the CPU.
+    Q4K,
+    /// 6-bit integers in super-blocks of 256 columns (GGUF's Q6_K), on the CPU.
+    Q6K,
+    /// 4-bit codes into a table of quantiles, in groups of 64 columns, on the CPU.
+    Nf4,
+    /// A checkpoint of GPTQ.
+    Gptq,
+    /// A checkpoint of AWQ.
+    Awq,
+    /// A checkpoint of compressed-tensors.
+    CompressedTensors,
+    /// A checkpoint of bitsandbytes, or 8-bit integers as [`Quantize::Int8`].
+    Bitsandbytes,
+    /// A checkpoint of bitsandbytes in nf4, or made as [`Quantize::Nf4`].
+    BitsandbytesNf4,
+    /// A checkpoint of bitsandbytes in fp4.
+    BitsandbytesFp4,
+}
+
+/// The reason why a value of `--quantize` cannot be used with a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum QuantizeError {
+    /// The flag names another format than the checkpoint has.
+    #[error(
+        "--quantize {flag}, but the checkpoint is quantized already ({found}); omit the flag to serve it as it is. \
+         Quantizing it again would add a second error to the first"
+    )]
+    AlreadyQuantized {
+        /// The value of the flag.
+        flag: &'static str,
+        /// The format of the checkpoint.
+        found: &'static str,
+    },
+    /// The flag names a format that only a checkpoint can have, and this one is not quantized.
+    #[error(
+        "--quantize {flag} reads checkpoints that are quantized so, but config.json has no quantization_config; \
+         --quantize int8 or int4 quantizes while loading, on the CPU"
+    )]
+    NotQuantized {
+        /// The value of the flag.
+        flag: &'static str,
+    },
+}
+
+/// The reason why no formats can be chosen.
+#[derive(Debug, thiserror::Error)]
+pub enum StorageError {
+    /// The flag `--quantize` does not fit the checkpoint.
+    #[error(transparent)]
+    Quantize(#[from] QuantizeError),
+    /// A weight cannot be read.
+    #[error(transparent)]
+    Weight(#[from] WeightError),
+}
+
+impl Quantize {
+    /// All values.
+    pub const ALL: [Quantize; 14] = [
+        Quantize::Fp8,
+        Quantize::Int8,
+        Quantize::Q8_0,
+        Quantize::Q4_0,
+        Quantize::Int4,
+        Quantize::Q4K,
+        Quantize::Q6K,
+        Quantize::Nf4,
+        Quantize::Gptq,
+        Quantize::Awq,
+        Quantize::CompressedTensors,
+        Quantize::Bitsandbytes,
+        Quantize::BitsandbytesNf4,
+        Quantize::BitsandbytesFp4,
+    ];
+
+    /// Returns the name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Quantize::Fp8 => "fp8",
+            Quantize::Int8 => IntFormat::Int8.name(),
+            Quantize::Q8_0 => IntFormat::Q8_0.name(),
+            Quantize::Q4_0 => IntFormat::Q4_0.name(),
+            Quantize::Int4 => IntFormat::Int4.name(),
+            Quantize::Q4K => KFormat::Q4K.name(),
+            Quantize::Q6K => KFormat::Q6K.name(),
+            Quantize::Nf4 => "nf4",
+            Quantize::Gptq => CheckpointFormat::Gptq.name(),
+            Quantize::Awq => CheckpointFormat::Awq.name(),
+            Quantize::CompressedTensors => CheckpointFormat::CompressedTensors.name(),
+            Quantize::Bitsandbytes => CheckpointFormat::BitsandbytesInt8.name(),
+            Quantize::BitsandbytesNf4 => CheckpointFormat::BitsandbytesNf4.name(),
+            Quantize::BitsandbytesFp4 => CheckpointFormat::BitsandbytesFp4.name(),
+        }
+    }
+
+    /// Returns the format of matrices that are quantized while they are loaded, if the value means
+    /// this for a checkpoint that is not quantized.
+    const fn format(self) -> Option<WeightFormat> {
+        match self {
+            Quantize::Fp8 => Some(WeightFormat::Fp8),
+            Quantize::Int8 | Quantize::Bitsandbytes => Some(WeightFormat::Int(IntFormat::Int8)),
+            Quantize::Q8_0 => Some(WeightFormat::Int(IntFormat::Q8_0)),
+            Quantize::Q4_0 => Some(WeightFormat::Int(IntFormat::Q4_0)),
+            Quantize::Int4 => Some(WeightFormat::Int(IntFormat::Int4)),
+            Quantize::Q4K => Some(WeightFormat::K(KFormat::Q4K)),
+            Quantize::Q6K => Some(WeightFormat::K(KFormat::Q6K)),
+            Quantize::Nf4 | Quantize::BitsandbytesNf4 => Some(WeightFormat::Nf4),
+            Quantize::Gptq | Quantize::Awq | Quantize::CompressedTensors | Quantize::BitsandbytesFp4 => None,
+        }
+    }
+
+    /// Returns whether the value fits a checkpoint in this format.
+    const fn accepts(self, format: CheckpointFormat) -> bool {
+        matches!(
+            (self, format),
+            (Quantize::Fp8, CheckpointFormat::Fp8)
+                | (Quantize::Gptq, CheckpointFormat::Gptq)
+                | (Quantize::Awq, CheckpointFormat::Awq)
+                | (Quantize::CompressedTensors, CheckpointFormat::CompressedTensors)
+                | (Quantize::BitsandbytesNf4, CheckpointFormat::BitsandbytesNf4)
+                | (Quantize::BitsandbytesFp4, CheckpointFormat::BitsandbytesFp4)
+                | (
+                    Quantize::Bitsandbytes,
+                    CheckpointFormat::BitsandbytesInt8
+                        | CheckpointFormat::BitsandbytesNf4
+                        | CheckpointFormat::BitsandbytesFp4
+                )
+        )
+    }
+
+    /// Tells whether only the CPU multiplies by the format.
+    pub const fn needs_cpu(self) -> bool {
+        matches!(
+            self,
+            Quantize::Int8
+                | Quantize::Q8_0
+                | Quantize::Q4_0
+                | Quantize::Int4
+                | Quantize::Q4K
+                | Quantize::Q6K
+                | Quantize::Nf4
+        )
+    }
+
+    /// Returns how matrices of a checkpoint are quantized while they are loaded, if they are.
+    fn for_checkpoint(
+        flag: Option<Quantize>,
+        checkpoint: Option<CheckpointFormat>,
+    ) -> Result<Option<Quantize>, QuantizeError> {
+        match (flag, checkpoint) {
+            (None, _) => Ok(None),
+            (Some(quantize), None) if quantize.format().is_some() => Ok(Some(quantize)),
+            (Some(quantize), None) => Err(QuantizeError::NotQuantized { flag: quantize.name() }),
+            (Some(quantize), Some(format)) if quantize.accepts(format) => Ok(None),
+            (Some(quantize), Some(format)) => {
+                Err(QuantizeError::AlreadyQuantized { flag: quantize.name(), found: format.name() })
+            }
+        }
+    }
+}
+
+impl WeightStorage {
+    /// Creates the formats of a checkpoint that is not quantized.
+    pub fn new(dtype: DType, quantize: Option<Quantize>) -> Self {
+        WeightStorage { dtype, quantize, checkpoint: None, stored: Arc::default(), converted: 0 }
+    }
+
+    /// Chooses the formats of `model` on `device`. Matrices that the checkpoint stores quantized
+    /// are kept as they are if the device multiplies by them. Otherwise they are converted to
+    /// `dtype`.
+    ///
+    /// # Errors
+    /// If `quantize` does not fit the checkpoint, or a weight cannot be read.
+    pub fn choose(
+        dtype: DType,
+        quantize: Option<Quantize>,
+        model: &Model,
+        device: &impl Sizing,
+    ) -> Result<Self, StorageError> {
+        let quantize = Quantize::for_checkpoint(quantize, model.quantized)?;
+        let mut storage = WeightStorage { checkpoint: model.quantized, ..Self::new(dtype, quantize) };
+        if model.quantized.is_none() {
+            return Ok(storage);
+        }
+        let mut stored = BTreeMap::new();
+        let matrices = model.spec.slots().into_iter().filter(|slot| !slot.is_vector());
+        for slot in matrices {
+            let parts = model.weights.parts(slot)?;
+            if !parts.iter().any(|part| part.tensor.encoding.is_quantized()) {
+                continue;
+            }
+            // Rows of the embedding are looked up, and it may be the head as well. Matrices of
+            // single heads are always dense.
+            match device
+                .stored_format(&parts)
+                .filter(|_| slot != WeightSlot::Embedding && !slot.is_of_single_heads())
+            {
+                Some(format) => _ = stored.insert(slot, format),
+                None => storage.converted += 1,
+            }
+        }
+        storage.stored = Arc::new(stored);
+        Ok(storage)
+    }
+
+    /// Returns the format of the matrix in `slot`, which has `cols` columns. A format that they do
+    /// not fit is replaced, see [`WeightFormat::for_cols`]. Embedding and head are never quantized
+    /// while they are loaded, because they decide which token is chosen.
+    pub fn matrix(&self, slot: WeightSlot, cols: usize) -> WeightFormat {
+        if let Some(format) = self.stored.get(&slot) {
+            return *format;
+        }
+        match self.requested(slot) {
+            Some(format) => format.for_cols(cols, self.dtype),
+            None => self.dtype.into(),
+        }
+    }
+
+    /// Returns the formats of a model that has only the layers `layers` of this one, numbered from
+    /// 0.
+    pub fn of_layers(&self, layers: &Range<usize>) -> Self {
+        let renumbered = |(&slot, &format): (&WeightSlot, &WeightFormat)| match slot {
+            WeightSlot::Layer(index, _) if !layers.contains(&index) => None,
+            WeightSlot::Layer(index, of_layer) => {
+                Some((WeightSlot::Layer(index - layers.start, of_layer), format))
+            }
+            slot => Some((slot, format)),
+        };
+        WeightStorage {
+            stored: Arc::new(self.stored.iter().filter_map(renumbered).collect()),
+            ..self.clone()
+        }
+    }
+
+    /// Returns the format that matrices in `slot` are quantized to while they are loaded, if they
+    /// are.
+    fn requested(&self, slot: WeightSlot) -> Option<WeightFormat> {
+        let may_quantize = matches!(slot.info().kind, WeightKind::Matrix { may_quantize: true });
+        self.quantize.and_then(Quantize::format).filter(|_| may_quantize)
+    }
+
+    /// Returns the name of the quantization, if matrices of layers are quantized.
+    pub fn quantization(&self) -> Option<&'static str> {
+        self.checkpoint.map(CheckpointFormat::name).or(self.quantize.map(Quantize::name))
+    }
+
+    /// Returns warnings for the operator: about the matrices of `spec` that do not have the format
+    /// that was asked for, and about quantized matrices that take as much memory as dense ones.
+    pub fn warnings(&self, spec: &DecoderSpec) -> Vec<String> {
+        self.replacement(spec).into_iter().chain(self.conversion()).collect()
+    }
+
+    /// Says which matrices of `spec` have another format than the one that was asked for, and why.
+    pub fn replacement(&self, spec: &DecoderSpec) -> Option<String> {
+        let mut all = 0;
+        let mut replaced: BTreeMap<(WeightFormat, usize), usize> = BTreeMap::new();
+        for slot in spec.slots() {
+            let Some(requested) = self.requested(slot) else { continue };
+            all += 1;
+            let cols = spec.shape(slot).1;
+            let kept = self.matrix(slot, cols);
+            if kept != requested {
+                *replaced.entry((kept, cols)).or_default() += 1;
+            }
+        }
+        let reason = |(&(kept, cols), count): (&(WeightFormat, usize), &usize)| {
+            // Groups have 32 columns or more, and super-blocks eight times as many.
+            let block = if matches!(kept, WeightFormat::Dense(_)) { MIN_GROUP } else { SUPER_BLOCK };
+            let kept = kept.name();
+            format!(
+                "{count} of {all} matrices are kept as {kept}, because {cols} columns are not a multiple of {block}"
+            )
+        };
+        let reasons: Vec<String> = replaced.iter().map(reason).collect();
+        let format = self.quantize?.name();
+        (!reasons.is_empty()).then(|| format!("--quantize {format}: {}", reasons.join("; ")))
+    }
+
+    fn conversion(&self) -> Option<String> {
+        let (format, all) = (self.checkpoint?.name(), self.stored.len() + self.converted);
+        (self.converted > 0).then(|| {
+            format!(
+                "{} of {all} quantized matrices ({format}) are converted to {} while they are loaded, because this \
+                 device does not multiply by them as they are stored",
+                self.converted,
+                self.dtype.name()
+            )
+        })
+    }
+}
+
+impl From<DType> for WeightStorage {
+    fn from(dtype: DType) -> Self {
+        WeightStorage::new(dtype, None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_of_values_is_complete_and_their_names_differ() {
+        for (index, quantize) in Quantize::ALL.into_iter().enumerate() {
+            assert_eq!(quantize as usize, index, "{quantize:?}");
+            let named = Quantize::ALL.into_iter().filter(|other| other.name() == quantize.name());
+            assert_eq!(named.count(), 1, "{quantize:?}");
+        }
+        assert_eq!(Quantize::ALL.last(), Some(&Quantize::BitsandbytesFp4), "the last variant is in the list");
+    }
+
+    #[test]
+    fn formats_follow_their_layers_into_a_part_of_the_model() {
+        let (int8, slot) = (WeightFormat::Int(IntFormat::Int8), |layer| {
+            WeightSlot::Layer(layer, crate::description::LayerSlot::Down)
+        });
+        let stored = [(slot(0), WeightFormat::Fp8), (slot(2), int8), (WeightSlot::Head, WeightFormat::Fp8)];
+        let storage =
+            WeightStorage { stored: Arc::new(stored.into()), ..WeightStorage::new(DType::F16, None) };
+        let part = storage.of_layers(&(1..3));
+        let formats = [slot(0), slot(1), WeightSlot::Head].map(|slot| part.matrix(slot, 64));
+        assert_eq!(formats, [DType::F16.into(), int8, WeightFormat::Fp8]);
+    }
+}

@@ -1,0 +1,109 @@
+//! Dummy weights, to measure the memory and speed of a model with only its `config.json`.
+
+use bytes::Bytes;
+use millrace_numbers::{DType, HostTensor, Part};
+
+use crate::description::{DecoderSpec, WeightError, WeightKind, WeightSlot, WeightSource};
+
+/// Number of elements of the buffer that all weights are cut from.
+const POOL: usize = 1 << 21;
+/// Number of places in the buffer where a cut may begin, so that cuts differ. It is less than the
+/// buffer's length.
+const STARTS: usize = 1 << 16;
+/// Standard deviation of matrices and biases.
+const SCALE: f32 = 0.03;
+
+/// Deterministic weights: norm scales are 1, and all others are nearly normally distributed with a
+/// standard deviation of 0.03.
+///
+/// They are cuts of one pseudo-random buffer of a few megabytes, however large the model is.
+pub(super) struct DummyWeights {
+    spec: DecoderSpec,
+    dtype: DType,
+    pool: Bytes,
+    ones: Bytes,
+}
+
+impl DummyWeights {
+    pub(super) fn new(spec: DecoderSpec, dtype: DType) -> Self {
+        let mut pool = Vec::with_capacity(POOL * dtype.size());
+        for index in 0..POOL as u64 {
+            dtype.push(normal(index) * SCALE, &mut pool);
+        }
+        let mut ones = Vec::new();
+        let longest = spec
+            .layers
+            .iter()
+            .map(|layer| {
+                let of_heads = layer.attention.heads().map_or(0, |heads| {
+                    let query_rank = heads.latent.and_then(|latent| latent.query_rank).unwrap_or(0);
+                    query_rank.max(heads.layout.heads * heads.layout.head_dim)
+                });
+                let of_recurrence = layer.attention.recurrent().map_or(0, |layer| layer.heads.value_cols());
+                of_heads.max(of_recurrence)
+            })
+            .fold(spec.hidden, usize::max);
+        (0..longest).for_each(|_| dtype.push(1.0, &mut ones));
+        DummyWeights { spec, dtype, pool: pool.into(), ones: ones.into() }
+    }
+}
+
+impl WeightSource for DummyWeights {
+    fn parts(&self, slot: WeightSlot) -> Result<Vec<Part>, WeightError> {
+        let (rows, cols) = self.spec.shape(slot);
+        let size = self.dtype.size();
+        let part = |bytes, rows, cols| Part::whole(HostTensor::dense(self.dtype, rows, cols, bytes));
+        if slot.info().kind == WeightKind::NormScale {
+            return Ok(vec![part(self.ones.slice(..cols * size), 1, cols)]);
+        }
+        // A vector is cut like a matrix of one column. Rows have at most 2^20 columns, so at least
+        // one row fits into the buffer.
+        let (rows, cols) = if slot.is_vector() { (cols, 1) } else { (rows, cols) };
+        let most = (POOL - STARTS) / cols;
+        let mut parts = Vec::with_capacity(rows.div_ceil(most));
+        for first in (0..rows).step_by(most) {
+            let count = most.min(rows - first);
+            let start = mix(seed(slot) ^ first as u64) as usize % STARTS;
+            let bytes = self.pool.slice(start * size..(start + count * cols) * size);
+            parts.push(if slot.is_vector() { part(bytes, 1, count) } else { part(bytes, count, cols) });
+        }
+        Ok(parts)
+    }
+}
+
+/// Returns a seed for each slot, which differs much from those of other slots.
+fn seed(slot: WeightSlot) -> u64 {
+    mix(match slot {
+        WeightSlot::Embedding => 1,
+        WeightSlot::FinalNorm => 2,
+        WeightSlot::Head => 3,
+        WeightSlot::EmbeddingNorm => 4,
+        WeightSlot::EmbeddingNormBias => 5,
+        WeightSlot::Positions => 6,
+        WeightSlot::FinalNormBias => 7,
+        WeightSlot::HeadBias => 8,
+        WeightSlot::ClassifierDense => 9,
+        WeightSlot::ClassifierDenseBias => 10,
+        WeightSlot::ClassifierOut => 11,
+        WeightSlot::ClassifierOutBias => 12,
+        WeightSlot::Layer(index, slot) => 64 * (index as u64 + 1) + slot as u64,
+        // There are at most 48 other weights of a layer.
+        WeightSlot::Recurrent(index, slot) => 64 * (index as u64 + 1) + 48 + slot as u64,
+    })
+}
+
+/// Mixes the bits of a number. This is the finalizer of SplitMix64 (Steele et al., "Fast splittable
+/// pseudorandom number generators").
+fn mix(index: u64) -> u64 {
+    let mut z = index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Returns a nearly normally distributed number of variance 1: the sum of four uniform numbers.
+fn normal(index: u64) -> f32 {
+    let bits = mix(index);
+    let sum: f32 = (0..4).map(|i| ((bits >> (16 * i)) & 0xffff) as f32 / 65_536.0 - 0.5).sum();
+    sum * 3f32.sqrt()
+}

@@ -1,0 +1,56 @@
+//! The families of models that can be computed.
+//!
+//! A family turns a `config.json` into a [`DecoderSpec`](crate::description::DecoderSpec) and names the
+//! stored tensors. Everything that families share is in `config`, `decoder`, `experts`, `rope`,
+//! `names` and `stored`. To add a family, write a file with its `FAMILY` and add the name of the
+//! file to the list below.
+
+mod architecture;
+mod config;
+mod decoder;
+mod delta;
+mod dummy;
+mod encoder;
+mod error;
+mod experts;
+mod family;
+mod latent;
+mod load;
+mod mamba;
+mod names;
+mod overrides;
+mod quantization;
+mod rope;
+mod stored;
+#[cfg(test)]
+mod tests;
+mod text_part;
+mod tied_head;
+
+pub use error::{ConfigError, LoadError};
+pub use load::{MatrixNames, load, load_dummy, matrix_names, spec, vocabulary_tensors};
+pub use overrides::{Overrides, RopeKind};
+pub use stored::host_tensor;
+pub use tied_head::are_equal_tensors;
+
+/// Declares the modules of the families, and lists the families in the same order.
+macro_rules! families {
+    ($($name:ident),* $(,)?) => {
+        $(mod $name;)*
+
+        mod registry {
+            /// All families.
+            pub(super) const FAMILIES: &[super::family::Family] = &[$(super::$name::FAMILY),*];
+        }
+    };
+}
+
+families! {
+    llama, mistral, ministral3, qwen2, qwen3, baichuan, chatglm, chatglm_6b, glm, gemma, gemma2, gemma3_text, gemma4_text, phi3, glm4, glm4v_text,
+    smollm3, granite, olmo2, olmo3, cohere, cohere2, exaone4, seed_oss, starcoder2, stablelm, phi,
+    opt, gpt_neox, gpt2, gpt_bigcode,
+    gptj, bloom, falcon, mpt, qwen, internlm2, internlm3, mixtral, qwen2_moe, qwen3_moe, qwen3_vl_moe_text,
+    llama4_text, glm4_moe, granitemoe, bert, roberta, xlm_roberta,
+    gpt_oss, minimax_m2, deepseek_v2, deepseek_v3, kimi_k2,
+    qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, granitemoehybrid, falcon_h1, nemotron_h,
+}

@@ -1,0 +1,397 @@
+//! The weights of a decoder in a checkpoint. All families use this reader.
+
+use std::collections::HashSet;
+
+use millrace_formats::{Checkpoint, DType as StoredDType, Tensor};
+use millrace_numbers::stored::{ExpertRows, expert_columns};
+use millrace_numbers::{DType, Encoding, HostTensor, Part};
+
+use super::names::{Names, Piece, StackedExperts, StoredOrder};
+use super::quantization::{self, ModuleTensors, SUFFIXES, Scheme};
+use crate::description::{DecoderSpec, TensorPlace, WeightError, WeightSlot, WeightSource};
+
+/// Ends of the names of masks, which old versions stored with the weights.
+const MASKS: [&str; 3] = [".attn.bias", ".attention.bias", ".masked_bias"];
+/// Number of unused tensors that a warning names.
+const NAMED: usize = 3;
+/// Rows of this length in bytes span several pages.
+const LONG_ROW: usize = 16 << 10;
+
+/// The weights of a checkpoint, under the names of a family.
+pub(super) struct StoredWeights {
+    checkpoint: Checkpoint,
+    spec: DecoderSpec,
+    names: &'static Names,
+    /// The prefix of the names of this checkpoint's layers.
+    layers: String,
+    /// The meaning of quantized tensors, if there are any.
+    scheme: Option<Scheme>,
+}
+
+impl StoredWeights {
+    /// Checks that every weight of `spec` exists with its shape and a usable type, and that no
+    /// weight would be ignored.
+    pub(super) fn new(
+        checkpoint: Checkpoint,
+        spec: DecoderSpec,
+        names: &'static Names,
+        scheme: Option<Scheme>,
+    ) -> Result<Self, WeightError> {
+        let mut weights = StoredWeights { checkpoint, spec, names, layers: names.layers.to_owned(), scheme };
+        if let Some(layers) = weights.resolved_layers() {
+            weights.layers = layers;
+        }
+        let mut used = HashSet::new();
+        for slot in weights.spec.slots() {
+            for piece in weights.pieces(slot) {
+                let tensor = weights.tensor(&piece)?;
+                if let (None, Some(module)) = (tensor.encoding.dense(), piece.module()) {
+                    used.extend(SUFFIXES.map(|suffix| format!("{module}.{suffix}")));
+                }
+                used.extend(quantization::mxfp4_tensors(&piece.tensor));
+                used.insert(piece.tensor);
+            }
+        }
+        if let Some(types) = weights.token_types() {
+            weights.tensor(&types)?;
+            used.insert(types.tensor);
+        }
+        weights.check_unused(&used)?;
+        Ok(weights)
+    }
+
+    /// Returns the pieces that, stacked, are the weight for `slot`.
+    fn pieces(&self, slot: WeightSlot) -> Vec<Piece> {
+        let stacked = self.names.stacked_piece(&self.spec, slot);
+        let stacked = stacked.map(|piece| Piece { tensor: self.resolve(&piece.tensor), ..piece });
+        match stacked.filter(|piece| self.checkpoint.contains(&piece.tensor)) {
+            Some(piece) => vec![piece],
+            None => {
+                let mut pieces = self.names.pieces(&self.spec, slot);
+                if slot.info().per_expert && !pieces.first().is_some_and(|piece| self.has(&piece.tensor)) {
+                    let single = self.names.single_experts(&self.spec, slot);
+                    if single.first().is_some_and(|piece| self.has(&piece.tensor)) {
+                        pieces = single;
+                    }
+                }
+                for piece in &mut pieces {
+                    piece.tensor = self.resolve(&piece.tensor);
+                    if self.is_by_output(piece) {
+                        piece.order = StoredOrder::RowMajor;
+                    }
+                }
+                pieces
+            }
+        }
+    }
+
+    /// Returns whether this checkpoint stores the experts of a piece by output although the
+    /// family's are by input.
+    fn is_by_output(&self, piece: &Piece) -> bool {
+        self.names.experts == StackedExperts::ByInput
+            && matches!(piece.order, StoredOrder::Experts(_))
+            && self.checkpoint.find(&piece.tensor).is_some_and(|tensor| *tensor.shape == *piece.shape)
+    }
+
+    /// Returns the table of token types, if the model has one.
+    fn token_types(&self) -> Option<Piece> {
+        let mut types = self.names.token_types(&self.spec)?;
+        types.tensor = self.resolve(&types.tensor);
+        Some(types)
+    }
+
+    /// Returns the name under which this checkpoint has the tensor `name`.
+    fn resolve(&self, name: &str) -> String {
+        self.names.resolve(name, |name| self.exists(name))
+    }
+
+    /// Returns whether this checkpoint has the tensor `name`, under this name or another one.
+    fn has(&self, name: &str) -> bool {
+        self.exists(&self.resolve(name))
+    }
+
+    fn exists(&self, name: &str) -> bool {
+        self.checkpoint.contains(name) || quantization::is_stored(&self.checkpoint, name)
+    }
+
+    /// Returns the prefix of the names of layers, if the first layer has a weight.
+    fn resolved_layers(&self) -> Option<String> {
+        let slot = self.spec.slots().into_iter().find(|slot| slot.layer().is_some())?;
+        let usual = self.names.pieces(&self.spec, slot).into_iter().next()?.tensor;
+        let rest = usual.strip_prefix(self.names.layers)?;
+        self.resolve(&usual).strip_suffix(rest).map(str::to_owned)
+    }
+
+    /// Refuses tensors of layers, and biases of used weights, that the decoder does not use: they
+    /// belong to a model that this configuration does not describe.
+    fn check_unused(&self, used: &HashSet<String>) -> Result<(), WeightError> {
+        let mut ignored = Vec::new();
+        for tensor in self.checkpoint.tensors() {
+            let name = tensor.name;
+            // Old versions stored constants with the weights. A tied head is sometimes stored as
+            // well.
+            if used.contains(&name)
+                || name.ends_with("rotary_emb.inv_freq")
+                || name.ends_with("rotary_pos_emb.inv_freq")
+                || name == self.resolve(&self.names.head())
+                || MASKS.iter().any(|end| name.ends_with(end))
+                || self.is_needless(&name)
+                || self.is_of_later_layer(&name)
+            {
+                continue;
+            }
+            let of_layer = name.starts_with(&self.layers);
+            let of_used =
+                name.strip_suffix(".bias").is_some_and(|base| used.contains(&format!("{base}.weight")));
+            if of_layer || of_used {
+                return Err(WeightError::Unused { file: self.path_of(&name), tensor: name });
+            }
+            ignored.push(name);
+        }
+        if !ignored.is_empty() {
+            let count = ignored.len();
+            let more = if count > NAMED { " …" } else { "" };
+            ignored.sort_unstable();
+            ignored.truncate(NAMED);
+            tracing::warn!("{count} tensors of the checkpoint are not used: {}{more}", ignored.join(", "));
+        }
+        Ok(())
+    }
+
+    /// Returns whether a tensor belongs to a layer after the last one, which the family ignores.
+    fn is_of_later_layer(&self, name: &str) -> bool {
+        let index = name.strip_prefix(&self.layers).and_then(|rest| rest.split('.').next());
+        let index = index.and_then(|index| index.parse::<usize>().ok());
+        self.names.has_later_layers && index.is_some_and(|index| index >= self.spec.layers.len())
+    }
+
+    /// Returns whether matrices are stored as blocks of GGML.
+    pub(super) fn has_blocks(&self) -> bool {
+        self.checkpoint.tensors().any(|tensor| matches!(tensor.dtype, StoredDType::Blocks(_)))
+    }
+
+    /// Returns whether a tensor that a tool for quantization adds changes no results: scales of
+    /// cached keys and values that are not quantized, and biases of zeros.
+    fn is_needless(&self, name: &str) -> bool {
+        let zeros =
+            || self.checkpoint.find(name).is_some_and(|bias| bias.bytes.iter().all(|&byte| byte == 0));
+        self.scheme.is_some()
+            && ([".k_scale", ".v_scale", ".kv_scale"].iter().any(|end| name.ends_with(end))
+                || name.ends_with(".bias") && zeros())
+    }
+
+    /// Returns the stored tensor of a piece, as the kernels take it.
+    fn tensor(&self, piece: &Piece) -> Result<HostTensor, WeightError> {
+        if let (Some(scheme), Some(name), &[rows, cols]) = (&self.scheme, piece.module(), &piece.shape[..]) {
+            let module = ModuleTensors { checkpoint: &self.checkpoint, name, rows, cols };
+            if let Some(tensor) = module.read(scheme)? {
+                return Ok(tensor);
+            }
+        }
+        if let (Some(Scheme::Mxfp4), StoredOrder::Experts(order), &[experts, rows, cols]) =
+            (&self.scheme, piece.order, &piece.shape[..])
+            && let Some(tensor) =
+                quantization::read_mxfp4(&self.checkpoint, &piece.tensor, [experts, rows, cols], order)?
+        {
+            return Ok(tensor);
+        }
+        let tensor = self.stored(piece)?;
+        match piece.order {
+            StoredOrder::RowMajor => {}
+            StoredOrder::Transposed => {
+                return transpose(&tensor).ok_or_else(|| self.element_type(piece, &tensor));
+            }
+            StoredOrder::Experts(order) => {
+                return self.experts(piece, &tensor, order);
+            }
+        }
+        let mut host = host_tensor(&tensor).ok_or_else(|| self.element_type(piece, &tensor))?;
+        if piece.shape.len() == 1 {
+            (host.rows, host.cols) = (1, host.rows * host.cols);
+        }
+        Ok(host)
+    }
+
+    /// Returns the weights of all experts, which are stored by input feature.
+    fn experts(
+        &self,
+        piece: &Piece,
+        tensor: &Tensor<'_>,
+        order: ExpertRows,
+    ) -> Result<HostTensor, WeightError> {
+        let host = host_tensor(tensor);
+        let Some((dtype, host)) = host.and_then(|host| Some((host.encoding.dense()?, host))) else {
+            return Err(self.element_type(piece, tensor));
+        };
+        let built = match piece.shape[..] {
+            [experts, rows, cols] => expert_columns((experts * rows, cols), order, dtype, host.bytes),
+            _ => Ok(expert_vector(&host, dtype, order)),
+        };
+        built.map_err(|error| WeightError::Quantized {
+            file: self.path_of(&piece.tensor),
+            tensor: piece.tensor.clone(),
+            reason: format!("cannot be used: {error}"),
+        })
+    }
+
+    /// Returns the stored tensor of a piece, with its shape checked.
+    fn stored(&self, piece: &Piece) -> Result<Tensor<'_>, WeightError> {
+        let mut shape = piece.shape.clone();
+        match (piece.order, &mut shape[..]) {
+            (StoredOrder::Transposed, _) => shape.reverse(),
+            (StoredOrder::Experts(_), [_, rows, cols]) => std::mem::swap(rows, cols),
+            _ => {}
+        }
+        // A vector may be stored with an axis for heads, or as the weights of a convolution.
+        if let ([len], Some(tensor)) = (&shape[..], self.checkpoint.find(&piece.tensor))
+            && matches!(*tensor.shape, [_, _] | [_, 1, _])
+            && tensor.shape.iter().product::<usize>() == *len
+        {
+            return Ok(tensor);
+        }
+        Ok(self.checkpoint.tensor(&piece.tensor, &shape)?)
+    }
+
+    fn element_type(&self, piece: &Piece, tensor: &Tensor<'_>) -> WeightError {
+        WeightError::ElementType {
+            file: self.path_of(&piece.tensor),
+            tensor: piece.tensor.clone(),
+            dtype: tensor.dtype.to_string(),
+        }
+    }
+
+    fn path_of(&self, tensor: &str) -> String {
+        self.checkpoint.path_of(tensor).unwrap_or_default().to_owned()
+    }
+}
+
+/// Transposes a stored matrix. Returns `None` if the kernels cannot load its element type.
+fn transpose(tensor: &Tensor<'_>) -> Option<HostTensor> {
+    let stored = host_tensor(tensor)?;
+    let (rows, cols, size) = (stored.cols, stored.rows, stored.encoding.dense()?.size());
+    let mut bytes = vec![0; stored.bytes.len()];
+    for (col, from) in stored.bytes.chunks_exact((rows * size).max(1)).enumerate() {
+        for (row, number) in from.chunks_exact(size).enumerate() {
+            let at = (row * cols + col) * size;
+            bytes[at..at + size].copy_from_slice(number);
+        }
+    }
+    Some(HostTensor { rows, cols, bytes: bytes.into(), ..stored })
+}
+
+/// Returns a number for each feature of all experts, `[1, features]`, in the order of the decoder.
+fn expert_vector(tensor: &HostTensor, dtype: DType, order: ExpertRows) -> HostTensor {
+    let (len, size) = (tensor.rows * tensor.cols, dtype.size());
+    let numbers = (0..len).map(|feature| order.stored(feature) * size);
+    let bytes: Vec<u8> = numbers.flat_map(|at| &tensor.bytes[at..at + size]).copied().collect();
+    HostTensor::dense(dtype, 1, len, bytes.into())
+}
+
+/// Divides each row of a matrix by its length. The numbers keep their type.
+fn with_unit_rows(tensor: &HostTensor) -> HostTensor {
+    let part = Part::whole(tensor.clone());
+    let dtype = tensor.encoding.dense().unwrap_or(DType::F32);
+    let (mut row, mut bytes) = (vec![0.0; tensor.cols], Vec::new());
+    for index in 0..tensor.rows {
+        part.read_row(index, &mut row);
+        let length = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt().max(1e-12);
+        row.iter().for_each(|x| dtype.push((f64::from(*x) / length) as f32, &mut bytes));
+    }
+    HostTensor::dense(dtype, tensor.rows, tensor.cols, bytes.into())
+}
+
+/// Adds the first row of `table` to each row of a matrix. The sums are single-precision numbers.
+fn with_first_row_added(tensor: &HostTensor, table: &HostTensor) -> HostTensor {
+    let (part, mut first) = (Part::whole(tensor.clone()), vec![0.0; table.cols]);
+    Part::whole(table.clone()).read_row(0, &mut first);
+    let (mut row, mut bytes) = (vec![0.0; tensor.cols], Vec::new());
+    for index in 0..tensor.rows {
+        part.read_row(index, &mut row);
+        row.iter().zip(&first).for_each(|(x, y)| DType::F32.push(x + y, &mut bytes));
+    }
+    HostTensor::dense(DType::F32, tensor.rows, tensor.cols, bytes.into())
+}
+
+/// Converts a stored tensor. Returns `None` if the kernels cannot load its element type.
+pub fn host_tensor(tensor: &Tensor<'_>) -> Option<HostTensor> {
+    let encoding = match tensor.dtype {
+        dtype if *dtype == StoredDType::F32 => Encoding::Dense(DType::F32),
+        dtype if *dtype == StoredDType::F16 => Encoding::Dense(DType::F16),
+        dtype if *dtype == StoredDType::BF16 => Encoding::Dense(DType::BF16),
+        StoredDType::Blocks(blocks) => Encoding::Blocks(*blocks),
+        _ => return None,
+    };
+    let (rows, cols) = match *tensor.shape {
+        [rows, cols] => (rows, cols),
+        // The matrices of all experts, one after the other.
+        [experts, rows, cols] => (experts * rows, cols),
+        // The decoder has only matrices and vectors.
+        _ => (1, tensor.shape.iter().product()),
+    };
+    Some(HostTensor { encoding, rows, cols, bytes: tensor.shared_bytes() })
+}
+
+impl WeightSource for StoredWeights {
+    fn parts(&self, slot: WeightSlot) -> Result<Vec<Part>, WeightError> {
+        // A truncated file reads as zeros. There is no point in loading the rest of it.
+        self.checkpoint.check_readable()?;
+        let part = |piece: Piece| {
+            let mut tensor = self.tensor(&piece)?;
+            if slot == WeightSlot::Head && self.spec.head.unit_rows {
+                tensor = with_unit_rows(&tensor);
+            }
+            if slot == WeightSlot::Positions
+                && let Some(types) = self.token_types()
+            {
+                tensor = with_first_row_added(&tensor, &self.tensor(&types)?);
+            }
+            // A vector is one row, whose elements are the output features.
+            let (rows, cols) =
+                if slot.is_vector() { (0..1, piece.rows) } else { (piece.rows, 0..tensor.cols) };
+            Ok(Part { tensor, rows, cols })
+        };
+        self.pieces(slot).into_iter().map(part).collect()
+    }
+
+    fn tensor_of(&self, part: &Part) -> Option<TensorPlace> {
+        let bytes = part.tensor.bytes.as_ptr_range();
+        let is_same = |name: &String| {
+            self.checkpoint.find(name).is_some_and(|tensor| tensor.bytes.as_ptr_range() == bytes)
+        };
+        let tensor = self.checkpoint.tensors().map(|tensor| tensor.name).find(is_same)?;
+        Some(TensorPlace { file: self.path_of(&tensor), tensor })
+    }
+
+    fn will_need(&self, part: &Part) {
+        let encoding = &part.tensor.encoding;
+        let Some(row) = encoding.row_bytes(part.tensor.cols) else {
+            // The numbers of a row are all over the tensor.
+            return self.checkpoint.will_need(&part.tensor.bytes);
+        };
+        let rows = &part.tensor.bytes[part.rows.start * row..part.rows.end * row];
+        // If a rank's columns are a small part of long rows, the pages between them are not read.
+        if part.cols.len() == part.tensor.cols || row < LONG_ROW {
+            self.checkpoint.will_need(rows);
+        } else {
+            let at = |col: usize| encoding.row_bytes(col).unwrap_or_default();
+            let cols = at(part.cols.start)..at(part.cols.end);
+            rows.chunks_exact(row).for_each(|row| self.checkpoint.will_need(&row[cols.clone()]));
+        }
+    }
+
+    fn place(&self) -> String {
+        self.checkpoint.place()
+    }
+
+    fn identity(&self) -> String {
+        self.checkpoint.identity().to_owned()
+    }
+
+    fn check_readable(&self) -> Result<(), WeightError> {
+        Ok(self.checkpoint.check_readable()?)
+    }
+
+    fn verify(&self) -> Result<(), WeightError> {
+        Ok(self.checkpoint.verify()?)
+    }
+}

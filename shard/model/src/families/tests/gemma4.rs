@@ -1,0 +1,116 @@
+//! Tests of the configuration of Gemma 4.
+
+use millrace_backend::{Activation, MlpKind};
+use serde_json::{Value, json};
+
+use super::{changed, llama, spec};
+use crate::description::{DecoderSpec, NormPlace, Positions, RopeScaling, SharedExpert};
+
+/// A file as the published ones are, of seven layers.
+fn gemma4(changes: &Value) -> Value {
+    let config = json!({
+        "model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "num_hidden_layers": 7,
+        "hidden_size": 5376, "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256,
+        "global_head_dim": 512, "num_global_key_value_heads": 4, "attention_k_eq_v": true,
+        "hidden_size_per_layer_input": 0, "sliding_window": 1024, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": "absent", "rope_theta": "absent", "rope_scaling": "absent",
+    });
+    changed(changed(llama(), &config), changes)
+}
+
+fn read(changes: &Value) -> DecoderSpec {
+    spec(&gemma4(changes)).unwrap()
+}
+
+/// Returns the window of each layer, its key heads and their features, and its rotary table.
+fn layers(spec: &DecoderSpec) -> Vec<(Option<usize>, usize, usize, usize)> {
+    let of_layer = |layer: &crate::description::LayerSpec| {
+        let heads = layer.attention.heads().unwrap();
+        let Positions::Rotary { table } = heads.positions else { panic!("not rotated") };
+        (layer.attention.window(), heads.layout.kv_heads, heads.layout.head_dim, table)
+    };
+    spec.layers.iter().map(of_layer).collect()
+}
+
+#[test]
+fn layers_without_a_window_have_other_heads() {
+    let found = read(&json!({}));
+    let (windowed, full) = ((Some(1024), 16, 256, 1), (None, 4, 512, 0));
+    // The last layer never has a window.
+    assert_eq!(layers(&found), [vec![windowed; 5], vec![full; 2]].concat());
+    let scaling = RopeScaling::Proportional { pairs: 64, factor: 1.0 };
+    assert_eq!((found.ropes[0].rotary_dim, &found.ropes[0].scaling), (512, &scaling));
+    assert_eq!((found.ropes[0].theta, found.ropes[1].theta, found.ropes[1].rotary_dim), (1e6, 1e4, 256));
+    let keys_are_values: Vec<bool> =
+        found.layers.iter().map(|layer| layer.attention.heads().unwrap().values_are_keys).collect();
+    assert_eq!(keys_are_values, [vec![false; 5], vec![true; 2]].concat());
+    assert!(found.layer_scalars && found.tied_head && found.norm.place == NormPlace::AroundBranches);
+    let heads = found.layers[0].attention.heads().unwrap();
+    assert!(heads.value_norm && heads.score_scale == 1.0);
+    assert_eq!((found.head.soft_cap, found.embedding.factor), (None, 5376f32.sqrt()));
+}
+
+#[test]
+fn heads_of_each_layer_may_be_listed() {
+    let list = json!({"5": {"head_dim": 512, "num_key_value_heads": 4}, "6": {"head_dim": 512, "num_key_value_heads": 4}});
+    let listed = json!({
+        "per_layer_config": list, "global_head_dim": "absent", "num_global_key_value_heads": "absent",
+    });
+    assert_eq!(read(&listed), read(&json!({})));
+    // Without an entry, a layer has the usual heads.
+    let unlisted = json!({"per_layer_config": {}, "layer_types": vec!["full_attention"; 7]});
+    assert_eq!(layers(&read(&unlisted)), vec![(None, 16, 256, 0); 7]);
+}
+
+#[test]
+fn projections_to_values_keep_the_number_of_key_heads() {
+    let found = read(&json!({"attention_k_eq_v": false, "layer_types": vec!["sliding_attention"; 7]}));
+    assert_eq!(layers(&found)[5..], [(Some(1024), 16, 256, 1), (None, 16, 512, 0)]);
+    assert!(!found.layers[6].attention.heads().unwrap().values_are_keys);
+    // A projection that is used twice counts once.
+    let shared =
+        read(&json!({"layer_types": vec!["sliding_attention"; 7], "num_global_key_value_heads": 16}));
+    assert_eq!(found.parameters() - shared.parameters(), 16 * 512 * 5376);
+}
+
+#[test]
+fn the_mlp_is_the_shared_expert_of_experts() {
+    let keys = json!({
+        "enable_moe_block": true, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704,
+        "intermediate_size": 2112,
+    });
+    let found = read(&keys);
+    for layer in &found.layers {
+        let experts = layer.mlp.experts().unwrap();
+        assert_eq!((experts.count(), experts.router.top_k, experts.width), (128, 8, 704));
+        assert_eq!(experts.shared, Some(SharedExpert { width: 2112, gated: false }));
+        assert_eq!(experts.kind, MlpKind::Gated(Activation::GeluTanh.into()));
+        assert!(experts.router.normalize && experts.scales && experts.own_norms);
+    }
+    // Transformers has no defaults for these.
+    for key in ["num_experts", "top_k_experts", "moe_intermediate_size"] {
+        let error = spec(&gemma4(&changed(keys.clone(), &json!({ key: "absent" })))).unwrap_err();
+        assert!(error.to_string().contains(key), "{error}");
+    }
+}
+
+#[test]
+fn what_is_not_computed_is_refused_by_key() {
+    for (changes, message) in [
+        (json!({"use_bidirectional_attention": "all"}), "use_bidirectional_attention"),
+        (json!({"num_kv_shared_layers": 2}), "num_kv_shared_layers"),
+        (json!({"hidden_size_per_layer_input": 256}), "hidden_size_per_layer_input"),
+        (json!({"hidden_size_per_layer_input": "absent"}), "hidden_size_per_layer_input"),
+        (json!({"sliding_window": null}), "sliding_window"),
+        (json!({"num_global_key_value_heads": 5}), "5 key/value heads of layer 5 do not divide"),
+        (json!({"per_layer_config": {"9": {}}}), "per_layer_config has 9, which is no number of a layer"),
+        (json!({"per_layer_config": {"1": {"hidden_size": 8}}}), "per_layer_config.1.hidden_size"),
+        (json!({"per_layer_config": {"1": {"head_dim": 128}}}), "heads of different lengths"),
+        (json!({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}), "rope_scaling"),
+    ] {
+        let error = spec(&gemma4(&changes)).unwrap_err().to_string();
+        assert!(error.contains(message), "{changes}: {error}");
+    }
+    // Texts attend causally where only images do not.
+    assert_eq!(read(&json!({"use_bidirectional_attention": "vision"})), read(&json!({})));
+}

@@ -1,0 +1,33 @@
+//! What a model is, before any device computes it.
+//!
+//! [`families`] turns a checkpoint into a [`Model`]: a [`DecoderSpec`], which says what the decoder
+//! computes, and a [`WeightSource`], which has a weight for each [`WeightSlot`]. [`split`] cuts out
+//! the share of one rank. [`step_sizes`] has the sizes of a step, [`memory_plan`] decides the sizes
+//! of everything that a device holds, and [`estimate`] predicts memory and speed without a device.
+//! [`inspect`] describes a checkpoint for people.
+//!
+//! Nothing here opens a device, computes a step or knows a process or a message: devices are only
+//! their [`Sizing`](millrace_backend::Sizing).
+
+mod description;
+pub mod estimate;
+pub mod families;
+pub mod inspect;
+pub mod memory_plan;
+mod readable;
+mod shard_limits;
+pub mod split;
+pub mod step_sizes;
+
+pub use description::{
+    AlibiHeads, Attention, AttentionHeads, CheckpointFormat, DecoderSpec, DenseMlp, EmbeddingPlan,
+    ExpertsSpec, FeatureBlock, HeadNormPlan, HeadPlan, LatentPlan, LayerSlot, LayerSpec, LearnedPositions,
+    Mlp, Model, ModelWarnings, NormKind, NormPlace, NormPlan, Positions, PrefixRule, ProjectionFactors,
+    Quantize, QuantizeError, QueryScale, RecurrentBlock, RecurrentLayer, RecurrentRule, RecurrentSlot,
+    Residual, ResultPlan, RopeScaling, RopeTable, SharedExpert, SlopeRule, StorageError, StoredTensors,
+    TensorPlace, WeightError, WeightInfo, WeightKind, WeightSlot, WeightSource, WeightStorage, take_parts,
+};
+pub use millrace_backend::KvFormat;
+pub use millrace_numbers::DType;
+pub use readable::{Bytes, Count, Operations};
+pub use shard_limits::ShardLimits;

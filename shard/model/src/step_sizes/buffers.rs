@@ -1,0 +1,198 @@
+//! The buffers of a step.
+
+use millrace_backend::{MlpKind, RoutingSpec, Sizing};
+
+use crate::description::{
+    Attention, AttentionHeads, DecoderSpec, ExpertsSpec, LatentPlan, LayerSpec, Mlp, RecurrentLayer,
+};
+
+/// A buffer that all layers of a model share, with a row for each token of a step. Layers of
+/// different widths have one buffer of each width.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayerBuffer {
+    /// The output of a recurrence beside attention, `[t, hidden]`.
+    Beside,
+    /// The fused projection, `[t, (heads + 2 kv_heads) * head_dim]`.
+    Qkv,
+    /// The attention of all heads, `[t, heads * head_dim]`.
+    Heads,
+    /// The gates of the attention of all heads, `[t, heads * head_dim]`.
+    OutGates,
+    /// Gate and up features, `[t, 2 * width]`, of layers whose MLP has a gate.
+    GateUp,
+    /// The features that the down projection reads, `[t, width]`.
+    Activated,
+    /// The features that the queries of latent attention are computed from, `[t, query_rank]`.
+    QueryDown,
+    /// The normalized features, `[t, query_rank]`.
+    QueryNormed,
+    /// The queries before the projection to the latent's features, `[t, heads * query_dim]`.
+    Queries,
+    /// The queries as latent attention reads them, `[t, heads * row_dim]`.
+    Absorbed,
+    /// The rows that latent attention caches, `[t, row_dim]`.
+    LatentRows,
+    /// The weighted latents, `[t, heads * rank]`.
+    Latents,
+    /// The values of latent attention, `[t, heads * value_dim]`.
+    LatentValues,
+    /// Queries, keys, values and gates of a recurrent layer, `[t, projected_cols]`.
+    Projected,
+    /// The results of the convolution, `[t, channels]`.
+    Mixed,
+    /// The rates of a recurrent layer, `[t, rate_cols]`.
+    Rates,
+    /// The results of all heads of a recurrent layer, `[t, heads * value_dim]`.
+    RecurrentResults,
+    /// The output of the shared expert, and before it the normalized inputs of the others, `[t,
+    /// hidden]`.
+    SharedExpert,
+    /// The gate of the shared expert's output, `[t, 1]`.
+    SharedGate,
+    /// The logits of a router of experts in single precision, `[t, experts]`.
+    RouterLogits,
+}
+
+impl LayerBuffer {
+    /// The buffers of activations: all but those in single precision.
+    const ACTIVATIONS: [LayerBuffer; 19] = [
+        LayerBuffer::Beside,
+        LayerBuffer::Qkv,
+        LayerBuffer::Heads,
+        LayerBuffer::OutGates,
+        LayerBuffer::GateUp,
+        LayerBuffer::Activated,
+        LayerBuffer::QueryDown,
+        LayerBuffer::QueryNormed,
+        LayerBuffer::Queries,
+        LayerBuffer::Absorbed,
+        LayerBuffer::LatentRows,
+        LayerBuffer::Latents,
+        LayerBuffer::LatentValues,
+        LayerBuffer::Projected,
+        LayerBuffer::Mixed,
+        LayerBuffer::Rates,
+        LayerBuffer::RecurrentResults,
+        LayerBuffer::SharedExpert,
+        LayerBuffer::SharedGate,
+    ];
+
+    /// Returns the different widths among the layers that have such a buffer, ascending. The
+    /// residual stream has `hidden` features.
+    pub fn widths(self, layers: &[LayerSpec], hidden: usize) -> Vec<usize> {
+        let widths = layers.iter().map(|layer| self.width(layer, hidden));
+        let mut widths: Vec<usize> = widths.filter(|&width| width > 0).collect();
+        widths.sort_unstable();
+        widths.dedup();
+        widths
+    }
+
+    /// Returns the width for one layer, or 0 if the layer has no such buffer.
+    fn width(self, layer: &LayerSpec, hidden: usize) -> usize {
+        match self {
+            LayerBuffer::Beside => match layer.attention {
+                Attention::Hybrid { .. } => hidden,
+                _ => 0,
+            },
+            LayerBuffer::Qkv => softmax_width(layer, |heads| heads.layout.cols()),
+            LayerBuffer::Heads => softmax_width(layer, AttentionHeads::result_cols),
+            LayerBuffer::OutGates => {
+                softmax_width(layer, |heads| if heads.out_gate { heads.result_cols() } else { 0 })
+            }
+            LayerBuffer::GateUp => match &layer.mlp {
+                Mlp::Plain(_) => 0,
+                // The kind of the experts is also that of the shared one.
+                Mlp::Experts(ExpertsSpec { kind: MlpKind::Plain(_), .. }) => 0,
+                _ => 2 * LayerBuffer::Activated.width(layer, hidden),
+            },
+            LayerBuffer::Activated => match &layer.mlp {
+                Mlp::Gated(mlp) | Mlp::Plain(mlp) => mlp.width,
+                Mlp::Experts(experts) => experts.shared.map_or(0, |shared| shared.width),
+                Mlp::None => 0,
+            },
+            LayerBuffer::QueryDown | LayerBuffer::QueryNormed => {
+                latent_width(layer, |_, plan| plan.query_rank.unwrap_or(0))
+            }
+            LayerBuffer::Queries => latent_width(layer, |heads, plan| heads * plan.query_dim()),
+            LayerBuffer::Absorbed => latent_width(layer, |heads, plan| heads * plan.row_dim()),
+            LayerBuffer::LatentRows => latent_width(layer, |_, plan| plan.row_dim()),
+            LayerBuffer::Latents => latent_width(layer, |heads, plan| heads * plan.rank),
+            LayerBuffer::LatentValues => latent_width(layer, |heads, plan| heads * plan.value_dim),
+            LayerBuffer::Projected => recurrent_width(layer, RecurrentLayer::projected_cols),
+            LayerBuffer::Mixed => recurrent_width(layer, RecurrentLayer::channels),
+            LayerBuffer::Rates => recurrent_width(layer, RecurrentLayer::rate_cols),
+            // The result of a convolution is what it returns.
+            LayerBuffer::RecurrentResults => {
+                recurrent_width(
+                    layer,
+                    |layer| {
+                        if layer.is_convolution() { 0 } else { layer.heads.value_cols() }
+                    },
+                )
+            }
+            LayerBuffer::SharedExpert => {
+                experts_width(
+                    layer,
+                    |experts| {
+                        if experts.shared.is_some() || experts.own_norms { hidden } else { 0 }
+                    },
+                )
+            }
+            LayerBuffer::SharedGate => {
+                experts_width(layer, |experts| usize::from(experts.shared.is_some_and(|shared| shared.gated)))
+            }
+            LayerBuffer::RouterLogits => experts_width(layer, ExpertsSpec::count),
+        }
+    }
+}
+
+/// Returns a number of features of softmax attention. Latent attention has buffers of its own.
+fn softmax_width(layer: &LayerSpec, width: impl Fn(&AttentionHeads) -> usize) -> usize {
+    layer.attention.heads().filter(|heads| heads.latent.is_none()).map_or(0, width)
+}
+
+/// Returns a number of features of latent attention, which depends on the number of query heads.
+fn latent_width(layer: &LayerSpec, width: impl Fn(usize, &LatentPlan) -> usize) -> usize {
+    let Some(heads) = layer.attention.heads() else { return 0 };
+    heads.latent.as_ref().map_or(0, |plan| width(heads.layout.heads, plan))
+}
+
+/// Returns a number of features of a recurrent layer.
+fn recurrent_width(layer: &LayerSpec, width: impl Fn(&RecurrentLayer) -> usize) -> usize {
+    layer.attention.recurrent().map_or(0, width)
+}
+
+/// Returns a number of features of a mixture of experts.
+fn experts_width(layer: &LayerSpec, width: impl Fn(&ExpertsSpec) -> usize) -> usize {
+    layer.mlp.experts().map_or(0, width)
+}
+
+/// Returns the elements of all activations except the logits, for steps of `tokens` tokens and
+/// `outputs` outputs.
+pub(crate) fn activation_elements(spec: &DecoderSpec, tokens: usize, outputs: usize) -> usize {
+    let of_layers = LayerBuffer::ACTIVATIONS.into_iter();
+    let of_layers = of_layers.flat_map(|buffer| buffer.widths(&spec.layers, spec.hidden));
+    // Beside the buffers of layers are the residual stream, its norm, and the output of a branch.
+    let columns = of_layers.fold(3 * spec.hidden, usize::saturating_add);
+    tokens.saturating_mul(columns).saturating_add(outputs.saturating_mul(spec.hidden))
+}
+
+/// Returns the bytes of the devices' working memory of experts, and of the routers' logits.
+pub(crate) fn routing_bytes(spec: &DecoderSpec, tokens: usize, device: &impl Sizing) -> usize {
+    let logits: usize = LayerBuffer::RouterLogits.widths(&spec.layers, spec.hidden).into_iter().sum();
+    let logits = tokens.saturating_mul(logits).saturating_mul(size_of::<f32>());
+    let routings = routings(&spec.layers, spec.hidden, tokens);
+    routings.iter().map(|spec| device.routing_bytes(spec)).fold(logits, usize::saturating_add)
+}
+
+/// Returns the different routings among the layers, for steps of `tokens` tokens.
+pub fn routings(layers: &[LayerSpec], hidden: usize, tokens: usize) -> Vec<RoutingSpec> {
+    let mut all: Vec<RoutingSpec> = Vec::new();
+    for experts in layers.iter().filter_map(|layer| layer.mlp.experts()) {
+        let spec = experts.routing_spec(hidden, tokens);
+        if !all.contains(&spec) {
+            all.push(spec);
+        }
+    }
+    all
+}
