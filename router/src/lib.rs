@@ -15,7 +15,6 @@ pub mod http;
 pub mod kv_events;
 pub mod metrics;
 pub mod reasoning;
-pub mod scheduler;
 pub mod serve;
 pub mod service;
 pub mod text;

@@ -79,6 +79,6 @@ use self::start::start_prepared;
 use self::start::start_with;
 pub use self::start::{start, start_after};
 pub use self::state::EngineState;
-pub use crate::scheduler::{
+pub use millrace_scheduler::{
     BlockHashes, Finish, Mask, Pooling, Priority, Request, Schedule, SchedulerLimits, Tenant,
 };

@@ -208,8 +208,8 @@ proptest! {
             prop_assert!(good);
             prop_assert_eq!(check_sampling(&request.sampling, vocab_size as usize), Ok(()));
             prop_assert!(request.prompt.iter().all(|&token| token < vocab_size));
-            let limits = crate::scheduler::SchedulerLimits::new(&ready).unwrap();
-            let mut scheduler = crate::scheduler::Scheduler::new(limits, crate::scheduler::SchedulerOptions::default());
+            let limits = millrace_scheduler::SchedulerLimits::new(&ready).unwrap();
+            let mut scheduler = millrace_scheduler::Scheduler::new(limits, millrace_scheduler::SchedulerOptions::default());
             prop_assert!(scheduler.add(request.clone()).is_ok(), "{:?}", request);
             prop_assert!(scheduler.plan().is_some());
         }

@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use millrace_scheduler::{Mask, SeqId};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc;
 
 use self::queue::{CpuAccount, MaskQueue, WorkerKind};
-use crate::scheduler::{Mask, SeqId};
 
 /// Maximum number of threads that compute masks, besides the thread that serves heavy requests
 /// only.

@@ -1,5 +1,6 @@
 //! Requests from their submission to their end.
 
+use millrace_scheduler::{Request, RowFailure, SeqId};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -9,7 +10,6 @@ use crate::engine::constraint::{Constraint, TrackedConstraint};
 use crate::engine::event::{GenerationEvent, GenerationFailure, GenerationStart};
 use crate::engine::metrics;
 use crate::engine::occupancy::Permit;
-use crate::scheduler::{Request, RowFailure, SeqId};
 
 impl EngineLoop<'_> {
     /// Adds a request to the scheduler.

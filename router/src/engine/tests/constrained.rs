@@ -3,13 +3,13 @@
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use millrace_scheduler::test_support::pretend_mask;
 use millrace_test_patience::patience;
 
 use super::fake::{FakeShard, engine_over, engine_over_all, serving};
 use super::recovery::{forgiving, mortal, sound};
 use super::{config, limits, listen, received_alone, request, soon, until_ready};
 use crate::engine::{Constraint, Engine, Generation, Mask, Request};
-use crate::scheduler::tests::pretend::pretend_mask;
 use crate::test_support::still_clock;
 
 /// A constraint with the pretend grammar of the scheduler's tests.

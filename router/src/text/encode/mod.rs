@@ -9,12 +9,13 @@
 
 use std::sync::Arc;
 
+use millrace_scheduler::Tenant;
+
 use super::encoded::{EncodedText, SpecialTokens};
 use super::error::TextError;
 use super::rendered::RenderedPrompt;
 use super::split_points::SplitPoint;
 use super::tokenizer::Tokenizer;
-use crate::scheduler::Tenant;
 use crate::turns::TenantTurns;
 
 /// The minimum length of a chunk in bytes. A text of at most two chunks is short and is not split.
