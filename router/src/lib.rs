@@ -17,7 +17,6 @@ pub mod metrics;
 pub mod reasoning;
 pub mod serve;
 pub mod service;
-pub mod text;
 pub mod tools;
 mod turns;
 mod web;

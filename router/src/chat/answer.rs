@@ -4,12 +4,13 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use millrace_text::RenderedPrompt;
+
 use super::error::ChatError;
 use super::tools::CallableTools;
 use crate::grammar::{Grammar, MarkTokens, RequestedGrammar};
 use crate::reasoning::{ReasoningFormat, ReasoningPlace, ReasoningSplitter, ReasoningStart, after_reasoning};
 use crate::service::{Answer, FinishReason, Params, Service, TextEvent};
-use crate::text::RenderedPrompt;
 use crate::tools::{
     AllowedTools, AnswerDelta, HarmonyParser, ToolCallParser, ToolChoice, ToolFormat, call_grammar,
 };

@@ -1,11 +1,11 @@
 //! Tests the detection of formats, and reads the answers that published chat templates write. The
 //! templates have other authors, so they are test data outside of the repository.
 
+use millrace_text::{ChatTemplate, Conversation};
 use serde_json::{Map, Value, json};
 
 use crate::reasoning::{ReasoningFormat, ReasoningSplitter};
 use crate::test_support::{self, test_data};
-use crate::text::{ChatTemplate, Conversation};
 use crate::tools::{AllowedTools, Tool, ToolCallParser, ToolChoice, ToolFormat};
 
 /// Each template with the format of its calls and the format of its reasoning.

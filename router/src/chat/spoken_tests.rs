@@ -5,14 +5,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use millrace_text::test_support::{self, assets_with, test_data};
+use millrace_text::{ChatTemplate, Conversation, SpecialTokens, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use super::published_tests::FORMATS;
 use crate::engine::Constraint;
 use crate::grammar::{GrammarCompiler, GrammarMatcher, MarkTokens};
 use crate::reasoning::{ReasoningFormat, ReasoningSplitter, ReasoningStart, after_reasoning};
-use crate::test_support::{self, assets_with, test_data};
-use crate::text::{ChatTemplate, Conversation, SpecialTokens, Tokenizer};
 use crate::tools::{AllowedTools, HarmonyParser, Tool, ToolCallParser, ToolChoice, ToolFormat, call_grammar};
 
 const QUESTION: &str = "millracequestion";
@@ -139,7 +139,7 @@ impl Model {
         }
         texts.extend(["<sep>".to_owned(), "[e~[".to_owned(), "</assistant>".to_owned()]);
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-        let tokenizer = Tokenizer::new(&assets_with(&texts), 1).unwrap();
+        let tokenizer = Tokenizer::new(&assets_with(&texts)).unwrap();
         Model { template, tokenizer, format, reasoning }
     }
 

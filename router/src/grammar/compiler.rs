@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
+use millrace_text::Tokenizer;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::timeout;
 
@@ -28,7 +29,6 @@ use super::factory::{GrammarFactory, STACK_BYTES};
 use super::vocabulary::Vocabulary;
 use super::worker::{GrammarWorkerCommand, TrialError, WorkerPool, job_bytes};
 use super::{bounds, metrics};
-use crate::text::Tokenizer;
 
 /// The number of grammars that are checked against the bounds at the same time.
 const MAX_CHECKS: usize = 4;

@@ -1,8 +1,7 @@
 //! The special tokens of a model in the rules of grammars.
 
+use millrace_text::Tokenizer;
 use serde_json::Value;
-
-use crate::text::Tokenizer;
 
 /// The special tokens that a model can generate. In a grammar, ordinary text never contains a
 /// special token.
@@ -80,7 +79,7 @@ impl<'a> MarkTokens<'a> {
 #[cfg(test)]
 impl<'a> From<&'a Tokenizer> for MarkTokens<'a> {
     fn from(tokenizer: &'a Tokenizer) -> Self {
-        MarkTokens::new(tokenizer, tokenizer.size(), &[crate::test_support::EOS])
+        MarkTokens::new(tokenizer, tokenizer.size(), &[millrace_text::test_support::EOS])
     }
 }
 
@@ -98,12 +97,13 @@ pub(crate) fn escape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use millrace_text::test_support::{EOS, assets_with};
+
     use super::*;
-    use crate::test_support::{EOS, assets_with};
 
     #[test]
     fn other_special_tokens_are_named_by_ranges() {
-        let tokenizer = Tokenizer::new(&assets_with(&["<a>", "<b>", "<c>"]), 1).unwrap();
+        let tokenizer = Tokenizer::new(&assets_with(&["<a>", "<b>", "<c>"])).unwrap();
         let tokens = MarkTokens::from(&tokenizer);
         let (first, last) = (EOS - 1, EOS + 3);
         assert_eq!(tokens.others(&[]), Some(format!("<[{first}-{last}]>")));

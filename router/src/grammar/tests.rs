@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_text::Tokenizer;
+use millrace_text::test_support::{self, EOS, still_clock};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Map, Value, json};
 
 use super::*;
 use crate::engine::{Constraint, Mask, thread_time};
-use crate::test_support::{self, EOS, still_clock};
-use crate::text::Tokenizer;
 
 /// The model's vocabulary size. As in real models, it is larger than the tokenizer's.
 const VOCAB: u32 = 300;

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
+use millrace_text::Tokenizer;
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 use super::error::GrammarError;
-use crate::text::Tokenizer;
 
 /// The bounds of llguidance's trie of tokens: the bytes of a token, the number of tokens, and the
 /// number of different beginnings of tokens.
@@ -120,8 +120,9 @@ impl Vocabulary {
 
 #[cfg(test)]
 mod tests {
+    use millrace_text::test_support::{self, EOS};
+
     use super::*;
-    use crate::test_support::{self, EOS};
 
     #[test]
     fn beginnings_are_counted_once() {

@@ -75,13 +75,13 @@ fn harmony(tokens: MarkTokens) -> String {
 mod tests {
     use std::sync::Arc;
 
+    use millrace_text::test_support::{self, EOS};
+    use millrace_text::{SpecialTokens, Tokenizer};
     use serde_json::json;
 
     use super::*;
     use crate::engine::Constraint;
     use crate::grammar::{GrammarCompiler, GrammarMatcher};
-    use crate::test_support::{self, EOS};
-    use crate::text::{SpecialTokens, Tokenizer};
 
     /// Whether the grammar allows a text, and whether it may end there.
     async fn allows(tokenizer: &Tokenizer, grammar: &Grammar, text: &str) -> Option<bool> {
@@ -102,7 +102,7 @@ mod tests {
     /// Two tokenizers: the marks are special tokens in one and ordinary text in the other.
     fn tokenizers() -> [Tokenizer; 2] {
         let marks = ["<think>", "</think>", "<|start|>", "<|channel|>", "<|message|>", "<|end|>"];
-        let marked = Tokenizer::new(&test_support::assets_with(&marks), 1).unwrap();
+        let marked = Tokenizer::new(&test_support::assets_with(&marks)).unwrap();
         [test_support::tokenizer(), marked]
     }
 

@@ -7,10 +7,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_text::{Detokenizer, Tokenizer};
+
 use super::format::{ReasoningMarks, ReasoningStart};
 use super::gate::ReasoningGate;
 use crate::engine::{Constraint, Mask};
-use crate::text::{Detokenizer, Tokenizer};
 use crate::tools::HarmonyParser;
 
 /// The largest part of an answer's tokens that is kept for the text after the reasoning: one of so
@@ -121,7 +122,9 @@ impl ReasoningLimit {
 const REASONING_CHANNEL: &str = "analysis";
 
 fn tokens(tokenizer: &Tokenizer, text: &str) -> u32 {
-    tokenizer.encode_now(text, crate::text::SpecialTokens::Omit).map_or(0, |encoded| encoded.ids.len() as u32)
+    tokenizer
+        .encode_now(text, millrace_text::SpecialTokens::Omit)
+        .map_or(0, |encoded| encoded.ids.len() as u32)
 }
 
 /// Finds the reasoning in the text of an answer.
@@ -238,13 +241,13 @@ fn allows(mask: &Mask, token: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use millrace_text::SpecialTokens;
+    use millrace_text::test_support::{self, EOS};
     use serde_json::json;
 
     use super::*;
     use crate::grammar::{GrammarCompiler, GrammarMatcher};
     use crate::reasoning::ReasoningFormat;
-    use crate::test_support::{self, EOS};
-    use crate::text::SpecialTokens;
     use crate::tools::{AllowedTools, Tool, ToolChoice, ToolFormat, call_grammar};
 
     fn limit(tokens: u32, start: ReasoningStart) -> ReasoningLimit {
@@ -311,7 +314,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn tools_may_be_called_in_channels_after_the_budget() {
         let marks = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"];
-        let tokenizer = Tokenizer::new(&test_support::assets_with(&marks), 1).unwrap();
+        let tokenizer = Tokenizer::new(&test_support::assets_with(&marks)).unwrap();
         let ids = |text: &str| tokenizer.encode_now(text, SpecialTokens::Omit).unwrap().ids;
         let parameters =
             json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});

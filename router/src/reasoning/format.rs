@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::text::Tokenizer;
+use millrace_text::Tokenizer;
 
 /// A format of reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

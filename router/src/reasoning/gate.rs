@@ -3,8 +3,9 @@
 //! Stop strings end the answer and not the reasoning: a stop string such as a blank line would
 //! otherwise end most answers before they begin.
 
+use millrace_text::SubstringMatcher;
+
 use super::format::{Opening, ReasoningMarks, ReasoningStart, opening};
-use crate::text::SubstringMatcher;
 
 /// Divides a text into the reasoning with its marks, and the answer.
 #[derive(Debug)]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use millrace_proto::rules::MAX_TOP_N;
 use millrace_proto::{LogitBias, Ready, Sampling, Watermark};
+use millrace_text::{RenderedPrompt, SpecialTokens, StopText};
 
 use super::error::ServiceError;
 use super::limits::RequestLimits;
@@ -11,7 +12,6 @@ use crate::assets::SamplingDefaults;
 use crate::engine::{Pooling, Priority};
 use crate::grammar::RequestedGrammar;
 use crate::reasoning::{ReasoningLimit, ReasoningMarks, ReasoningStart};
-use crate::text::{RenderedPrompt, SpecialTokens, StopText};
 
 /// The text or tokens to continue.
 #[derive(Debug, Clone)]

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use millrace_proto::Ready;
 use millrace_proto::rules::check_sampling;
+use millrace_text::SpecialTokens;
 
 use super::context::RequestContext;
 use super::error::ServiceError;
@@ -16,7 +17,6 @@ use super::setup::Service;
 use crate::engine::Request;
 use crate::grammar::{CompiledGrammar, GrammarError, RequestedGrammar};
 use crate::metrics;
-use crate::text::SpecialTokens;
 
 /// The state of a request between the checks of its parameters and its prompt.
 struct Validation {

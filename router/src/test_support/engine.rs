@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_proto::Ready;
+use millrace_text::test_support::EOS;
 use tokio::sync::{mpsc, watch};
 
-use super::model::EOS;
 use crate::engine::handle::EngineCommand;
 use crate::engine::{
     AdmissionBounds, Constraint, Engine, EngineState, Finish, GeneratedToken, GenerationEvent,

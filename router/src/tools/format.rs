@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::text::Tokenizer;
+use millrace_text::Tokenizer;
 
 /// A format of tool calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -232,8 +232,9 @@ fn contains_mark(template: &str, mark: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use millrace_text::test_support;
+
     use super::*;
-    use crate::test_support;
 
     #[test]
     fn the_format_is_detected_from_the_template() {

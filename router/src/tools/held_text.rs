@@ -5,7 +5,7 @@
 //! character follows. The matcher reads each byte once, and each held character is examined once,
 //! so that the time is linear in the text.
 
-use crate::text::SubstringMatcher;
+use millrace_text::SubstringMatcher;
 
 /// Holds back the end of a text that may precede or contain the beginning of a marker.
 #[derive(Debug)]

@@ -1,10 +1,10 @@
 //! Calls as a model writes them, and the tokens that they consist of.
 
+use millrace_text::Tokenizer;
 use serde_json::Value;
 
 use super::format::ToolFormat;
 use super::syntax::CallSyntax;
-use crate::text::Tokenizer;
 
 impl ToolFormat {
     /// Returns the special tokens that are shown as text in answers that may call tools.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use millrace_text::test_support::{self, EOS};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -10,7 +11,6 @@ use super::parse::{Alternatives, Atom, Rules, parse};
 use super::{is_gbnf, to_lark};
 use crate::engine::Constraint;
 use crate::grammar::{CompiledGrammar, Grammar, GrammarCompiler, GrammarMatcher};
-use crate::test_support::{self, EOS};
 
 /// The grammar of JSON, in the style of those that come with llama.cpp.
 const JSON: &str = r#"

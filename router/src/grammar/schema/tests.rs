@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use millrace_text::test_support::{self, EOS};
 use serde_json::{Value, json};
 
 use crate::engine::{Constraint, Mask};
 use crate::grammar::{CompiledGrammar, Grammar, GrammarCompiler, GrammarError, GrammarMatcher};
-use crate::test_support::{self, EOS};
 
 const ANSWER: fn(Value) -> Grammar = Grammar::Json;
 

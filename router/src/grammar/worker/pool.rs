@@ -284,9 +284,10 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
+    use millrace_text::test_support::{self, EOS, still_clock};
+
     use super::*;
     use crate::grammar::{Grammar, GrammarCompiler};
-    use crate::test_support::{self, EOS, still_clock};
 
     /// Creates a compiler whose worker is a shell script. The script reports that it is ready and
     /// then runs `then`. Each start adds a line to the file `starts`.

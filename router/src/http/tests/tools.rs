@@ -4,7 +4,6 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{HttpConfig, RequestLimits, Script, Server};
-use crate::assets::Assets;
 use crate::test_support::{self, EOS};
 use crate::tools::ToolFormat;
 
@@ -17,7 +16,7 @@ const TEMPLATE: &str = "{% if tools %}Tools: {{ tools | tojson }}; {% endif %}{%
 {% if add_generation_prompt %}assistant: {% endif %}";
 
 pub(super) fn server(says: &str, limits: RequestLimits) -> Server {
-    let assets = Assets { chat_template: Some(TEMPLATE.into()), ..test_support::assets() };
+    let assets = test_support::assets_with_template(TEMPLATE);
     Server::serving(&assets, Script::Say(says.into()), limits, HttpConfig::default())
 }
 

@@ -1,5 +1,6 @@
 //! Bodies of TGI's requests and responses.
 
+use millrace_text::StopText;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -9,7 +10,6 @@ use crate::http::fields::PriorityField;
 use crate::http::grammar;
 use crate::http::thinking::raw_budget;
 use crate::service::{FinishReason, Params, ServiceError, TextToken};
-use crate::text::StopText;
 
 /// The body of `/generate`, `/generate_stream` and `/tokenize`.
 #[derive(Debug, Deserialize, ToSchema)]

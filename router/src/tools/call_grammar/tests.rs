@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use millrace_text::Tokenizer;
+use millrace_text::test_support::{self, EOS};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::Value;
@@ -9,8 +11,6 @@ use serde_json::Value;
 use super::*;
 use crate::engine::Constraint;
 use crate::grammar::{GrammarCompiler, GrammarMatcher};
-use crate::test_support::{self, EOS};
-use crate::text::Tokenizer;
 use crate::tools::{AnswerDelta, HarmonyParser, Tool, ToolCallParser};
 
 fn tools(choice: ToolChoice, parallel: bool) -> AllowedTools {
@@ -34,7 +34,7 @@ fn tokenizers() -> [Tokenizer; 2] {
         .copied()
         .collect();
     let marks: Vec<&str> = marks.into_iter().collect();
-    let marked = Tokenizer::new(&test_support::assets_with(&marks), 1).unwrap();
+    let marked = Tokenizer::new(&test_support::assets_with(&marks)).unwrap();
     [test_support::tokenizer(), marked]
 }
 
@@ -49,7 +49,7 @@ async fn random(tokenizer: &Tokenizer, grammar: &Grammar, seed: u64, leads: &str
     let (mut walk, mut mask) = (GrammarMatcher::new(compiled.clone()), compiled.first());
     let (mut text, mut leads) = (
         String::new(),
-        tokenizer.encode_now(leads, crate::text::SpecialTokens::Omit).unwrap().ids.into_iter(),
+        tokenizer.encode_now(leads, millrace_text::SpecialTokens::Omit).unwrap().ids.into_iter(),
     );
     let mut detokenizer = tokenizer.detokenizer(false, false);
     for _ in 0..400 {
@@ -358,7 +358,7 @@ async fn strings_of_python_may_be_in_single_quotes() {
 #[tokio::test(start_paused = true)]
 async fn text_before_calls_may_have_special_tokens() {
     let marks = ["<tool_call>", "</tool_call>", "<|START_RESPONSE|>", "<|START_ACTION|>", "<|END_ACTION|>"];
-    let tokenizer = Tokenizer::new(&test_support::assets_with(&marks), 1).unwrap();
+    let tokenizer = Tokenizer::new(&test_support::assets_with(&marks)).unwrap();
     let tools = tools(ToolChoice::Auto, true);
     for format in [ToolFormat::Hermes, ToolFormat::Cohere, ToolFormat::Nemotron] {
         let grammar = call_grammar(&tools, format, (&tokenizer).into(), None).unwrap();
@@ -394,7 +394,7 @@ async fn texts_may_have_special_tokens() {
         // The mark of DeepSeek is a part of its tags.
         let marks = if tags.has_type { &[] } else { format.syntax().marks };
         for special in [&["<think>", "</think>"][..], &[&["<think>", "</think>"], marks].concat()] {
-            let tokenizer = Tokenizer::new(&test_support::assets_with(special), 1).unwrap();
+            let tokenizer = Tokenizer::new(&test_support::assets_with(special)).unwrap();
             let grammar = call_grammar(&tools, format, (&tokenizer).into(), None).unwrap();
             for value in ["<think>a</think>b", "a <think>", "<think>"] {
                 let call = format.write("say", &json!({"s": value}));
@@ -416,7 +416,7 @@ async fn texts_may_have_special_tokens() {
         }
     }
     let marks = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|other|>"];
-    let tokenizer = Tokenizer::new(&test_support::assets_with(&marks), 1).unwrap();
+    let tokenizer = Tokenizer::new(&test_support::assets_with(&marks)).unwrap();
     let tools = AllowedTools { choice: ToolChoice::Auto, ..tools };
     let grammar = call_grammar(&tools, ToolFormat::Harmony, (&tokenizer).into(), None).unwrap();
     let text = "<|channel|>final<|message|>a<|other|><|other|>b";
