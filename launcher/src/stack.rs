@@ -7,11 +7,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use millrace_answers::grammar::GrammarWorkerCommand;
 use millrace_router::assets::Assets;
 use millrace_router::engine::{
     self, AdmissionBounds, Engine, EngineConfig, EngineState, Preparation, ShardCommand,
 };
-use millrace_router::grammar::GrammarWorkerCommand;
 use millrace_router::kv_events::{KvEvents, KvEventsConfig};
 use millrace_router::service::{ModelInfo, RequestLimits, Service};
 use millrace_shard::Source;

@@ -10,14 +10,11 @@ pub mod embedding;
 pub mod engine;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
-pub mod grammar;
 pub mod http;
 pub mod kv_events;
 pub mod metrics;
-pub mod reasoning;
 pub mod serve;
 pub mod service;
-pub mod tools;
 mod turns;
 mod web;
 

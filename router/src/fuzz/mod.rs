@@ -1,11 +1,11 @@
-//! Entry points for untrusted input, one function per kind of input. None of them may panic, hang,
-//! or lead to a server error. `cargo xtask fuzz` runs them with libFuzzer. The inputs in
-//! `fuzz/seeds` also run as normal tests.
+//! The entry point for bodies of requests, which may not panic, hang, or lead to a server error.
+//! `cargo xtask fuzz` runs it with libFuzzer. The inputs in `fuzz/seeds` also run as normal tests.
+//! Other kinds of untrusted input have their entry points in `millrace-text` and `millrace-answers`.
 #![allow(clippy::unwrap_used, missing_docs, reason = "the targets search for panics")]
 
 pub mod cost;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use axum::Router;
 use axum::body::Body;
@@ -14,10 +14,9 @@ use serde_json::Value;
 use tokio::runtime::Runtime;
 use tower_service::Service as _;
 
-use crate::grammar::{Grammar, GrammarCompiler, GrammarError};
 use crate::http::{HttpConfig, router};
 use crate::service::{ModelInfo, RequestLimits, Service};
-use crate::test_support::{self, EOS, FakeEngine, Script};
+use crate::test_support::{self, FakeEngine, Script};
 
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ m.tool_calls }}{% endfor %}{{ tools }}{{ documents }}";
 
@@ -80,27 +79,6 @@ pub fn bodies(data: &[u8]) {
     assert_no_server_error(app(), post(path, parts.next().unwrap_or_default().to_vec()));
 }
 
-/// Compiles a grammar up to its first mask. The first byte selects the kind of grammar.
-pub fn grammars(data: &[u8]) {
-    static COMPILER: OnceLock<GrammarCompiler> = OnceLock::new();
-    let Some((&kind, text)) = data.split_first() else { return };
-    let Ok(text) = std::str::from_utf8(text) else { return };
-    let grammar = match kind % 3 {
-        0 => match serde_json::from_str::<Value>(text) {
-            Ok(schema) => Grammar::Json(schema),
-            Err(_) => return,
-        },
-        1 => Grammar::Regex(text.into()),
-        _ => Grammar::Lark(text.into()),
-    };
-    let compiler = COMPILER.get_or_init(|| GrammarCompiler::new(test_support::tokenizer(), Arc::new([EOS])));
-    match runtime().block_on(compiler.compile(&grammar, EOS + 1)) {
-        Ok(compiled) => assert!(compiled.first().iter().any(|&word| word != 0), "{grammar:?}"),
-        Err(GrammarError::Busy) => panic!("no other grammar is compiled: {grammar:?}"),
-        Err(_) => {}
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use millrace_text::test_support::{replay_seeds, seeds};
@@ -117,10 +95,5 @@ mod tests {
             let is_served = super::post_paths().iter().any(|path| *path == line);
             assert!(is_served, "{path}: the first line must be the path of a route, not {line:?}");
         }
-    }
-
-    #[test]
-    fn grammar_seeds_pass() {
-        replay_seeds("grammars", super::grammars);
     }
 }

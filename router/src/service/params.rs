@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use millrace_answers::grammar::RequestedGrammar;
+use millrace_answers::reasoning::{ReasoningLimit, ReasoningMarks, ReasoningStart};
 use millrace_proto::rules::MAX_TOP_N;
 use millrace_proto::{LogitBias, Ready, Sampling, Watermark};
 use millrace_text::{RenderedPrompt, SpecialTokens, StopText};
@@ -10,8 +12,6 @@ use super::error::ServiceError;
 use super::limits::RequestLimits;
 use crate::assets::SamplingDefaults;
 use crate::engine::{Pooling, Priority};
-use crate::grammar::RequestedGrammar;
-use crate::reasoning::{ReasoningLimit, ReasoningMarks, ReasoningStart};
 
 /// The text or tokens to continue.
 #[derive(Debug, Clone)]

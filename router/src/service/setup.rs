@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use millrace_answers::grammar::GrammarCompiler;
+use millrace_answers::reasoning::{ReasoningFormat, ReasoningParser};
+use millrace_answers::tools::ToolFormat;
 use millrace_proto::Ready;
 use millrace_text::assets::AssetError;
 use millrace_text::{ChatTemplate, TemplateError, TextError, Tokenizer, end_tokens};
@@ -17,10 +20,7 @@ use super::model::{ModelInfo, TokenizerDescription};
 use crate::assets::{Assets, SamplingDefaults};
 use crate::embedding::{EmbeddingError, EmbeddingFiles, EmbeddingModel, PoolingMode};
 use crate::engine::{Engine, EngineState, Place, Places};
-use crate::grammar::GrammarCompiler;
 use crate::metrics;
-use crate::reasoning::{ReasoningFormat, ReasoningParser};
-use crate::tools::ToolFormat;
 use crate::turns::TenantTurns;
 
 /// Why a service could not be created from a model folder.

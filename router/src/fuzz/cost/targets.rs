@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::http::{HeaderName, HeaderValue};
+use millrace_answers::grammar::{self, Grammar, GrammarCompiler};
+use millrace_answers::tools::{AllowedTools, Tool, ToolCallParser, ToolChoice, ToolFormat};
 use millrace_text::assets::TextAssets;
 use millrace_text::{ChatTemplate, Conversation, SpecialTokens, StopMatcher, StopText, Tokenizer};
 use serde_json::{Value, json};
@@ -14,11 +16,9 @@ use super::target::{CostLimits, CostTarget, Work};
 use crate::assets::Assets;
 use crate::engine::EngineState;
 use crate::fuzz;
-use crate::grammar::{self, Grammar, GrammarCompiler};
 use crate::http::{ApiKeys, HttpConfig, router};
 use crate::service::{ModelInfo, RequestLimits, Service};
 use crate::test_support::{self, EOS, FakeEngine, Script};
-use crate::tools::{AllowedTools, Tool, ToolCallParser, ToolChoice, ToolFormat};
 
 const fn frame(
     before: &'static str,

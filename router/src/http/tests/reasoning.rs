@@ -1,9 +1,9 @@
 //! Reasoning that is separated from the answer, in all APIs with messages.
 
+use millrace_answers::reasoning::ReasoningParser;
 use serde_json::{Value, json};
 
 use super::{HttpConfig, RequestLimits, Script, Server, tools::prompt};
-use crate::reasoning::ReasoningParser;
 use crate::test_support::{self, EOS};
 
 const CHAT: &str = "/v1/chat/completions";

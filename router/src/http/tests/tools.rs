@@ -1,11 +1,11 @@
 //! Tools in `/v1/chat/completions`.
 
 use axum::http::StatusCode;
+use millrace_answers::tools::ToolFormat;
 use serde_json::{Value, json};
 
 use super::{HttpConfig, RequestLimits, Script, Server};
 use crate::test_support::{self, EOS};
-use crate::tools::ToolFormat;
 
 const PATH: &str = "/v1/chat/completions";
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use millrace_answers::tools::ToolFormat;
 use serde_json::{Map, Value};
 
 use super::docs::{fields, openapi, resolve};
@@ -11,7 +12,6 @@ use super::rows::posts;
 use super::{HttpConfig, RequestLimits, Script, Server};
 use crate::assets::Assets;
 use crate::test_support;
-use crate::tools::ToolFormat;
 
 /// The fields of the original APIs and of this server, each with a value that shows its effect, the
 /// fields that it needs `with` it, and a note. The sources are the documentation of TGI 3.3, vLLM
