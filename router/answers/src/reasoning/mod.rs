@@ -16,8 +16,7 @@ mod gate;
 mod splitter;
 
 pub use after::after_reasoning;
-pub use budget::ReasoningPlace;
-pub use budget::{ReasoningLimit, ThinkingBudget};
+pub use budget::{ReasoningLimit, ReasoningPlace, ThinkingBudget};
 pub use format::{ReasoningFormat, ReasoningMarks, ReasoningParser, ReasoningStart, UnknownReasoningParser};
 pub use gate::ReasoningGate;
 pub use splitter::{ReasoningSplitter, SplitText};
