@@ -1,2 +1,2 @@
 #![no_main]
-libfuzzer_sys::fuzz_target!(|data: &[u8]| millrace_router::fuzz::vocabularies(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| millrace_text::fuzz::vocabularies(data));

@@ -89,7 +89,7 @@ fn run(command: cli::Command) -> anyhow::Result<()> {
             println!("{}", millrace_router::http::openapi());
             Ok(())
         }
-        cli::Command::GrammarWorker => Ok(millrace_router::grammar::worker::run()?),
+        cli::Command::GrammarWorker => Ok(millrace_answers::grammar::worker::run()?),
         cli::Command::Shard(args) => commands::shard::run(*args),
     }
 }

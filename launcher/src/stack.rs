@@ -7,12 +7,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use millrace_answers::grammar::GrammarWorkerCommand;
 use millrace_formats::Source;
 use millrace_router::assets::Assets;
 use millrace_router::engine::{
     self, AdmissionBounds, Engine, EngineConfig, EngineState, Preparation, ShardCommand,
 };
-use millrace_router::grammar::GrammarWorkerCommand;
 use millrace_router::kv_events::{KvEvents, KvEventsConfig};
 use millrace_router::service::{ModelInfo, RequestLimits, Service};
 use millrace_shard::collective::Transport;
@@ -70,7 +70,7 @@ impl Stack {
         let location = locate(model)?;
         let mut assets = assets(&location, model.load_format)?;
         if let Some(path) = &model.tokenizer_config_path {
-            assets = assets.with_tokenizer_config(path).context("--tokenizer-config-path")?;
+            assets.text = assets.text.with_tokenizer_config(path).context("--tokenizer-config-path")?;
         }
         let program = own_executable()?;
         let worker = GrammarWorkerCommand { program: program.clone(), args: vec!["grammar-worker".into()] };
@@ -155,7 +155,7 @@ fn assets(location: &Location, format: LoadFormat) -> Result<Assets> {
         Location::Demo => Ok(Assets::from_files(demo::FILES)?),
         Location::Folder(folder)
             if format == LoadFormat::Dummy
-                && !millrace_router::assets::tokenizer_files().any(|name| folder.join(name).exists()) =>
+                && !millrace_text::assets::tokenizer_files().any(|name| folder.join(name).exists()) =>
         {
             tracing::warn!(
                 "there is no tokenizer beside the dummy weights: using the tokenizer of the demo model"
@@ -181,18 +181,19 @@ fn model_file_assets(file: &Path) -> Result<Assets> {
     }
     let tokenizer = (!data.tokens.is_empty()).then(|| data.clone());
     let mut assets = Assets::from_model_file(folder, &inside, tokenizer)?;
-    if assets.chat_template.is_none() {
+    let known = &mut assets.text;
+    if known.chat_template.is_none() {
         let tools = data.named_templates.into_iter().find(|(name, _)| name == "tool_use");
-        assets.chat_template = data.chat_template;
-        assets.tool_template = tools.map(|(_, template)| template);
+        known.chat_template = data.chat_template;
+        known.tool_template = tools.map(|(_, template)| template);
     }
     let text = |id: Option<u32>| id.and_then(|id| data.tokens.get(id as usize).cloned());
-    assets.bos_token = assets.bos_token.or_else(|| text(data.special.bos));
-    assets.eos_token = assets.eos_token.or_else(|| text(data.special.eos));
-    assets.pad_token = assets.pad_token.or_else(|| text(data.special.padding));
-    assets.unk_token = assets.unk_token.or_else(|| text(data.special.unknown));
-    assets.add_bos_token = assets.add_bos_token.or(data.add_bos);
-    assets.add_eos_token = assets.add_eos_token.or(data.add_eos);
+    known.bos_token = known.bos_token.take().or_else(|| text(data.special.bos));
+    known.eos_token = known.eos_token.take().or_else(|| text(data.special.eos));
+    known.pad_token = known.pad_token.take().or_else(|| text(data.special.padding));
+    known.unk_token = known.unk_token.take().or_else(|| text(data.special.unknown));
+    known.add_bos_token = known.add_bos_token.or(data.add_bos);
+    known.add_eos_token = known.add_eos_token.or(data.add_eos);
     Ok(assets)
 }
 

@@ -1,5 +1,6 @@
-//! The router handles everything per request: HTTP, tokenizer, chat templates, scheduling,
-//! streaming, metrics, and the supervision of shards.
+//! The router handles everything per request: HTTP, chat, streaming, metrics, and the supervision of
+//! shards. Three crates are below it: `millrace-answers` (grammars, tools, reasoning),
+//! `millrace-text` (tokenizers, templates) and `millrace-scheduler`.
 //!
 //! A server is built from these parts: [`assets::Assets`] → [`engine::Engine`] →
 //! [`service::Service`] → [`serve::serve`].
@@ -10,16 +11,11 @@ pub mod embedding;
 pub mod engine;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
-pub mod grammar;
 pub mod http;
 pub mod kv_events;
 pub mod metrics;
-pub mod reasoning;
-pub mod scheduler;
 pub mod serve;
 pub mod service;
-pub mod text;
-pub mod tools;
 mod turns;
 mod web;
 

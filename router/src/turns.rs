@@ -8,11 +8,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use millrace_scheduler::Tenant;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::oneshot;
 use tokio::task::block_in_place;
-
-use crate::scheduler::Tenant;
 
 /// Turns that several tenants share. Clones share the same turns.
 #[derive(Debug, Clone)]

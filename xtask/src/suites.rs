@@ -90,7 +90,7 @@ pub(crate) fn properties(seed: Option<&str>) -> bool {
 
 /// Simulates the scheduler under random traffic, block shortages and lost shards.
 pub(crate) fn simulation() -> bool {
-    let test = ["test", "--release", "--package", "millrace-router", "--lib", "simulation"];
+    let test = ["test", "--release", "--package", "millrace-scheduler", "--lib", "simulation"];
     cargo_with(&test, &[("MILLRACE_SIM_STEPS", "20000000")])
 }
 

@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
+use millrace_answers::reasoning::ReasoningParser;
+use millrace_answers::tools::ToolFormat;
 use millrace_formats::regular_file;
 use millrace_router::embedding::PoolingMode;
 use millrace_router::http::{ApiKey, FairBy, HeaderValue, PlatformRoutes};
 use millrace_router::kv_events::KvEventsConfig;
 use millrace_router::serve::{ConnectionLimits, Tls};
+use millrace_router::service::PayloadLimit;
 
 use super::values::{count, count_or_none, seconds};
-use millrace_router::reasoning::ReasoningParser;
-use millrace_router::service::PayloadLimit;
-use millrace_router::tools::ToolFormat;
 
 /// Default port, as in TGI.
 const PORT: u16 = 3000;

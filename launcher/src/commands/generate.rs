@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use millrace_router::service::{Params, Prompt, TextStream};
-use millrace_router::text::SpecialTokens;
+use millrace_text::SpecialTokens;
 
 use crate::cli::{GenerateArgs, SamplingArgs};
 use crate::model::fetch_completely;

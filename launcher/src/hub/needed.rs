@@ -2,11 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use serde::Deserialize;
-use serde_json::Value;
-
 use millrace_router::embedding;
 pub(super) use millrace_router::embedding::MODULES;
+use serde::Deserialize;
+use serde_json::Value;
 
 use super::error::HubError;
 use super::listing::{ListedFile, Listing};
@@ -76,7 +75,7 @@ pub(super) fn small_files(id: &str, listing: &Listing, needs_weights: bool) -> R
         check_weights(id, listing)?;
     }
     // The first of these files is used, and some of the others are large.
-    let tokenizer = millrace_router::assets::tokenizer_files().find(|file| has(file));
+    let tokenizer = millrace_text::assets::tokenizer_files().find(|file| has(file));
     if tokenizer.is_none() {
         tracing::warn!(
             "{id} has no tokenizer.json or other file of a tokenizer, which `millrace serve` needs"
@@ -93,7 +92,7 @@ pub(super) fn small_files(id: &str, listing: &Listing, needs_weights: bool) -> R
 
 /// Returns the names of the small files with fixed names.
 pub(super) fn small_names() -> impl Iterator<Item = &'static str> {
-    let tokenizers = millrace_router::assets::tokenizer_files();
+    let tokenizers = millrace_text::assets::tokenizer_files();
     CONFIGURATION.iter().chain(SMALL).copied().chain(embedding::configuration_files()).chain(tokenizers)
 }
 

@@ -1,72 +1,28 @@
-//! The files of a model folder that the router needs: tokenizer, chat template, and the tokens that
-//! begin and end a text.
+//! The files of a model folder that the router needs.
 
-use std::borrow::Cow;
+mod sampling;
+
 use std::path::Path;
 
 use millrace_formats::vocabulary::TokenizerData;
-use serde::Deserialize;
+use millrace_text::assets::{AssetError, ModelFiles, TextAssets};
+use serde_json::{Map, Value};
 
+pub use self::sampling::SamplingDefaults;
 use crate::embedding::{self, EmbeddingFiles};
-
-mod added;
-mod claims;
-mod configuration;
-mod error;
-mod facts;
-mod families;
-mod files;
-mod sampling;
-mod tokenizer_files;
-mod vocabulary;
-mod word_pieces;
-
-pub use claims::Claims;
-pub use error::AssetError;
-pub use sampling::SamplingDefaults;
-pub use vocabulary::{SplitPattern, Substitution, TokenizerSource, Vocabulary, VocabularyTokens};
-
-use configuration::{GenerationConfig, Ids, Templates, TokenIds, TokenText, TokenizerConfig};
-use facts::ModelFacts;
-use files::{json, read_file, read_optional};
 
 /// The files of a model that the router reads.
 #[derive(Debug, Clone, Default)]
 pub struct Assets {
-    /// The tokenizer.
-    pub tokenizer: TokenizerSource,
-    /// The chat template, if the model has one.
-    pub chat_template: Option<String>,
-    /// The template for conversations with tools, if it differs.
-    pub tool_template: Option<String>,
-    /// The text of the token that begins a sequence.
-    pub bos_token: Option<String>,
-    /// The text of the token that ends a sequence.
-    pub eos_token: Option<String>,
-    /// The text of the padding token.
-    pub pad_token: Option<String>,
-    /// The text of the token for text that the vocabulary does not cover.
-    pub unk_token: Option<String>,
-    /// The class of the tokenizer in transformers.
-    pub tokenizer_class: Option<String>,
-    /// Whether `tokenizer_config.json` asks for the begin token in front of every prompt.
-    pub add_bos_token: Option<bool>,
-    /// Tokens that end a generation, from `generation_config.json` or else `config.json`. Empty if
-    /// neither file names any.
-    pub eos_ids: Vec<u32>,
+    /// The tokenizer, the chat template, and what else the files say about text.
+    pub text: TextAssets,
     /// The sampling parameters for requests that do not specify them, from
     /// `generation_config.json`.
     pub sampling: SamplingDefaults,
-    /// The id of the token that begins a sequence, from the configuration.
-    pub bos_id: Option<u32>,
-    /// Whether `tokenizer_config.json` asks for the end token after a text.
-    pub add_eos_token: Option<bool>,
     /// The description of vectors of texts in the folder.
     pub embedding: EmbeddingFiles,
     /// The number of features of a state by `config.json`.
     pub hidden_size: Option<usize>,
-    /// Statements of several files about the same things, for warnings about contradictions.
-    pub claims: Claims,
     /// Whether `config.json` says that the model generates texts or classifies them, so that it is
     /// of use without vectors.
     pub has_head: bool,
@@ -78,7 +34,7 @@ impl Assets {
     /// # Errors
     /// [`AssetError`] names the file and a remedy.
     pub fn from_dir(folder: &Path) -> Result<Self, AssetError> {
-        Self::read(&folder.display().to_string(), Some(folder), |name| read_optional(folder, name), None)
+        Self::read(&ModelFiles::in_folder(folder), None)
     }
 
     /// Reads the files of a model that is one file: those of the folder, unless `inside` has a file
@@ -93,17 +49,7 @@ impl Assets {
         inside: &[(&str, Vec<u8>)],
         tokenizer: Option<TokenizerData>,
     ) -> Result<Self, AssetError> {
-        let tokenizer = match tokenizer.map(Vocabulary::from_gguf).transpose() {
-            Ok(vocabulary) => vocabulary.map(TokenizerSource::from),
-            // It matters only if there is no tokenizer beside the file.
-            Err(_) if folder.join("tokenizer.json").exists() => None,
-            Err(error) => return Err(AssetError::Vocabulary { file: "the model's file", error }),
-        };
-        let file = |name: &str| match inside.iter().find(|(file, _)| *file == name) {
-            Some((_, bytes)) => Ok(Some(Cow::Borrowed(&bytes[..]))),
-            None => read_optional(folder, name),
-        };
-        Self::read(&folder.display().to_string(), Some(folder), file, tokenizer)
+        Self::read(&ModelFiles::in_model_file(folder, inside), tokenizer)
     }
 
     /// Reads the files from memory.
@@ -111,293 +57,43 @@ impl Assets {
     /// # Errors
     /// [`AssetError`] names the file and a remedy.
     pub fn from_files(files: &[(&str, &[u8])]) -> Result<Self, AssetError> {
-        let find =
-            |name: &str| files.iter().find(|(file, _)| *file == name).map(|(_, bytes)| Cow::Borrowed(*bytes));
-        Self::read("embedded model", None, |name| Ok(find(name)), None)
+        Self::read(&ModelFiles::in_memory(files), None)
     }
 
-    /// Replaces the chat template and the special tokens by those of another file in the format of
-    /// `tokenizer_config.json`. Its template takes precedence over a template in a file of its own.
-    ///
-    /// # Errors
-    /// [`AssetError`] names the file.
-    pub fn with_tokenizer_config(mut self, path: &Path) -> Result<Self, AssetError> {
-        let (file, bytes) = (path.display().to_string(), read_file(path)?);
-        let config: TokenizerConfig =
-            serde_json::from_slice(&bytes).map_err(|error| AssetError::Invalid { file, error })?;
-        if let Some(templates) = config.chat_template {
-            (self.chat_template, self.tool_template) = templates.split();
-        }
-        self.bos_token = config.bos_token.map(TokenText::into_text).or(self.bos_token);
-        self.eos_token = config.eos_token.map(TokenText::into_text).or(self.eos_token);
-        self.add_bos_token = config.add_bos_token.or(self.add_bos_token);
-        self.add_eos_token = config.add_eos_token.or(self.add_eos_token);
-        Ok(self)
-    }
-
-    fn read<'a>(
-        origin: &str,
-        folder: Option<&Path>,
-        file: impl Fn(&str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
-        inside: Option<TokenizerSource>,
-    ) -> Result<Self, AssetError> {
-        let json_tokenizer = file("tokenizer.json")?;
-        let facts = ModelFacts::new(
-            origin,
-            json(&file, "config.json")?,
-            json(&file, "tokenizer_config.json")?,
-            json(&file, "generation_config.json")?,
+    fn read(files: &ModelFiles<'_>, tokenizer: Option<TokenizerData>) -> Result<Self, AssetError> {
+        let text = TextAssets::read(files, tokenizer)?;
+        let config: Value = files.json("config.json")?;
+        let generation: Map<String, Value> = files.json("generation_config.json")?;
+        let embedding = embedding::read(
+            files.folder(),
+            &|name| files.read(name).map_err(|error| error.to_string()),
+            &config,
+            &files.json("tokenizer_config.json")?,
         );
-        let claims = Claims::collect(&file, &facts, json_tokenizer.is_some())?;
-        let tokenizer = match (json_tokenizer, inside) {
-            (Some(json), _) => TokenizerSource::Json(json.into_owned()),
-            (None, Some(inside)) => inside,
-            (None, None) => vocabulary_file(origin, &file, &facts)?,
-        };
-        let config: TokenizerConfig = json(&file, "tokenizer_config.json")?;
-        let generation: GenerationConfig = json(&file, "generation_config.json")?;
-        let sampling = SamplingDefaults::of(&generation.rest);
-        let generation = generation.ids;
-        let model: TokenIds = json(&file, "config.json")?;
-        let ids = |first: Option<Ids>, second: Option<Ids>| {
-            [first, second]
-                .into_iter()
-                .flatten()
-                .map(Ids::list)
-                .find(|ids| !ids.is_empty())
-                .unwrap_or_default()
-        };
-        let (chat_template, tool_template) = chat_templates(&file, config.chat_template)?;
-        let mut eos_ids = ids(generation.eos_token_id, model.eos_token_id);
-        let chat_template = match chat_template {
-            Some(template) => Some(template),
-            None => families::prompt_format(&facts, &tokenizer).map(|format| {
-                eos_ids.extend(format.ends.iter().filter(|id| !eos_ids.contains(id)).collect::<Vec<_>>());
-                format.template
-            }),
-        };
-        let (bos, eos) = end_texts(&tokenizer);
         Ok(Assets {
-            tokenizer,
-            chat_template,
-            tool_template,
-            bos_token: config.bos_token.map(TokenText::into_text).or(bos),
-            eos_token: config.eos_token.map(TokenText::into_text).or(eos),
-            pad_token: config.pad_token.map(TokenText::into_text),
-            unk_token: config.unk_token.map(TokenText::into_text),
-            tokenizer_class: config.tokenizer_class,
-            add_bos_token: config.add_bos_token,
-            add_eos_token: config.add_eos_token,
-            eos_ids,
-            sampling,
-            bos_id: ids(generation.bos_token_id, model.bos_token_id).first().copied(),
-            embedding: embedding::read(
-                folder,
-                &|name| file(name).map_err(|error| error.to_string()),
-                &facts.config,
-                &facts.tokenizer_config,
-            ),
-            hidden_size: facts.hidden_size(),
-            has_head: facts.has_head(),
-            claims,
+            text,
+            sampling: SamplingDefaults::of(&generation),
+            embedding,
+            hidden_size: hidden_size(&config),
+            has_head: has_head(&config),
         })
     }
 }
 
-/// Returns the names of the files with tokenizers. The first one that exists is used.
-pub fn tokenizer_files() -> impl Iterator<Item = &'static str> {
-    let vocabularies = tokenizer_files::FILES.iter().map(|(name, _)| *name);
-    std::iter::once("tokenizer.json").chain(vocabularies).chain([word_pieces::FILE])
+/// Returns the number of features of a state, if `config.json` has it under a usual name.
+fn hidden_size(config: &Value) -> Option<usize> {
+    let parts = [Some(config), config.get("text_config")];
+    let sizes = parts.into_iter().flatten().flat_map(|part| {
+        ["hidden_size", "d_model", "n_embd", "dim"].map(|key| part.get(key).and_then(Value::as_u64))
+    });
+    sizes.flatten().next().and_then(|size| usize::try_from(size).ok())
 }
 
-/// Returns the vocabulary in the first file that exists.
-fn vocabulary_file<'a>(
-    origin: &str,
-    file: &impl Fn(&'static str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
-    facts: &ModelFacts,
-) -> Result<TokenizerSource, AssetError> {
-    for &(name, read) in tokenizer_files::FILES {
-        if let Some(bytes) = file(name)? {
-            let vocabulary =
-                read(&bytes, facts).map_err(|error| AssetError::Vocabulary { file: name, error })?;
-            return Ok(vocabulary.into());
-        }
-    }
-    if let Some(bytes) = file(word_pieces::FILE)? {
-        let json = word_pieces::tokenizer_json(&bytes, facts)
-            .map_err(|error| AssetError::Vocabulary { file: word_pieces::FILE, error })?;
-        return Ok(TokenizerSource::Json(json));
-    }
-    Err(AssetError::NoTokenizer(origin.to_owned()))
-}
-
-/// Returns the texts of the tokens that begin and end a sequence, as the vocabulary names them.
-fn end_texts(tokenizer: &TokenizerSource) -> (Option<String>, Option<String>) {
-    let TokenizerSource::Vocabulary(vocabulary) = tokenizer else { return (None, None) };
-    let text = |id: Option<u32>| vocabulary.text(id?).map(str::to_owned);
-    let (bos, eos) = vocabulary.ends();
-    (text(bos), text(eos))
-}
-
-/// The template for conversations with tools in the newest layout of transformers.
-const TOOL_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
-
-/// Returns the templates from the newest layout that exists: a file of its own, then
-/// `chat_template.json`, then the tokenizer's configuration. A template for tools in a file of its
-/// own is combined with any of them.
-fn chat_templates<'a>(
-    file: &impl Fn(&'static str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
-    configured: Option<Templates>,
-) -> Result<(Option<String>, Option<String>), AssetError> {
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct File {
-        chat_template: Option<Templates>,
-    }
-    let text = |name: &'static str| {
-        let text = file(name)?.map(|bytes| String::from_utf8(bytes.into_owned()));
-        text.transpose().map_err(|_| AssetError::NotText(name))
-    };
-    let tools = text(TOOL_TEMPLATE)?;
-    if let Some(template) = text("chat_template.jinja")? {
-        return Ok((Some(template), tools));
-    }
-    let separate: File = json(file, "chat_template.json")?;
-    let (template, named) = separate.chat_template.or(configured).map_or((None, None), Templates::split);
-    Ok((template.or_else(|| tools.clone()), tools.or(named)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::files::{MAX_CONFIG, MAX_TOKENIZER};
-    use super::*;
-
-    #[test]
-    fn a_missing_tokenizer_is_one_clear_error() {
-        let error = Assets::from_dir(Path::new("/nowhere/at/all")).unwrap_err().to_string();
-        assert!(error.starts_with("/nowhere/at/all: tokenizer.json is missing"), "{error}");
-    }
-
-    #[test]
-    fn a_broken_file_is_named() {
-        let files: &[(&str, &[u8])] = &[("tokenizer.json", b"{}"), ("generation_config.json", b"{")];
-        let error = Assets::from_files(files).unwrap_err().to_string();
-        assert!(error.starts_with("generation_config.json is not valid"), "{error}");
-    }
-
-    #[test]
-    fn each_setting_comes_from_the_most_specific_file() {
-        let files: &[(&str, &[u8])] = &[
-            ("tokenizer.json", b"{}"),
-            ("config.json", br#"{"eos_token_id": 7, "bos_token_id": 1}"#),
-            (
-                "tokenizer_config.json",
-                br#"{"bos_token": {"content": "<s>"}, "eos_token": "</s>", "add_bos_token": true,
-                     "chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]}"#,
-            ),
-        ];
-        let assets = Assets::from_files(files).unwrap();
-        assert_eq!((assets.eos_ids, assets.bos_id), (vec![7], Some(1)));
-        assert_eq!(assets.bos_token.as_deref(), Some("<s>"));
-        assert_eq!(assets.chat_template.as_deref(), Some("D"));
-        assert_eq!(assets.tool_template.as_deref(), Some("T"));
-
-        let more: &[(&str, &[u8])] = &[
-            ("generation_config.json", br#"{"eos_token_id": [1, 2]}"#),
-            ("chat_template.json", br#"{"chat_template": "J"}"#),
-        ];
-        let assets = Assets::from_files(&[files, more].concat()).unwrap();
-        assert_eq!((assets.eos_ids, assets.chat_template.as_deref()), (vec![1, 2], Some("J")));
-
-        let jinja: &[(&str, &[u8])] = &[("chat_template.jinja", b"X")];
-        let assets = Assets::from_files(&[files, more, jinja].concat()).unwrap();
-        assert_eq!(assets.chat_template.as_deref(), Some("X"));
-    }
-
-    #[test]
-    fn a_template_for_tools_may_have_a_file_of_its_own() {
-        let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-        std::fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
-        write("tokenizer.json", "{}");
-        write("additional_chat_templates/tool_use.jinja", "T");
-        let templates = || {
-            let assets = Assets::from_dir(folder.path()).unwrap();
-            (assets.chat_template.unwrap(), assets.tool_template.unwrap())
-        };
-        assert_eq!(templates(), ("T".into(), "T".into()));
-        let named = r#"{"chat_template": [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "U"}]}"#;
-        write("tokenizer_config.json", named);
-        assert_eq!(templates(), ("D".into(), "T".into()));
-        write("chat_template.jinja", "X");
-        assert_eq!(templates(), ("X".into(), "T".into()));
-    }
-
-    /// Tests a FIFO without a writer, a folder, and files that are too large.
-    #[test]
-    #[cfg(unix)]
-    fn special_and_oversized_files_are_refused_at_once() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name);
-        std::fs::write(path("tokenizer.json"), "{}").unwrap();
-        let refusal = || Assets::from_dir(folder.path()).unwrap_err().to_string();
-
-        let made = std::process::Command::new("mkfifo").arg(path("config.json")).status().unwrap();
-        assert!(made.success());
-        let (told, text) = std::sync::mpsc::channel();
-        let reader = std::thread::scope(|scope| {
-            scope.spawn(|| told.send(refusal()));
-            let text =
-                text.recv_timeout(millrace_test_patience::patience(std::time::Duration::from_secs(20)));
-            if text.is_err() {
-                // This ends the reader, so that the test fails instead of hanging.
-                let _ = std::fs::OpenOptions::new().write(true).open(path("config.json"));
-            }
-            text
-        });
-        let text = reader.expect("a FIFO is not waited for");
-        assert!(text.contains("config.json: it is not a regular file"), "{text}");
-        std::fs::remove_file(path("config.json")).unwrap();
-
-        std::fs::create_dir(path("generation_config.json")).unwrap();
-        assert!(refusal().contains("generation_config.json: it is not a regular file"), "{}", refusal());
-        std::fs::remove_dir(path("generation_config.json")).unwrap();
-
-        for (name, bytes) in
-            [("tokenizer_config.json", MAX_CONFIG + 1), ("tokenizer.json", MAX_TOKENIZER + 1)]
-        {
-            std::fs::File::create(path(name)).unwrap().set_len(bytes).unwrap();
-            assert!(refusal().contains(&format!("{name}: it has {bytes} bytes, and")), "{}", refusal());
-        }
-    }
-
-    #[test]
-    fn another_tokenizer_config_overrides_the_fields_that_it_has() {
-        let files: &[(&str, &[u8])] = &[
-            ("tokenizer.json", b"{}"),
-            ("chat_template.jinja", b"X"),
-            ("tokenizer_config.json", br#"{"bos_token": "<s>", "eos_token": "</s>"}"#),
-        ];
-        let path = std::env::temp_dir().join(format!("millrace-tokenizer-config-{}", std::process::id()));
-        let read = |text: &str| {
-            std::fs::write(&path, text).unwrap();
-            Assets::from_files(files).unwrap().with_tokenizer_config(&path)
-        };
-        let assets =
-            read(r#"{"chat_template": [{"name": "default", "template": "D"}], "eos_token": "<end>"}"#)
-                .unwrap();
-        assert_eq!(
-            (assets.chat_template.as_deref(), assets.eos_token.as_deref()),
-            (Some("D"), Some("<end>"))
-        );
-        assert_eq!(assets.bos_token.as_deref(), Some("<s>"));
-        assert_eq!(read("{}").unwrap().chat_template.as_deref(), Some("X"));
-        let error = read("{").unwrap_err().to_string();
-        assert!(error.starts_with(&path.display().to_string()), "{error}");
-        std::fs::remove_file(&path).unwrap();
-        assert!(matches!(
-            Assets::from_files(files).unwrap().with_tokenizer_config(&path),
-            Err(AssetError::Io { .. })
-        ));
-    }
+/// Whether the names of the architectures in `config.json` say that the model generates texts or
+/// classifies them.
+fn has_head(config: &Value) -> bool {
+    let heads = ["ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSequenceClassification"];
+    let names = config.get("architectures").and_then(Value::as_array);
+    let mut names = names.into_iter().flatten().filter_map(Value::as_str);
+    names.any(|name| heads.iter().any(|head| name.ends_with(head)))
 }

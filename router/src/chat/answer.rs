@@ -4,15 +4,18 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::error::ChatError;
-use super::tools::CallableTools;
-use crate::grammar::{Grammar, MarkTokens, RequestedGrammar};
-use crate::reasoning::{ReasoningFormat, ReasoningPlace, ReasoningSplitter, ReasoningStart, after_reasoning};
-use crate::service::{Answer, FinishReason, Params, Service, TextEvent};
-use crate::text::RenderedPrompt;
-use crate::tools::{
+use millrace_answers::grammar::{Grammar, MarkTokens, RequestedGrammar};
+use millrace_answers::reasoning::{
+    ReasoningFormat, ReasoningPlace, ReasoningSplitter, ReasoningStart, after_reasoning,
+};
+use millrace_answers::tools::{
     AllowedTools, AnswerDelta, HarmonyParser, ToolCallParser, ToolChoice, ToolFormat, call_grammar,
 };
+use millrace_text::RenderedPrompt;
+
+use super::error::ChatError;
+use super::tools::CallableTools;
+use crate::service::{Answer, FinishReason, Params, Service, TextEvent};
 
 /// The form in which the answers to one request contain reasoning and tool calls.
 #[derive(Debug, Clone)]

@@ -1,9 +1,10 @@
 //! An answer as a sequence of blocks, for the APIs that name each block and end it before the next
 //! one begins.
 
+use millrace_answers::tools::AnswerDelta;
+
 use super::answer::{AnswerFormat, AnswerReader};
 use crate::service::{Answer, FinishReason, TextEvent};
-use crate::tools::AnswerDelta;
 
 /// A part of an answer, as far as it has been generated.
 #[derive(Debug, Clone, PartialEq, Eq)]

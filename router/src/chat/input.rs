@@ -1,5 +1,8 @@
 //! A conversation, the prompt that it becomes, and the request for the service.
 
+use millrace_answers::reasoning::ThinkingBudget;
+use millrace_answers::tools::{show_calls, show_tools};
+use millrace_text::{ControlTokenGuard, Conversation, RenderedPrompt};
 use serde_json::{Map, Value};
 
 use super::answer::AnswerFormat;
@@ -7,10 +10,7 @@ use super::error::ChatError;
 use super::ignored::IgnoredFields;
 use super::messages::{self, ContinuationOptions};
 use super::tools::{CallableTools, ToolOptions};
-use crate::reasoning::ThinkingBudget;
 use crate::service::{Params, Prepared, Prompt, Service};
-use crate::text::{ControlTokenGuard, Conversation, RenderedPrompt};
-use crate::tools::{show_calls, show_tools};
 
 /// A conversation, as a request of any API describes it.
 #[derive(Debug, Default)]

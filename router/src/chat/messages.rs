@@ -1,12 +1,12 @@
 //! Validation of messages, and their translation for chat templates.
 
+use millrace_text::{Conversation, RenderedPrompt};
 use serde_json::{Map, Value, json};
 
 use super::call_arguments::call_arguments;
 use super::custom_tools::CUSTOM_INPUT;
 use super::error::ChatError;
 use super::late_system;
-use crate::text::{Conversation, RenderedPrompt};
 
 /// The roles that every request may use. A template may know more.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];

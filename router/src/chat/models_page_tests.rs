@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::Path;
 
+use millrace_answers::reasoning::ReasoningFormat;
+use millrace_answers::tools::ToolFormat;
 use serde_json::Value;
 
 use super::published_tests::FORMATS;
-use crate::reasoning::ReasoningFormat;
 use crate::test_support;
-use crate::tools::ToolFormat;
 
 const BEGIN: &str = "<!-- begin: templates -->\n";
 const END: &str = "<!-- end: templates -->\n";

@@ -1,12 +1,12 @@
 //! Tests the detection of formats, and reads the answers that published chat templates write. The
 //! templates have other authors, so they are test data outside of the repository.
 
+use millrace_answers::reasoning::{ReasoningFormat, ReasoningSplitter};
+use millrace_answers::tools::{AllowedTools, Tool, ToolCallParser, ToolChoice, ToolFormat};
+use millrace_text::{ChatTemplate, Conversation};
 use serde_json::{Map, Value, json};
 
-use crate::reasoning::{ReasoningFormat, ReasoningSplitter};
 use crate::test_support::{self, test_data};
-use crate::text::{ChatTemplate, Conversation};
-use crate::tools::{AllowedTools, Tool, ToolCallParser, ToolChoice, ToolFormat};
 
 /// Each template with the format of its calls and the format of its reasoning.
 pub(super) const FORMATS: [(&str, &str, &str); 36] = [
@@ -109,7 +109,7 @@ fn parse(format: ToolFormat, tools: &AllowedTools, answer: &str) -> Vec<Call> {
     let mut delta = parser.push("");
     answer.chars().for_each(|c| delta.extend(parser.push(c.encode_utf8(&mut [0; 4]))));
     delta.extend(parser.finish());
-    let call = |call: crate::tools::CallDelta| {
+    let call = |call: millrace_answers::tools::CallDelta| {
         (call.name.unwrap(), serde_json::from_str(&call.arguments).unwrap_or(Value::Null))
     };
     delta.calls.into_iter().map(call).collect()

@@ -5,15 +5,17 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use millrace_answers::Constraint;
+use millrace_answers::grammar::{GrammarCompiler, GrammarMatcher, MarkTokens};
+use millrace_answers::reasoning::{ReasoningFormat, ReasoningSplitter, ReasoningStart, after_reasoning};
+use millrace_answers::tools::{
+    AllowedTools, HarmonyParser, Tool, ToolCallParser, ToolChoice, ToolFormat, call_grammar,
+};
+use millrace_text::test_support::{self, assets_with, test_data};
+use millrace_text::{ChatTemplate, Conversation, SpecialTokens, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use super::published_tests::FORMATS;
-use crate::engine::Constraint;
-use crate::grammar::{GrammarCompiler, GrammarMatcher, MarkTokens};
-use crate::reasoning::{ReasoningFormat, ReasoningSplitter, ReasoningStart, after_reasoning};
-use crate::test_support::{self, assets_with, test_data};
-use crate::text::{ChatTemplate, Conversation, SpecialTokens, Tokenizer};
-use crate::tools::{AllowedTools, HarmonyParser, Tool, ToolCallParser, ToolChoice, ToolFormat, call_grammar};
 
 const QUESTION: &str = "millracequestion";
 const ANSWER: &str = "millraceanswer";
@@ -139,7 +141,7 @@ impl Model {
         }
         texts.extend(["<sep>".to_owned(), "[e~[".to_owned(), "</assistant>".to_owned()]);
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-        let tokenizer = Tokenizer::new(&assets_with(&texts), 1).unwrap();
+        let tokenizer = Tokenizer::new(&assets_with(&texts)).unwrap();
         Model { template, tokenizer, format, reasoning }
     }
 
@@ -269,7 +271,7 @@ impl Model {
             delta.reasoning = reasoning;
             delta
         };
-        let call = |call: crate::tools::CallDelta| {
+        let call = |call: millrace_answers::tools::CallDelta| {
             (call.name.unwrap(), serde_json::from_str(&call.arguments).unwrap_or(Value::Null))
         };
         Said {

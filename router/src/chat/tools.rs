@@ -2,13 +2,13 @@
 
 use std::collections::HashSet;
 
+use millrace_answers::grammar::with_plain_references;
+use millrace_answers::tools::{AllowedTools, Tool, ToolChoice};
 use serde_json::{Value, json};
 
 use super::custom_tools::{custom_function, is_text_format};
 use super::error::ChatError;
 use super::ignored::IgnoredFields;
-use crate::grammar::with_plain_references;
-use crate::tools::{AllowedTools, Tool, ToolChoice};
 
 /// The most tools of one request.
 pub(crate) const MAX_TOOLS: usize = 128;

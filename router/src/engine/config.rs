@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use millrace_scheduler::Schedule;
+
 use super::group::OtherNodes;
 use super::occupancy::AdmissionBounds;
 use crate::kv_events::KvEvents;
-use crate::scheduler::Schedule;
 
 /// The configuration of the engine, apart from the limits that the shards announce.
 #[derive(Debug, Clone)]

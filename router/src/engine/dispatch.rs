@@ -4,10 +4,10 @@
 use std::collections::HashMap;
 
 use millrace_proto::{self as proto, TokenLogprob};
+use millrace_scheduler::{Finish, SeqId, SequenceEvent, SequenceOutput};
 use tokio::sync::mpsc;
 
 use super::event::{GeneratedToken, GenerationEvent, GenerationFailure, GenerationStart, PromptToken};
-use crate::scheduler::{Finish, SeqId, SequenceEvent, SequenceOutput};
 
 /// Everything that happened since the last batch. The parts are sent in the order of the fields.
 #[derive(Debug, Default)]

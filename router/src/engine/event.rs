@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::scheduler::Finish;
+use millrace_scheduler::Finish;
 
 /// A generated token.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use millrace_answers::Constraint;
+use millrace_scheduler::{Request, SchedulerLimits, Tenant};
 use tokio::sync::{mpsc, watch};
 
 use super::account::{Account, ExceededLimit};
-use super::constraint::Constraint;
 use super::departures::Departures;
 use super::event::GenerationEvent;
 use super::occupancy::{AdmissionBounds, Occupancy, Permit};
 use super::state::EngineState;
-use crate::scheduler::{Request, SchedulerLimits, Tenant};
 
 /// Why a request was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -7,8 +7,7 @@ use metrics::{
     Counter, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 use millrace_proto::{Step, StepOutput};
-
-use crate::scheduler::{RowFailure, SchedulerLimits, SchedulerStats};
+use millrace_scheduler::{RowFailure, SchedulerLimits, SchedulerStats};
 
 /// Gauge: requests waiting for their first step.
 const QUEUE_SIZE: &str = "tgi_queue_size";

@@ -35,7 +35,7 @@
 mod account;
 mod baseline;
 mod config;
-pub(crate) mod constraint;
+mod constraint;
 mod departures;
 mod dispatch;
 mod event;
@@ -65,8 +65,6 @@ pub use millrace_proto::{MemoryItem, PromptHandling, Ready};
 
 pub use self::account::{Account, AccountLimits, ExceededLimit};
 pub use self::config::EngineConfig;
-pub use self::constraint::Constraint;
-pub(crate) use self::constraint::thread_time;
 pub use self::event::{GeneratedToken, GenerationEvent, GenerationFailure, GenerationStart, PromptToken};
 pub use self::group::{OtherNodes, ShardCommand, Unreaped};
 pub use self::handle::{Engine, Generation, SubmitError};
@@ -79,6 +77,6 @@ use self::start::start_prepared;
 use self::start::start_with;
 pub use self::start::{start, start_after};
 pub use self::state::EngineState;
-pub use crate::scheduler::{
-    BlockHashes, Finish, Mask, Pooling, Priority, Request, Schedule, SchedulerLimits, Tenant,
+pub use millrace_scheduler::{
+    BlockHashes, Finish, Pooling, Priority, Request, Schedule, SchedulerLimits, Tenant,
 };

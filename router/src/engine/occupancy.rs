@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use millrace_scheduler::Tenant;
+
 use super::account::AccountPermit;
 use super::places::{Place, Places};
-use crate::scheduler::Tenant;
 
 /// Bounds on the requests that the engine accepts. A tenant below its share of the places may
 /// exceed the first two, as [`Places`] describes.

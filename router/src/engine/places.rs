@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::scheduler::Tenant;
+use millrace_scheduler::Tenant;
 
 /// How many times the limit tenants below their share may take together.
 const MOST: usize = 2;

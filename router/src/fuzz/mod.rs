@@ -1,25 +1,22 @@
-//! Entry points for untrusted input, one function per kind of input. None of them may panic, hang,
-//! or lead to a server error. `cargo xtask fuzz` runs them with libFuzzer. The inputs in
-//! `fuzz/seeds` also run as normal tests.
+//! The entry point for bodies of requests, which may not panic, hang, or lead to a server error.
+//! `cargo xtask fuzz` runs it with libFuzzer. The inputs in `fuzz/seeds` also run as normal tests.
+//! Other kinds of untrusted input have their entry points in `millrace-text` and `millrace-answers`.
 #![allow(clippy::unwrap_used, missing_docs, reason = "the targets search for panics")]
 
 pub mod cost;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, header};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::runtime::Runtime;
 use tower_service::Service as _;
 
-use crate::assets::Assets;
-use crate::grammar::{Grammar, GrammarCompiler, GrammarError};
 use crate::http::{HttpConfig, router};
 use crate::service::{ModelInfo, RequestLimits, Service};
-use crate::test_support::{self, EOS, FakeEngine, Script};
-use crate::text::{ChatTemplate, Conversation, SpecialTokens, Tokenizer};
+use crate::test_support::{self, FakeEngine, Script};
 
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ m.tool_calls }}{% endfor %}{{ tools }}{{ documents }}";
 
@@ -35,7 +32,7 @@ fn app() -> &'static Router {
         let _runtime = runtime().enter();
         let engine = FakeEngine::new(Script::Say("{\"a\": 1}".into()), 8).engine;
         let model = ModelInfo { id: "org/model".into(), sha: None, pipeline_tag: None };
-        let assets = Assets { chat_template: Some(TEMPLATE.into()), ..test_support::assets() };
+        let assets = test_support::assets_with_template(TEMPLATE);
         router(Service::new(&assets, engine, RequestLimits::default(), model).unwrap(), HttpConfig::default())
     })
 }
@@ -82,120 +79,13 @@ pub fn bodies(data: &[u8]) {
     assert_no_server_error(app(), post(path, parts.next().unwrap_or_default().to_vec()));
 }
 
-/// Compiles a grammar up to its first mask. The first byte selects the kind of grammar.
-pub fn grammars(data: &[u8]) {
-    static COMPILER: OnceLock<GrammarCompiler> = OnceLock::new();
-    let Some((&kind, text)) = data.split_first() else { return };
-    let Ok(text) = std::str::from_utf8(text) else { return };
-    let grammar = match kind % 3 {
-        0 => match serde_json::from_str::<Value>(text) {
-            Ok(schema) => Grammar::Json(schema),
-            Err(_) => return,
-        },
-        1 => Grammar::Regex(text.into()),
-        _ => Grammar::Lark(text.into()),
-    };
-    let compiler = COMPILER.get_or_init(|| GrammarCompiler::new(test_support::tokenizer(), Arc::new([EOS])));
-    match runtime().block_on(compiler.compile(&grammar, EOS + 1)) {
-        Ok(compiled) => assert!(compiled.first().iter().any(|&word| word != 0), "{grammar:?}"),
-        Err(GrammarError::Busy) => panic!("no other grammar is compiled: {grammar:?}"),
-        Err(_) => {}
-    }
-}
-
-/// Renders a chat template. The text after a NUL byte is the user's message.
-pub fn templates(data: &[u8]) {
-    let text = String::from_utf8_lossy(data);
-    let (source, said) = text.split_once('\0').unwrap_or((&text, "hello"));
-    let Ok(template) = ChatTemplate::new(source, None, Some("<s>".into()), Some("</s>".into()), 1) else {
-        return;
-    };
-    let call =
-        json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": [1, null]}}});
-    let messages = vec![
-        json!({"role": "system", "content": said}),
-        json!({"role": "user", "content": said}),
-        json!({"role": "assistant", "content": null, "tool_calls": [call]}),
-        json!({"role": "tool", "content": said, "tool_call_id": "1"}),
-    ];
-    let tools = Some(vec![json!({"type": "function", "function": {"name": said, "parameters": {}}})]);
-    // The template may refuse the conversation.
-    let _ = template.render_now(&Conversation {
-        messages,
-        tools,
-        add_generation_prompt: true,
-        ..Conversation::default()
-    });
-}
-
-/// Converts a text to tokens and back.
-pub fn tokenizers(data: &[u8]) {
-    static TOKENIZERS: OnceLock<[Tokenizer; 2]> = OnceLock::new();
-    let tokenizers = TOKENIZERS.get_or_init(|| {
-        let demo = include_bytes!("../../../models/demo/tokenizer.json").to_vec();
-        let demo = Assets { tokenizer: demo.into(), ..Assets::default() };
-        [test_support::tokenizer(), Tokenizer::new(&demo, 1).unwrap()]
-    });
-    let text = String::from_utf8_lossy(data);
-    for tokenizer in tokenizers {
-        let encoded = tokenizer.encode_now(&text, SpecialTokens::Omit).unwrap();
-        let mut detokenizer = tokenizer.detokenizer(false, false);
-        let mut back: String = encoded.ids.iter().map(|&id| detokenizer.push(id)).collect();
-        back += &detokenizer.finish();
-        assert_eq!(back, text, "{:?}", encoded.ids);
-        assert!(encoded.offsets.iter().all(|&(from, to)| from <= to && to as usize <= text.len()));
-    }
-}
-
-/// The files of vocabularies, and a configuration whose family has such a file.
-const VOCABULARIES: [(&str, &str); 4] = [
-    ("tokenizer.model", "llama"),
-    ("ice_text.model", "chatglm"),
-    ("tekken.json", "mistral"),
-    ("tokenizer.bin", "llama"),
-];
-
-/// Reads a vocabulary and converts a text to tokens and back. The first byte selects the kind of
-/// file.
-pub fn vocabularies(data: &[u8]) {
-    let Some((&kind, bytes)) = data.split_first() else { return };
-    let (file, model_type) = VOCABULARIES[usize::from(kind) % VOCABULARIES.len()];
-    let config = json!({"model_type": model_type}).to_string();
-    let Ok(assets) = Assets::from_files(&[(file, bytes), ("config.json", config.as_bytes())]) else { return };
-    let Ok(tokenizer) = Tokenizer::new(&assets, 1) else { return };
-    for text in ["", " a  b\n", "Ａé😀<s>▁12"] {
-        let encoded = tokenizer.encode_now(text, SpecialTokens::Add).unwrap();
-        assert!(encoded.offsets.iter().all(|&(from, to)| from <= to && to as usize <= text.len()));
-        let mut detokenizer = tokenizer.detokenizer(false, false);
-        encoded.ids.iter().for_each(|&id| drop(detokenizer.push(id)));
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    /// Returns the paths and the bytes of a target's seeds. There must be at least one.
-    fn seeds(target: &str) -> Vec<(String, Vec<u8>)> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds").join(target);
-        let files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
-        let all: Vec<_> =
-            files.map(|path| (path.display().to_string(), std::fs::read(path).unwrap())).collect();
-        assert!(!all.is_empty(), "no inputs in {}", folder.display());
-        all
-    }
-
-    /// Runs a target on its seeds.
-    fn replay(target: &str, run: fn(&[u8])) {
-        for (path, seed) in seeds(target) {
-            eprintln!("{path}");
-            run(&seed);
-        }
-    }
+    use millrace_text::test_support::{replay_seeds, seeds};
 
     #[test]
     fn body_seeds_pass() {
-        replay("bodies", super::bodies);
+        replay_seeds("bodies", super::bodies);
     }
 
     #[test]
@@ -205,25 +95,5 @@ mod tests {
             let is_served = super::post_paths().iter().any(|path| *path == line);
             assert!(is_served, "{path}: the first line must be the path of a route, not {line:?}");
         }
-    }
-
-    #[test]
-    fn grammar_seeds_pass() {
-        replay("grammars", super::grammars);
-    }
-
-    #[test]
-    fn template_seeds_pass() {
-        replay("templates", super::templates);
-    }
-
-    #[test]
-    fn tokenizer_seeds_pass() {
-        replay("tokenizers", super::tokenizers);
-    }
-
-    #[test]
-    fn vocabulary_seeds_pass() {
-        replay("vocabularies", super::vocabularies);
     }
 }

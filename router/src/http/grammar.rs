@@ -1,8 +1,7 @@
 //! Grammars in the forms that requests have for them.
 
+use millrace_answers::grammar::{self, Grammar};
 use serde_json::{Value, json};
-
-use crate::grammar::{self, Grammar};
 
 /// TGI's error for a value that is not a schema.
 const NOT_SUPPORTED: &str = "grammar is not supported";

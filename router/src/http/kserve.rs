@@ -9,6 +9,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures::future::try_join_all;
+use millrace_text::SpecialTokens;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -22,7 +23,6 @@ use super::panic;
 use super::tgi::{self, GenerateParameters, TgiError};
 use crate::engine::EngineState;
 use crate::service::{Prompt, Service, ServiceError};
-use crate::text::SpecialTokens;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()

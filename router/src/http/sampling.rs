@@ -1,7 +1,8 @@
 //! Sampling parameters in OpenAI's terms, which Anthropic's API shares.
 
+use millrace_text::StopText;
+
 use crate::service::{Params, Service, ServiceError};
-use crate::text::StopText;
 
 /// Returns parameters that sample as OpenAI's API does: with temperature 1 by default, and greedily
 /// with temperature 0. Stop strings are removed from the text.

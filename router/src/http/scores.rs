@@ -1,11 +1,11 @@
 //! Scores of pairs of a query and a text, by a model with a classifier of one output.
 
 use futures::{StreamExt, TryStreamExt, stream};
+use millrace_text::{PairAffixes, SpecialTokens};
 
 use super::app::App;
 use super::openai::concurrent_prompts;
 use crate::service::{Params, Pooling, Prepared, Prompt, ServiceError, TruncationSide};
-use crate::text::{PairAffixes, SpecialTokens};
 
 /// The scores of some texts, in their order.
 #[derive(Debug)]

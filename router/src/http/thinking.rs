@@ -1,11 +1,11 @@
 //! Fields about the model's reasoning, in the spellings of several APIs.
 
+use millrace_answers::reasoning::ThinkingBudget;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::chat::{IgnoredFields, ThinkingOptions};
-use crate::reasoning::ThinkingBudget;
 
 /// Fields that all routes with messages have. Each budget is a number of tokens, of which -1 is no
 /// limit.

@@ -2,13 +2,13 @@
 
 use futures::{StreamExt, TryStreamExt, stream};
 use millrace_proto::Ready;
+use millrace_text::SpecialTokens;
 
 use super::app::App;
 use super::openai::concurrent_prompts;
 use crate::embedding::normalized;
 use crate::engine::Pooling;
 use crate::service::{Params, Prepared, Prompt, ServiceError, TruncationSide, VectorPlan};
-use crate::text::SpecialTokens;
 
 /// Bytes of a number in JSON, on average.
 const NUMBER_BYTES: usize = 12;

@@ -5,9 +5,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use millrace_scheduler::{CacheEvent, StoredBlocks};
 use rmp::encode::{self, ByteBuf};
-
-use crate::scheduler::{CacheEvent, StoredBlocks};
 
 /// The memory that the blocks are in. vLLM has this name for the memory of the device that
 /// computes.

@@ -29,9 +29,10 @@ use std::sync::Arc;
 use ::metrics::counter;
 
 pub use self::config::{Endpoint, KvEventsConfig};
+use millrace_scheduler::CacheEvent;
+
 use self::history::History;
 use self::publisher::BoundAddresses;
-use crate::scheduler::CacheEvent;
 
 /// Publishes the events of the prefix cache. Clones publish to the same subscribers.
 #[derive(Clone)]

@@ -1,14 +1,14 @@
 //! Contradictions between the files of a model folder. Each is a warning that names both files, and
 //! says which of them is used. `docs/serve-your-model.md` has the table of all of them.
 
-use crate::assets::Assets;
-use crate::text::{SpecialTokens, Tokenizer};
+use millrace_text::assets::TextAssets;
+use millrace_text::{SpecialTokens, Tokenizer};
 
 /// The most tokens that one warning names.
 const MAX_NAMED: usize = 3;
 
 /// Returns a warning for each contradiction between the files of a folder.
-pub(super) fn warnings(assets: &Assets, tokenizer: &Tokenizer) -> Vec<String> {
+pub(super) fn warnings(assets: &TextAssets, tokenizer: &Tokenizer) -> Vec<String> {
     let mut found = Vec::new();
     claimed_ids(assets, tokenizer, &mut found);
     named_tokens(assets, tokenizer, &mut found);
@@ -26,7 +26,7 @@ pub(super) fn warnings(assets: &Assets, tokenizer: &Tokenizer) -> Vec<String> {
 
 /// Compares the ids of `generation_config.json` and `config.json` with each other and with the
 /// vocabulary.
-fn claimed_ids(assets: &Assets, tokenizer: &Tokenizer, found: &mut Vec<String>) {
+fn claimed_ids(assets: &TextAssets, tokenizer: &Tokenizer, found: &mut Vec<String>) {
     let claims = &assets.claims.ids;
     for (index, used) in claims.iter().enumerate() {
         let size = tokenizer.size();
@@ -49,7 +49,7 @@ fn claimed_ids(assets: &Assets, tokenizer: &Tokenizer, found: &mut Vec<String>) 
 }
 
 /// Compares the texts of the begin and end tokens with the vocabulary and with the ids.
-fn named_tokens(assets: &Assets, tokenizer: &Tokenizer, found: &mut Vec<String>) {
+fn named_tokens(assets: &TextAssets, tokenizer: &Tokenizer, found: &mut Vec<String>) {
     for (key, text, ids, rule) in [
         (
             "bos_token",
@@ -74,7 +74,7 @@ fn named_tokens(assets: &Assets, tokenizer: &Tokenizer, found: &mut Vec<String>)
 }
 
 /// Compares `added_tokens_decoder` with the vocabulary of `tokenizer.json`.
-fn added_tokens(assets: &Assets, tokenizer: &Tokenizer, found: &mut Vec<String>) {
+fn added_tokens(assets: &TextAssets, tokenizer: &Tokenizer, found: &mut Vec<String>) {
     let differs = |(id, text): &&(u32, String)| tokenizer.vocabulary_text(*id).as_ref() != Some(text);
     let different: Vec<&(u32, String)> = assets.claims.added.iter().filter(differs).collect();
     if different.is_empty() {
@@ -91,7 +91,7 @@ fn added_tokens(assets: &Assets, tokenizer: &Tokenizer, found: &mut Vec<String>)
 }
 
 /// Compares `add_bos_token` and `add_eos_token` with what the tokenizer puts around a text.
-fn added_ends(assets: &Assets, tokenizer: &Tokenizer, found: &mut Vec<String>) {
+fn added_ends(assets: &TextAssets, tokenizer: &Tokenizer, found: &mut Vec<String>) {
     let Some((before, _)) = tokenizer.affixes(SpecialTokens::Add) else { return };
     let bos = assets.bos_token.as_ref().and_then(|text| tokenizer.token_id(text));
     let begins = bos.is_some() && before.ids.first().copied() == bos;
@@ -120,23 +120,23 @@ fn added_ends(assets: &Assets, tokenizer: &Tokenizer, found: &mut Vec<String>) {
 
 #[cfg(test)]
 mod tests {
+    use millrace_text::assets::TokenizerSource;
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::assets::TokenizerSource;
     use crate::test_support::{self, BOS, EOS};
 
     /// Returns the warnings for a folder with the test's tokenizer and these files.
     fn found(files: &[(&str, Value)]) -> Vec<String> {
-        let TokenizerSource::Json(json) = test_support::assets().tokenizer else {
+        let TokenizerSource::Json(json) = test_support::assets().text.tokenizer else {
             panic!("no tokenizer.json")
         };
         let files: Vec<(&str, Vec<u8>)> =
             files.iter().map(|(name, json)| (*name, json.to_string().into_bytes())).collect();
         let mut all: Vec<(&str, &[u8])> = files.iter().map(|(name, bytes)| (*name, &bytes[..])).collect();
         all.push(("tokenizer.json", &json));
-        let assets = Assets::from_files(&all).unwrap();
-        warnings(&assets, &Tokenizer::new(&assets, 1).unwrap())
+        let assets = TextAssets::from_files(&all).unwrap();
+        warnings(&assets, &Tokenizer::new(&assets).unwrap())
     }
 
     #[test]

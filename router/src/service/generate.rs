@@ -1,13 +1,14 @@
 //! Runs prepared requests.
 
+use millrace_answers::Constraint;
+use millrace_answers::grammar::GrammarMatcher;
+
 use super::answer::Answer;
 use super::error::ServiceError;
 use super::params::{Params, Prompt};
 use super::prepared::Prepared;
 use super::setup::Service;
 use super::stream::TextStream;
-use crate::engine::Constraint;
-use crate::grammar::GrammarMatcher;
 use crate::metrics;
 
 impl Service {

@@ -4,9 +4,8 @@
 //! that is not the first message, and some drop it. The text of a template does not tell which, so
 //! the test renders a conversation.
 
+use millrace_text::{ChatTemplate, Conversation};
 use serde_json::json;
-
-use crate::text::{ChatTemplate, Conversation};
 
 /// A text that no template contains.
 const PROBE: &str = "a-late-system-message";

@@ -1,13 +1,13 @@
 //! Limits of requests.
 
+use millrace_answers::grammar::GrammarWorkerCommand;
+use millrace_answers::reasoning::ReasoningParser;
+use millrace_answers::tools::ToolFormat;
 use millrace_proto::{Ready, Watermark};
 
 use super::error::{ContextOverflow, ServiceError};
 use crate::embedding::PoolingMode;
 use crate::engine::SchedulerLimits;
-use crate::grammar::GrammarWorkerCommand;
-use crate::reasoning::ReasoningParser;
-use crate::tools::ToolFormat;
 
 /// Limits and settings of requests. Names and defaults are those of TGI's flags.
 #[derive(Debug, Clone)]

@@ -9,6 +9,7 @@
 //! | `model` | the model as clients see it |
 //! | `limits`, `params` | limits of the server, and the parameters of a request |
 //! | `text` | renders conversations and tokenizes texts |
+//! | `encode` | encodes texts on blocking threads, in turns of tenants |
 //! | `turn` | runs the work of a long request in a turn of its tenant |
 //! | `prepare`, `prepared` | validates a request and tokenizes its prompt |
 //! | `block_hashes` | hashes the prompt for the prefix cache |
@@ -27,6 +28,7 @@ mod budget;
 mod caller;
 mod context;
 mod contradictions;
+mod encode;
 mod error;
 mod generate;
 mod late_system;

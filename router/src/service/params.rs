@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
+use millrace_answers::grammar::RequestedGrammar;
+use millrace_answers::reasoning::{ReasoningLimit, ReasoningMarks, ReasoningStart};
 use millrace_proto::rules::MAX_TOP_N;
 use millrace_proto::{LogitBias, Ready, Sampling, Watermark};
+use millrace_text::{RenderedPrompt, SpecialTokens, StopText};
 
 use super::error::ServiceError;
 use super::limits::RequestLimits;
 use crate::assets::SamplingDefaults;
 use crate::engine::{Pooling, Priority};
-use crate::grammar::RequestedGrammar;
-use crate::reasoning::{ReasoningLimit, ReasoningMarks, ReasoningStart};
-use crate::text::{RenderedPrompt, SpecialTokens, StopText};
 
 /// The text or tokens to continue.
 #[derive(Debug, Clone)]

@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
+use millrace_answers::grammar::{CompiledGrammar, GrammarError, RequestedGrammar};
 use millrace_proto::Ready;
 use millrace_proto::rules::check_sampling;
+use millrace_text::SpecialTokens;
 
 use super::context::RequestContext;
 use super::error::ServiceError;
@@ -14,9 +16,7 @@ use super::params::{Params, Prompt, TruncationSide};
 use super::prepared::Prepared;
 use super::setup::Service;
 use crate::engine::Request;
-use crate::grammar::{CompiledGrammar, GrammarError, RequestedGrammar};
 use crate::metrics;
-use crate::text::SpecialTokens;
 
 /// The state of a request between the checks of its parameters and its prompt.
 struct Validation {

@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use millrace_answers::grammar::CompiledGrammar;
+
 use super::context::RequestContext;
 use super::params::Params;
 use crate::engine::{Account, Request};
-use crate::grammar::CompiledGrammar;
 
 /// A validated and tokenized request.
 #[derive(Debug, Clone)]

@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
+use millrace_answers::reasoning::{ReasoningFormat, ReasoningLimit, ReasoningPlace};
+use millrace_text::SpecialTokens;
+
 use super::error::ServiceError;
 use super::params::{Params, Prompt};
 use super::setup::Service;
-use crate::reasoning::{ReasoningFormat, ReasoningLimit, ReasoningPlace};
-use crate::text::SpecialTokens;
 
 /// The field with which a request for a raw prompt limits its reasoning.
 const FIELD: &str = "thinking_token_budget";

@@ -2,23 +2,25 @@
 
 use std::sync::Arc;
 
+use millrace_answers::grammar::GrammarCompiler;
+use millrace_answers::reasoning::{ReasoningFormat, ReasoningParser};
+use millrace_answers::tools::ToolFormat;
 use millrace_proto::Ready;
+use millrace_text::assets::AssetError;
+use millrace_text::{ChatTemplate, TemplateError, TextError, Tokenizer, end_tokens};
 
 use super::budget::AnswerBudget;
 use super::context::RequestContext;
 use super::contradictions;
+use super::encode::TextEncoder;
 use super::error::ServiceError;
 use super::late_system;
 use super::limits::RequestLimits;
 use super::model::{ModelInfo, TokenizerDescription};
-use crate::assets::{AssetError, Assets, SamplingDefaults};
+use crate::assets::{Assets, SamplingDefaults};
 use crate::embedding::{EmbeddingError, EmbeddingFiles, EmbeddingModel, PoolingMode};
 use crate::engine::{Engine, EngineState, Place, Places};
-use crate::grammar::GrammarCompiler;
 use crate::metrics;
-use crate::reasoning::{ReasoningFormat, ReasoningParser};
-use crate::text::{ChatTemplate, TemplateError, TextError, Tokenizer, end_tokens};
-use crate::tools::ToolFormat;
 use crate::turns::TenantTurns;
 
 /// Why a service could not be created from a model folder.
@@ -45,6 +47,7 @@ pub struct Service(pub(super) Arc<Inner>);
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) tokenizer: Tokenizer,
+    pub(super) encoder: TextEncoder,
     pub(super) template: Option<ChatTemplate>,
     /// The roles of instructions that the template renders behind other messages.
     pub(super) late_roles: Vec<&'static str>,
@@ -81,32 +84,33 @@ impl Service {
         limits: RequestLimits,
         model: ModelInfo,
     ) -> Result<Self, SetupError> {
-        let tokenizer = Tokenizer::new(assets, limits.validation_workers)?;
-        for warning in contradictions::warnings(assets, &tokenizer) {
+        let text = &assets.text;
+        let tokenizer = Tokenizer::new(text)?;
+        for warning in contradictions::warnings(text, &tokenizer) {
             tracing::warn!("{warning}");
         }
         let written = |id: Option<u32>| id.and_then(|id| tokenizer.vocabulary_text(id));
-        let bos = assets.bos_token.clone().or_else(|| written(assets.bos_id));
-        let eos = assets.eos_token.clone().or_else(|| written(assets.eos_ids.first().copied()));
+        let bos = text.bos_token.clone().or_else(|| written(text.bos_id));
+        let eos = text.eos_token.clone().or_else(|| written(text.eos_ids.first().copied()));
         let described = TokenizerDescription {
             // The class in transformers for a tokenizer that only has a tokenizer.json.
-            class: assets.tokenizer_class.clone().unwrap_or_else(|| "PreTrainedTokenizerFast".into()),
-            chat_template: assets.chat_template.clone(),
+            class: text.tokenizer_class.clone().unwrap_or_else(|| "PreTrainedTokenizerFast".into()),
+            chat_template: text.chat_template.clone(),
             bos_token: bos.clone(),
             eos_token: eos.clone(),
-            pad_token: assets.pad_token.clone(),
-            unk_token: assets.unk_token.clone(),
-            add_bos_token: assets.add_bos_token,
+            pad_token: text.pad_token.clone(),
+            unk_token: text.unk_token.clone(),
+            add_bos_token: text.add_bos_token,
         };
-        let template = match &assets.chat_template {
+        let template = match &text.chat_template {
             Some(source) => {
-                let tools = assets.tool_template.as_deref();
+                let tools = text.tool_template.as_deref();
                 Some(ChatTemplate::new(source, tools, bos, eos, limits.validation_workers)?)
             }
             None => None,
         };
         let late_roles = template.as_ref().map(late_system::rendered_roles).unwrap_or_default();
-        let shown = assets.tool_template.as_deref().or(assets.chat_template.as_deref());
+        let shown = text.tool_template.as_deref().or(text.chat_template.as_deref());
         let tool_format = limits.tool_format.unwrap_or_else(|| ToolFormat::of(shown, &tokenizer));
         if limits.tool_format.is_none() && tool_format.is_unknown_to(shown) {
             tracing::warn!(
@@ -123,13 +127,15 @@ impl Service {
         if let (Err(error), false) = (&embedding, assets.has_head) {
             return Err(error.clone().into());
         }
-        let eos: Arc<[u32]> = end_tokens(assets, &tokenizer, template.as_ref()).into();
+        let eos: Arc<[u32]> = end_tokens(text, &tokenizer, template.as_ref()).into();
         let sampling = if limits.model_sampling { assets.sampling } else { SamplingDefaults::default() };
         let turns = TenantTurns::new(limits.validation_workers);
+        let encoder = TextEncoder::new(tokenizer.clone(), limits.validation_workers);
         let grammars =
             GrammarCompiler::with_workers(tokenizer.clone(), eos.clone(), limits.grammar_worker.clone());
         Ok(Service(Arc::new(Inner {
             tokenizer,
+            encoder,
             template,
             late_roles,
             tool_format,

@@ -7,6 +7,8 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use ::metrics::Histogram;
+use millrace_answers::reasoning::ReasoningGate;
+use millrace_text::{Detokenizer, StopMatcher, StopText, Tokenizer};
 
 use super::answer::{Answer, FinishReason, Finished, TextEvent, TextToken};
 use super::context::{AnswerFigures, RequestContext, TokenCounts};
@@ -14,8 +16,6 @@ use super::error::ServiceError;
 use super::prepared::Prepared;
 use crate::engine::{Finish, GeneratedToken, Generation, GenerationEvent, GenerationStart, PromptToken};
 use crate::metrics::{self, Timings};
-use crate::reasoning::ReasoningGate;
-use crate::text::{Detokenizer, StopMatcher, StopText, Tokenizer};
 
 /// An answer while it is generated. Dropping it cancels the request at once.
 #[derive(Debug)]

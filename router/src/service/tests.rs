@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use millrace_proto::Ready;
 use millrace_proto::rules::check_sampling;
+use millrace_text::{SpecialTokens, StopText};
 use proptest::prelude::*;
 
 use super::*;
+use crate::assets::Assets;
 use crate::engine::{BlockHashes, EngineState};
 use crate::test_support::{self, FakeEngine, Script};
-use crate::text::{SpecialTokens, StopText};
 
 fn service(engine: &FakeEngine) -> Service {
     let model = ModelInfo { id: "m".into(), sha: None, pipeline_tag: None };
@@ -190,7 +191,8 @@ proptest! {
             engine.state.send_replace(EngineState::Ready(Arc::new(ready.clone())));
             let model = ModelInfo { id: "m".into(), sha: None, pipeline_tag: None };
             let limits = RequestLimits { max_top_n_tokens, ..RequestLimits::default() };
-            let assets = test_support::assets_with(&["<x>"]);
+            let text = millrace_text::test_support::assets_with(&["<x>"]);
+            let assets = Assets { text, ..Assets::default() };
             let service = Service::new(&assets, engine.engine.clone(), limits, model).unwrap();
             let good = params.check(service.limits(), &ready).is_ok();
             match service.prepare(prompt, params).await {
@@ -208,8 +210,8 @@ proptest! {
             prop_assert!(good);
             prop_assert_eq!(check_sampling(&request.sampling, vocab_size as usize), Ok(()));
             prop_assert!(request.prompt.iter().all(|&token| token < vocab_size));
-            let limits = crate::scheduler::SchedulerLimits::new(&ready).unwrap();
-            let mut scheduler = crate::scheduler::Scheduler::new(limits, crate::scheduler::SchedulerOptions::default());
+            let limits = millrace_scheduler::SchedulerLimits::new(&ready).unwrap();
+            let mut scheduler = millrace_scheduler::Scheduler::new(limits, millrace_scheduler::SchedulerOptions::default());
             prop_assert!(scheduler.add(request.clone()).is_ok(), "{:?}", request);
             prop_assert!(scheduler.plan().is_some());
         }

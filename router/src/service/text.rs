@@ -1,15 +1,16 @@
 //! Renders conversations into prompts and tokenizes texts, as a part of a request or as its only
 //! purpose.
 
+use millrace_text::{
+    ControlTokenGuard, Conversation, EncodedText, RenderedPrompt, SpecialTokens, TemplateError,
+};
+
 use super::budget::Reservation;
 use super::context::RequestContext;
 use super::error::ServiceError;
 use super::limits::TokenLimits;
 use super::params::{Params, TruncationSide};
 use super::setup::Service;
-use crate::text::{
-    ControlTokenGuard, Conversation, EncodedText, RenderedPrompt, SpecialTokens, TemplateError,
-};
 
 impl Service {
     /// A guard that hides special tokens in clients' messages, unless clients may write them.
@@ -146,10 +147,10 @@ impl Service {
         if text.text.is_empty() {
             return Err(ServiceError::invalid("inputs", "`inputs` cannot be empty"));
         }
-        let (tokenizer, tenant) = (&self.0.tokenizer, RequestContext::current_tenant());
+        let (encoder, tenant) = (&self.0.encoder, RequestContext::current_tenant());
         let encoded = match side {
-            TruncationSide::Left => tokenizer.encode_last(text, specials, keep, &tenant).await,
-            TruncationSide::Right => tokenizer.encode_first(text, specials, keep, &tenant).await,
+            TruncationSide::Left => encoder.encode_last(text, specials, keep, &tenant).await,
+            TruncationSide::Right => encoder.encode_first(text, specials, keep, &tenant).await,
         };
         encoded.map_err(|error| ServiceError::invalid("inputs", error.to_string()))
     }

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_answers::Constraint;
 use millrace_proto::Ready;
+use millrace_text::test_support::EOS;
 use tokio::sync::{mpsc, watch};
 
-use super::model::EOS;
 use crate::engine::handle::EngineCommand;
 use crate::engine::{
-    AdmissionBounds, Constraint, Engine, EngineState, Finish, GeneratedToken, GenerationEvent,
-    GenerationFailure, GenerationStart, PromptToken, Request,
+    AdmissionBounds, Engine, EngineState, Finish, GeneratedToken, GenerationEvent, GenerationFailure,
+    GenerationStart, PromptToken, Request,
 };
 
 /// Answers every request by the same script and records the requests and the cancellations.

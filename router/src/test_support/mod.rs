@@ -1,25 +1,24 @@
-//! Test doubles that several modules share: a tokenizer of single bytes and a scripted engine.
+//! Test doubles that several modules share: the files of a test model and a scripted engine.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 mod engine;
-mod model;
 
 pub(crate) use engine::{FakeEngine, Script};
+use millrace_text::assets::TextAssets;
 #[cfg(test)]
-pub(crate) use model::{BOS, TEMPLATE, assets_with, test_data};
-pub(crate) use model::{EOS, assets, published_tokenizer, tokenizer};
+pub(crate) use millrace_text::test_support::{BOS, TEMPLATE, still_clock, test_data};
+pub(crate) use millrace_text::test_support::{EOS, published_tokenizer, tokenizer};
 
-/// Keeps the paused clock of the current runtime from moving on by itself, until the returned
-/// sender is dropped.
-///
-/// A paused clock of tokio jumps to the next timer when all tasks wait, even if they wait for
-/// another thread or for a socket. It stands still while a blocking task runs. A test whose work
-/// takes real time uses this so that no timeout is over before the work is done.
-#[cfg(test)]
-pub(crate) fn still_clock() -> std::sync::mpsc::Sender<()> {
-    let (hold, held) = std::sync::mpsc::channel();
-    tokio::task::spawn_blocking(move || {
-        let _ = held.recv();
-    });
-    hold
+use crate::assets::Assets;
+
+/// Returns the files of a model with one token per byte, whose id is the byte, and with `<s>` and
+/// `</s>`.
+pub(crate) fn assets() -> Assets {
+    Assets { text: millrace_text::test_support::assets(), ..Assets::default() }
+}
+
+/// Returns the same files with another chat template.
+pub(crate) fn assets_with_template(template: impl Into<String>) -> Assets {
+    let text = TextAssets { chat_template: Some(template.into()), ..millrace_text::test_support::assets() };
+    Assets { text, ..Assets::default() }
 }

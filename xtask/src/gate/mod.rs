@@ -118,7 +118,7 @@ mod tests {
     fn stages_run_always_or_if_a_change_touches_their_paths() {
         let always = ["lint", "deny", "test", "sim one", "smoke"];
         assert_eq!(chosen(Some(&[]), false), always);
-        assert_eq!(chosen(Some(&[("a", "docs/x.md"), ("b", "router/src/scheduler/mod.rs")]), false), always);
+        assert_eq!(chosen(Some(&[("a", "docs/x.md"), ("b", "router/scheduler/src/lib.rs")]), false), always);
         let page = chosen(Some(&[("a", "router/src/web/ui/mod.rs")]), false);
         assert_eq!(page, ["lint", "deny", "test", "sim one", "smoke", "ui"]);
         let kernel = chosen(Some(&[("a", "kernels/cuda/kernels/norm.cu")]), false);

@@ -45,9 +45,10 @@ fn drawn(page: &str) -> BTreeSet<String> {
     lines.map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()).collect()
 }
 
-/// The crates of the workspace that a manifest names, each with its arrow: dotted for tests.
+/// The crates of the workspace that a manifest names, each with its arrow: dotted for those that
+/// only tests use.
 fn dependencies(manifest: &str) -> Vec<(String, &'static str)> {
-    let (mut arrow, mut found) = (None, Vec::new());
+    let (mut arrow, mut found) = (None, Vec::<(String, &str)>::new());
     for line in manifest.lines() {
         match line.trim() {
             "[dependencies]" => arrow = Some("-->"),
@@ -58,6 +59,8 @@ fn dependencies(manifest: &str) -> Vec<(String, &'static str)> {
         let named = line.strip_prefix("millrace-").and_then(|rest| rest.split(['.', ' ', '=']).next());
         if let (Some(arrow), Some(name)) = (arrow, named)
             && name != "test-patience"
+            // Tests may name a dependency again to turn on more of its features.
+            && !found.iter().any(|(known, _)| known == name)
         {
             found.push((name.to_owned(), arrow));
         }
@@ -76,7 +79,8 @@ mod tests {
         let page = "a\n```mermaid\nflowchart LR\n    a --> b\n    b -. tests .-> c\n```\n```mermaid\nx\n    c --> d\n```\n";
         assert_eq!(drawn(page).into_iter().collect::<Vec<_>>(), ["a --> b", "b -. tests .-> c"]);
         let manifest = "[package]\nname = \"millrace-x\"\n[dependencies]\nmillrace-b.workspace = true\nserde = \"1\"\n\
-                        [dev-dependencies]\nmillrace-c = { path = \"c\" }\nmillrace-test-patience.workspace = true\n";
+                        [dev-dependencies]\nmillrace-b = { workspace = true, features = [] }\n\
+                        millrace-c = { path = \"c\" }\nmillrace-test-patience.workspace = true\n";
         let wanted = [("b".to_owned(), "-->"), ("c".to_owned(), "-. tests .->")];
         assert_eq!(dependencies(manifest), wanted);
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use millrace_router::service::{FinishReason, Params, Prompt, TextStream};
-use millrace_router::text::Conversation;
+use millrace_text::Conversation;
 use serde_json::{Value, json};
 
 use self::command::ChatInput;

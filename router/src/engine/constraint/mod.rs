@@ -11,13 +11,12 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
+use millrace_answers::{Constraint, Mask, thread_time};
+use millrace_scheduler::SeqId;
 use tokio::sync::mpsc;
 
 use self::queue::{CpuAccount, MaskQueue, WorkerKind};
-use crate::scheduler::{Mask, SeqId};
 
 /// Maximum number of threads that compute masks, besides the thread that serves heavy requests
 /// only.
@@ -28,28 +27,6 @@ const STACK_SIZE: usize = 16 << 20;
 
 /// The nice value of the thread for heavy requests, relative to other threads.
 const NICENESS: i32 = 5;
-
-/// Determines which tokens may be generated.
-pub trait Constraint: Send {
-    /// Advances by a token that the last mask has allowed, and returns the mask for the next token.
-    /// Its time and memory are bounded.
-    ///
-    /// # Errors
-    /// The reason for which there is no next mask. The text is meant for the client.
-    fn advance(&mut self, token: u32) -> Result<Mask, String>;
-
-    /// Expected CPU time per token, if it is known before the first token.
-    fn expected_cost(&self) -> Duration {
-        Duration::ZERO
-    }
-}
-
-/// CPU time that this thread has used.
-pub(crate) fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    // Both numbers are non-negative, and `tv_nsec` is below 10^9.
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
 
 /// The constraint of a request, and the CPU time that it has used.
 pub(super) struct TrackedConstraint {

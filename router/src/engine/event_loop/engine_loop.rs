@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_proto::Ready;
+use millrace_scheduler::{PlannedStep, Scheduler, SchedulerLimits, SchedulerOptions, SchedulerStats, SeqId};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
@@ -20,7 +21,6 @@ use crate::engine::restart_policy::{LossTracker, RestartPolicy};
 use crate::engine::state::EngineState;
 use crate::engine::step_pace::StepPace;
 use crate::engine::supervisor::{Supervisor, SupervisorEvent};
-use crate::scheduler::{PlannedStep, Scheduler, SchedulerLimits, SchedulerOptions, SchedulerStats, SeqId};
 
 /// Maximum number of steps in flight. With 2 the shards do not wait for the router.
 const STEPS_IN_FLIGHT: usize = 2;

@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use millrace_proto::rules::is_mask_or_free;
+use millrace_scheduler::{InfeasibleRequest, SeqId};
 use tokio::time::Instant;
 
 use super::engine_loop::EngineLoop;
 use crate::engine::constraint::MaskResult;
 use crate::engine::event::GenerationFailure;
-use crate::scheduler::{InfeasibleRequest, SeqId};
 
 /// Maximum time that constrained sequences with a mask wait for other sequences whose masks will
 /// come soon. A step for each of them would waste time.

@@ -20,6 +20,8 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 pub(super) use self::engine_loop::HandleLinks;
+use millrace_scheduler::SchedulerLimits;
+
 use self::engine_loop::{EngineLoop, EngineOutputs, SHUTTING_DOWN};
 use super::config::EngineConfig;
 use super::dispatch;
@@ -30,7 +32,6 @@ use super::preparation::Preparation;
 use super::restart_policy::RestartPolicy;
 use super::state::EngineState;
 use super::supervisor::{GroupFactory, ShardTimeouts, Supervisor};
-use crate::scheduler::SchedulerLimits;
 
 /// How the engine gets its shards for the first time.
 pub(super) struct FirstStart {

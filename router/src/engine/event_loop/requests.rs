@@ -1,15 +1,16 @@
 //! Requests from their submission to their end.
 
+use millrace_answers::Constraint;
+use millrace_scheduler::{Request, RowFailure, SeqId};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::active_request::ActiveRequest;
 use super::engine_loop::{EngineLoop, SHUTTING_DOWN};
-use crate::engine::constraint::{Constraint, TrackedConstraint};
+use crate::engine::constraint::TrackedConstraint;
 use crate::engine::event::{GenerationEvent, GenerationFailure, GenerationStart};
 use crate::engine::metrics;
 use crate::engine::occupancy::Permit;
-use crate::scheduler::{Request, RowFailure, SeqId};
 
 impl EngineLoop<'_> {
     /// Adds a request to the scheduler.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use millrace_proto::{Ready, StepOutput};
+use millrace_scheduler::{SchedulerLimits, SequenceEvent};
 use tokio::time::Instant;
 
 use super::engine_loop::EngineLoop;
@@ -12,7 +13,6 @@ use crate::engine::metrics::{self, StepTimer, StepTimes};
 use crate::engine::restart_policy::RestartDecision;
 use crate::engine::state::EngineState;
 use crate::engine::supervisor::{GroupFailure, SupervisorEvent};
-use crate::scheduler::{SchedulerLimits, SequenceEvent};
 
 impl EngineLoop<'_> {
     /// Handles an event of the supervisor.

@@ -3,13 +3,14 @@
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use millrace_answers::{Constraint, Mask};
+use millrace_scheduler::test_support::pretend_mask;
 use millrace_test_patience::patience;
 
 use super::fake::{FakeShard, engine_over, engine_over_all, serving};
 use super::recovery::{forgiving, mortal, sound};
 use super::{config, limits, listen, received_alone, request, soon, until_ready};
-use crate::engine::{Constraint, Engine, Generation, Mask, Request};
-use crate::scheduler::tests::pretend::pretend_mask;
+use crate::engine::{Engine, Generation, Request};
 use crate::test_support::still_clock;
 
 /// A constraint with the pretend grammar of the scheduler's tests.
@@ -168,8 +169,8 @@ struct Spin(Duration);
 
 impl Constraint for Spin {
     fn advance(&mut self, _: u32) -> Result<Mask, String> {
-        let since = crate::engine::thread_time();
-        while crate::engine::thread_time() - since < self.0 {
+        let since = millrace_answers::thread_time();
+        while millrace_answers::thread_time() - since < self.0 {
             std::hint::spin_loop();
         }
         Ok(pretend_mask(&[], limits().vocab_size))

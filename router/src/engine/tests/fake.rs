@@ -7,6 +7,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 use millrace_proto::frame::{read_async, write_async};
 use millrace_proto::{FromShard, Masks, MasksDue, Pong, Step, StepOutput, ToShard, from_shard, to_shard};
+use millrace_scheduler::test_support::{DEATH, PretendShard};
 use tokio::io::{DuplexStream, duplex};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
@@ -15,7 +16,6 @@ use super::{config, limits, ready};
 use crate::engine::group::{ShardGroup, StartError};
 use crate::engine::loss::GroupLoss;
 use crate::engine::{Engine, EngineConfig, start_with};
-use crate::scheduler::tests::pretend::{DEATH, PretendShard};
 
 /// The number of bytes that a connection holds in each direction.
 const BUFFER_BYTES: usize = 1 << 20;

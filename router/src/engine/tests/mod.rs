@@ -14,15 +14,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_proto::Ready;
+use millrace_scheduler::SchedulerLimits;
+use millrace_scheduler::test_support::sampling;
+use millrace_scheduler::test_support::{alone, scored_alone, vector_alone};
 use millrace_test_patience::patience;
 
 use super::{
     AdmissionBounds, Engine, EngineConfig, EngineState, Finish, Generation, GenerationEvent, Priority,
     PromptToken, Request, Tenant,
 };
-use crate::scheduler::SchedulerLimits;
-use crate::scheduler::tests::pretend::{alone, scored_alone, vector_alone};
-use crate::scheduler::tests::sampling;
 
 /// The announcement of the fake shards.
 fn ready() -> Ready {

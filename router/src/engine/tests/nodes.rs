@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use millrace_proto::from_shard::Message;
 use millrace_proto::handshake::{HandshakeError, Refusal, Secret, introduce};
 use millrace_proto::{FromShard, frame};
+use millrace_scheduler::test_support::alone;
 use millrace_test_patience::patience;
 
 use super::processes::{answer, pretend};
 use super::{config, limits, listen, ready, request, soon, until_ready};
 use crate::engine::group::{NodeListener, OtherNodes};
 use crate::engine::{Engine, EngineConfig, EngineState, start};
-use crate::scheduler::tests::pretend::alone;
 
 fn secret(text: &str) -> Secret {
     Secret::new(text).unwrap()

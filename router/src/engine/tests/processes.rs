@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use millrace_proto::from_shard::Message;
 use millrace_proto::{Fault, FromShard, Pong, ToShard, frame, to_shard};
+use millrace_scheduler::test_support::{PretendShard, alone};
 
 use super::{EngineConfig, config, limits, listen, ready, request, soon, until, until_ready};
 use crate::engine::{Engine, EngineState, GenerationEvent, Request, ShardCommand, start};
-use crate::scheduler::tests::pretend::{PretendShard, alone};
 
 /// A command that runs `script`. The arguments that the engine appends are `$1` to `$6`.
 fn shell(script: &str) -> ShardCommand {

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use millrace_proto::{Fault, Ready, from_shard};
+use millrace_scheduler::test_support::Trouble;
+use millrace_scheduler::test_support::sampling;
 use tokio::io::DuplexStream;
 use tokio::task::JoinHandle;
 
@@ -20,8 +22,6 @@ use crate::engine::{
     AdmissionBounds, Engine, EngineConfig, EngineState, GenerationEvent, GenerationFailure, Request,
     SubmitError, start_with,
 };
-use crate::scheduler::tests::pretend::Trouble;
-use crate::scheduler::tests::sampling;
 
 const OPEN: usize = 1 << 20;
 

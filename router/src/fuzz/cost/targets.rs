@@ -4,6 +4,10 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::http::{HeaderName, HeaderValue};
+use millrace_answers::grammar::{self, Grammar, GrammarCompiler};
+use millrace_answers::tools::{AllowedTools, Tool, ToolCallParser, ToolChoice, ToolFormat};
+use millrace_text::assets::TextAssets;
+use millrace_text::{ChatTemplate, Conversation, SpecialTokens, StopMatcher, StopText, Tokenizer};
 use serde_json::{Value, json};
 
 use super::alphabets::{self, Alphabet};
@@ -12,12 +16,9 @@ use super::target::{CostLimits, CostTarget, Work};
 use crate::assets::Assets;
 use crate::engine::EngineState;
 use crate::fuzz;
-use crate::grammar::{self, Grammar, GrammarCompiler};
 use crate::http::{ApiKeys, HttpConfig, router};
 use crate::service::{ModelInfo, RequestLimits, Service};
 use crate::test_support::{self, EOS, FakeEngine, Script};
-use crate::text::{ChatTemplate, Conversation, SpecialTokens, StopMatcher, StopText, Tokenizer};
-use crate::tools::{AllowedTools, Tool, ToolCallParser, ToolChoice, ToolFormat};
 
 const fn frame(
     before: &'static str,
@@ -250,7 +251,7 @@ fn conversations() -> Vec<CostTarget> {
     for (kind, template) in CALL_TEMPLATES {
         let app = fuzz::runtime().block_on(async {
             let engine = FakeEngine::new(Script::Say("x".into()), 8).engine;
-            let assets = Assets { chat_template: Some(template.into()), ..test_support::assets() };
+            let assets = test_support::assets_with_template(template);
             router(service(&assets, engine, RequestLimits::default()), HttpConfig::default())
         });
         for &(path, frames) in CONVERSATIONS {
@@ -292,7 +293,7 @@ fn service(assets: &Assets, engine: crate::engine::Engine, limits: RequestLimits
 /// SentencePiece tokenizer if the test data exists.
 fn tokenizers() -> Vec<CostTarget> {
     let demo = include_bytes!("../../../../models/demo/tokenizer.json").to_vec();
-    let demo = Tokenizer::new(&Assets { tokenizer: demo.into(), ..Assets::default() }, 1).unwrap();
+    let demo = Tokenizer::new(&TextAssets { tokenizer: demo.into(), ..TextAssets::default() }).unwrap();
     let mut known = vec![("bytes", test_support::tokenizer()), ("demo", demo)];
     if std::env::var_os("MILLRACE_TEST_DATA").is_some() {
         known.push(("stories260k", test_support::published_tokenizer()));

@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use millrace_text::SpecialTokens;
 use serde_json::{Value, json};
 
 use super::error::{MessagesError, MessagesJson};
@@ -16,7 +17,6 @@ use crate::http::model_name::served_model;
 use crate::http::sse::{self, EventDescription};
 use crate::http::{headers, ignored, offload};
 use crate::service::Service;
-use crate::text::SpecialTokens;
 
 /// Answers a conversation, at once or as a stream of Anthropic's events. If the last message is the
 /// assistant's, the answer continues it.

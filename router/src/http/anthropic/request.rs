@@ -1,5 +1,6 @@
 //! The requests of `/v1/messages` and `/v1/messages/count_tokens`.
 
+use millrace_answers::grammar::{Grammar, RequestedGrammar};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -8,7 +9,6 @@ use super::error::MessagesError;
 use super::input;
 use super::tools;
 use crate::chat::{ConversationRequest, EFFORT_VARIABLE, IgnoredFields, THINKING_VARIABLES, ThinkingOptions};
-use crate::grammar::{Grammar, RequestedGrammar};
 use crate::http::app::App;
 use crate::http::ignored::{UnservedField, check_fields, hint, refused};
 use crate::http::json_errors::flattened;

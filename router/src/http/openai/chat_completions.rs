@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use millrace_text::Tokenizer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -26,7 +27,6 @@ use crate::http::json_errors::flattened;
 use crate::http::sse::{self, EventDescription};
 use crate::http::thinking::{ReasoningField, ThinkingFields, thinking_options};
 use crate::service::{Answer, Params, TextEvent};
-use crate::text::Tokenizer;
 
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct ChatRequest {

@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use futures::{StreamExt, TryStreamExt, stream};
+use millrace_text::Tokenizer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -23,7 +24,6 @@ use crate::http::json_errors::flattened;
 use crate::http::sse::{self, EventDescription};
 use crate::http::thinking::raw_budget;
 use crate::service::{Answer, BYTES_PER_TOKEN, Params, Prompt, PromptToken, TextEvent};
-use crate::text::Tokenizer;
 
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct CompletionRequest {

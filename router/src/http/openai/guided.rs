@@ -1,12 +1,12 @@
 //! vLLM's fields for structured output: `structured_outputs`, and the older `guided_json`,
 //! `guided_regex`, `guided_choice` and `guided_grammar`. `grammar` is the field of llama.cpp.
 
+use millrace_answers::grammar::{Grammar, RequestedGrammar};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::error::OpenAiError;
-use crate::grammar::{Grammar, RequestedGrammar};
 use crate::http::grammar;
 
 /// The most texts of a `guided_choice`.

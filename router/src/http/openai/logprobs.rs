@@ -5,12 +5,12 @@
 
 use std::collections::BTreeMap;
 
+use millrace_text::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::service::{PromptToken, TextEvent};
-use crate::text::Tokenizer;
 
 /// Log-probabilities in the form of chats.
 #[derive(Debug, Serialize, ToSchema)]

@@ -1,5 +1,6 @@
 //! The fields that OpenAI's two generating routes share.
 
+use millrace_answers::grammar::RequestedGrammar;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -7,7 +8,6 @@ use utoipa::ToSchema;
 use super::error::OpenAiError;
 use super::generation::ReportOptions;
 use crate::chat::IgnoredFields;
-use crate::grammar::RequestedGrammar;
 use crate::http::app::App;
 use crate::http::field_names::FieldNames;
 use crate::http::fields::PriorityField;

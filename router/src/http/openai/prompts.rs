@@ -1,10 +1,10 @@
 //! Prompts in the forms that `/v1/completions` and `/v1/embeddings` take.
 
+use millrace_text::{SpecialTokens, Tokenizer};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
 use crate::service::Prompt;
-use crate::text::{SpecialTokens, Tokenizer};
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(

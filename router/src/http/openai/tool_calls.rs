@@ -3,12 +3,12 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use millrace_answers::tools::{AnswerDelta, CallDelta, TextArgument};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::chat::{AnswerFormat, AnswerReader, CUSTOM_INPUT};
 use crate::service::{Answer, FinishReason, TextEvent};
-use crate::tools::{AnswerDelta, CallDelta, TextArgument};
 
 /// A tool call, or the next part of it in a stream.
 #[derive(Debug, Serialize, ToSchema)]

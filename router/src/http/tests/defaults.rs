@@ -1,5 +1,6 @@
 //! Requests without sampling parameters.
 
+use millrace_text::test_support::assets_with;
 use serde_json::{Value, json};
 
 use super::{HttpConfig, Reply, RequestLimits, Script, Server};
@@ -97,8 +98,8 @@ async fn neither_tgis_routes_nor_generation_config_none_use_these_defaults() {
 #[tokio::test]
 async fn the_templates_end_of_turn_ends_an_answer() {
     let template = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<|im_end|>{% endif %}{% endfor %}";
-    let assets =
-        Assets { chat_template: Some(template.into()), ..test_support::assets_with(&["<|im_end|>"]) };
+    let mut assets = Assets { text: assets_with(&["<|im_end|>"]), ..Assets::default() };
+    assets.text.chat_template = Some(template.into());
     let mut server =
         Server::serving(&assets, Script::Say("x".into()), RequestLimits::default(), HttpConfig::default());
     let (path, body) = &routes()[0];

@@ -1,10 +1,10 @@
 //! `/v1/embeddings`.
 
+use millrace_scheduler::Pooling;
 use serde_json::{Value, json};
 
 use super::{HttpConfig, Script, Server};
 use crate::embedding::PoolingMode;
-use crate::scheduler::Pooling;
 use crate::service::RequestLimits;
 use crate::test_support::{self, BOS};
 

@@ -3,8 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{HttpConfig, Reply, RequestLimits, Script, Server};
-use crate::assets::Assets;
-use crate::test_support::assets;
+use crate::test_support::assets_with_template;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -16,7 +15,7 @@ fn chat(more: Value) -> Value {
 
 /// A server with this template.
 fn with_template(template: &str) -> Server {
-    let assets = Assets { chat_template: Some(template.into()), ..assets() };
+    let assets = assets_with_template(template);
     Server::serving(&assets, Script::Say("x".into()), RequestLimits::default(), HttpConfig::default())
 }
 

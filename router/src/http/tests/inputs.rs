@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use super::tools::prompt;
 use super::{HttpConfig, RequestLimits, Script, Server};
-use crate::assets::Assets;
 use crate::test_support;
 
 /// A template that writes calls and refuses a system message after the first message.
@@ -14,7 +13,7 @@ const STRICT: &str = "{% for m in messages %}{% if m.role == 'system' and not lo
 {% if add_generation_prompt %}assistant: {% endif %}";
 
 fn server(template: &str) -> Server {
-    let assets = Assets { chat_template: Some(template.into()), ..test_support::assets() };
+    let assets = test_support::assets_with_template(template);
     Server::serving(&assets, Script::Say("ok".into()), RequestLimits::default(), HttpConfig::default())
 }
 

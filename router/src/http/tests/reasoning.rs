@@ -1,10 +1,9 @@
 //! Reasoning that is separated from the answer, in all APIs with messages.
 
+use millrace_answers::reasoning::ReasoningParser;
 use serde_json::{Value, json};
 
 use super::{HttpConfig, RequestLimits, Script, Server, tools::prompt};
-use crate::assets::Assets;
-use crate::reasoning::ReasoningParser;
 use crate::test_support::{self, EOS};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -19,7 +18,7 @@ const CHANNELS: &str = "{% for m in messages %}<|start|>{{ m.role }}<|channel|>f
 <|start|>assistant{# <|channel|>analysis #}";
 
 fn server_with(template: &str, says: &str, limits: RequestLimits) -> Server {
-    let assets = Assets { chat_template: Some(template.into()), ..test_support::assets() };
+    let assets = test_support::assets_with_template(template);
     Server::serving(&assets, Script::Say(says.into()), limits, HttpConfig::default())
 }
 

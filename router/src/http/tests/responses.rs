@@ -4,7 +4,6 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{HttpConfig, RequestLimits, Script, Server, tools};
-use crate::assets::Assets;
 use crate::test_support::{self, BOS};
 
 fn prompt(ids: &[u32]) -> String {
@@ -220,7 +219,7 @@ async fn reasoning_reaches_templates_that_read_it() {
     let template = "{% if reasoning_effort is defined %}effort {{ reasoning_effort }}; {% endif %}{% for m in messages %}\
                     {{ m.role }}: {% if m.reasoning_content %}({{ m.reasoning_content }}) {% endif %}{{ m.content }}\
                     {% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}; {% endfor %}";
-    let assets = Assets { chat_template: Some(template.into()), ..test_support::assets() };
+    let assets = test_support::assets_with_template(template);
     let mut server =
         Server::serving(&assets, Script::Say("x".into()), RequestLimits::default(), HttpConfig::default());
     let reasoning = |text: &str| {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 use millrace_proto::Ready;
+use millrace_scheduler::Pooling;
 use serde_json::{Value, json};
 
 use super::Server;
 use crate::engine::EngineState;
-use crate::scheduler::Pooling;
 use crate::test_support::{BOS, EOS};
 
 const PATH: &str = "/embed";

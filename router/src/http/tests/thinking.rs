@@ -4,7 +4,6 @@
 use serde_json::{Value, json};
 
 use super::{HttpConfig, RequestLimits, Script, Server};
-use crate::assets::Assets;
 use crate::test_support;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -22,7 +21,7 @@ const CHANNELS: &str = "{% for m in messages %}<|start|>{{ m.role }}<|channel|>f
 <|start|>assistant{# <|channel|>analysis #}";
 
 fn serving(template: &str, says: &str, limits: RequestLimits) -> Server {
-    let assets = Assets { chat_template: Some(template.into()), ..test_support::assets() };
+    let assets = test_support::assets_with_template(template);
     Server::serving(&assets, Script::Obey(says.into()), limits, HttpConfig::default())
 }
 

@@ -3,7 +3,6 @@
 use serde_json::json;
 
 use super::{HttpConfig, RequestLimits, Script, Server};
-use crate::assets::Assets;
 use crate::test_support::{BOS, EOS, TEMPLATE, assets};
 
 #[tokio::test]
@@ -64,12 +63,10 @@ async fn the_tokenizer_is_described() {
         "model_max_length": 1024,
     });
     assert_eq!(server.get("/tokenizer_info").await.json(), expected);
-    let assets = Assets {
-        tokenizer_class: Some("LlamaTokenizer".into()),
-        pad_token: Some("</s>".into()),
-        chat_template: None,
-        ..assets()
-    };
+    let mut assets = assets();
+    assets.text.tokenizer_class = Some("LlamaTokenizer".into());
+    assets.text.pad_token = Some("</s>".into());
+    assets.text.chat_template = None;
     let server =
         Server::serving(&assets, Script::Say("x".into()), RequestLimits::default(), HttpConfig::default());
     let told = server.get("/tokenizer_info").await.json();

@@ -1,12 +1,11 @@
 //! Tools in `/v1/chat/completions`.
 
 use axum::http::StatusCode;
+use millrace_answers::tools::ToolFormat;
 use serde_json::{Value, json};
 
 use super::{HttpConfig, RequestLimits, Script, Server};
-use crate::assets::Assets;
 use crate::test_support::{self, EOS};
-use crate::tools::ToolFormat;
 
 const PATH: &str = "/v1/chat/completions";
 
@@ -17,7 +16,7 @@ const TEMPLATE: &str = "{% if tools %}Tools: {{ tools | tojson }}; {% endif %}{%
 {% if add_generation_prompt %}assistant: {% endif %}";
 
 pub(super) fn server(says: &str, limits: RequestLimits) -> Server {
-    let assets = Assets { chat_template: Some(TEMPLATE.into()), ..test_support::assets() };
+    let assets = test_support::assets_with_template(TEMPLATE);
     Server::serving(&assets, Script::Say(says.into()), limits, HttpConfig::default())
 }
 

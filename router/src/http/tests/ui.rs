@@ -90,7 +90,7 @@ async fn server_json_describes_the_server() {
     assert!(facts["max_total_tokens"].as_u64().unwrap() > 0);
 
     let mut assets = test_support::assets();
-    assets.chat_template = None;
+    assets.text.chat_template = None;
     let config =
         HttpConfig { api_keys: ApiKeys::new(&["k".parse().unwrap()], None), ..HttpConfig::default() };
     let limits = RequestLimits { grammar_support: false, ..RequestLimits::default() };

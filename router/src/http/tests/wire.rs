@@ -5,7 +5,6 @@ use axum::http::{HeaderValue, Request, StatusCode};
 use serde_json::{Value, json};
 
 use super::{HttpConfig, RequestLimits, Script, Server};
-use crate::assets::Assets;
 use crate::service::{ModelInfo, PayloadLimit, Service};
 use crate::test_support::{self, FakeEngine};
 
@@ -64,7 +63,8 @@ async fn a_prompt_may_be_too_long_without_an_answer() {
 
 #[tokio::test]
 async fn a_model_without_a_template_refuses_chats() {
-    let assets = Assets { chat_template: None, ..test_support::assets() };
+    let mut assets = test_support::assets();
+    assets.text.chat_template = None;
     let server =
         Server::serving(&assets, Script::Say("x".into()), RequestLimits::default(), HttpConfig::default());
     let chat = json!({"messages": [{"role": "user", "content": "a"}]});

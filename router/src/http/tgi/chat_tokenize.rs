@@ -2,6 +2,7 @@
 
 use axum::extract::State;
 use axum::response::Response;
+use millrace_text::SpecialTokens;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -12,7 +13,6 @@ use crate::chat::{ContinuationOptions, ConversationRequest, ToolOptions};
 use crate::http::app::App;
 use crate::http::offload::TurnJson;
 use crate::http::openai::tool_selection;
-use crate::text::SpecialTokens;
 
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct ChatTokenizeRequest {

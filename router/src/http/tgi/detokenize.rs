@@ -8,6 +8,7 @@ use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::{BufMut, BytesMut};
 use futures::stream;
+use millrace_text::Detokenizer;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -17,7 +18,6 @@ use crate::http::app::App;
 use crate::http::model_name::served_model;
 use crate::http::offload::TurnJson;
 use crate::service::{Reservation, Service, ServiceError};
-use crate::text::Detokenizer;
 
 /// Bytes of a token while its response is being sent.
 const TOKEN_BYTES: usize = size_of::<u32>();

@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use millrace_text::SpecialTokens;
 
 use super::error::TgiError;
 use super::stream;
@@ -16,7 +17,6 @@ use crate::http::headers;
 use crate::http::offload::TurnJson;
 use crate::http::sse::EventDescription;
 use crate::service::{Answer, Prompt, Service, ServiceError};
-use crate::text::SpecialTokens;
 
 /// `/generate`: the whole answer at once.
 #[utoipa::path(post, path = "/generate", tag = "TGI", request_body = GenerateRequest, responses((status = 200, description = "The answer", body = GenerateResponse)))]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use millrace_answers::reasoning::{ReasoningFormat, ReasoningPlace, ReasoningStart};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -11,7 +12,6 @@ use super::error::{ErrorBody, TgiError};
 use crate::assets::SamplingDefaults;
 use crate::chat::THINKING_VARIABLES;
 use crate::http::app::App;
-use crate::reasoning::{ReasoningFormat, ReasoningPlace, ReasoningStart};
 use crate::service::{Service, VectorPlan};
 
 /// The version of TGI that these routes are compatible with.

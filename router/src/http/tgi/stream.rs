@@ -2,6 +2,7 @@
 
 use axum::extract::State;
 use axum::response::Response;
+use millrace_text::SpecialTokens;
 
 use super::error::{ErrorBody, TgiError};
 use super::types::{GenerateRequest, StreamDetails, StreamResponse, finish_reason};
@@ -11,7 +12,6 @@ use crate::http::headers;
 use crate::http::offload::TurnJson;
 use crate::http::sse::{self, EventDescription};
 use crate::service::{Prompt, Service, ServiceError, TextEvent};
-use crate::text::SpecialTokens;
 
 /// Answers token by token. A wrong request is refused before the stream begins.
 #[utoipa::path(post, path = "/generate_stream", tag = "TGI", request_body = GenerateRequest, responses((status = 200, description = "One event per token, whose data is a StreamResponse", content((inline(EventDescription) = "text/event-stream")))))]

@@ -11,6 +11,7 @@ use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::{BufMut, BytesMut};
 use http_body::Frame;
+use millrace_text::{EncodedText, RenderedPrompt, SpecialTokens, Tokenizer};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -22,7 +23,6 @@ use crate::http::app::App;
 use crate::http::model_name::served_model;
 use crate::http::offload::TurnJson;
 use crate::service::{Reservation, Service, ServiceError};
-use crate::text::{EncodedText, RenderedPrompt, SpecialTokens, Tokenizer};
 
 /// Bytes of a response that are written at once.
 pub(super) const PIECE_BYTES: usize = 16 << 10;

@@ -4,11 +4,11 @@
 mod config;
 mod sockets;
 
+use millrace_scheduler::{CacheEvent, StoredBlocks};
 use proptest::prelude::*;
 
 use super::history::{Batch, History, HistoryLimits};
 use super::message;
-use crate::scheduler::{CacheEvent, StoredBlocks};
 
 #[test]
 fn a_batch_is_encoded_as_by_vllm() {

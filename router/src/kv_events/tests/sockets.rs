@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use millrace_scheduler::CacheEvent;
 use millrace_test_patience::patience;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -10,7 +11,6 @@ use tokio::time::{sleep, timeout};
 
 use crate::kv_events::publisher::{Publisher, publish};
 use crate::kv_events::{Endpoint, KvEvents, KvEventsConfig};
-use crate::scheduler::CacheEvent;
 
 /// Returns the longest time that a test waits.
 fn test_timeout() -> Duration {

@@ -1,5 +1,7 @@
 //! The items of an output: reasoning, messages and tool calls, one after the other.
 
+use millrace_answers::tools::TextArgument;
+use millrace_text::Tokenizer;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
@@ -8,8 +10,6 @@ use super::tool_set::{ClientTool, ClientTools};
 use super::types::CompleteOutput;
 use crate::chat::{AnswerBlock, AnswerFormat, BlockEvent, BlockReader, CUSTOM_INPUT};
 use crate::service::{FinishReason, TextEvent};
-use crate::text::Tokenizer;
-use crate::tools::TextArgument;
 
 /// Receives OpenAI's events about an output.
 pub(super) trait EventSink {

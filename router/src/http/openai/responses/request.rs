@@ -1,5 +1,6 @@
 //! The request of `/v1/responses`.
 
+use millrace_answers::grammar::RequestedGrammar;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -11,7 +12,6 @@ use super::tool_set::{ClientTools, ToolSet};
 use crate::chat::{
     ContinuationOptions, ConversationRequest, EFFORT_VARIABLE, IgnoredFields, THINKING_VARIABLES, ToolOptions,
 };
-use crate::grammar::RequestedGrammar;
 use crate::http::app::App;
 use crate::http::field_names::FieldNames;
 use crate::http::ignored::{UnservedField, check_fields, hint, refused};

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use millrace_answers::tools::ToolFormat;
 use serde_json::{Map, Value};
 
 use super::docs::{fields, openapi, resolve};
@@ -11,7 +12,6 @@ use super::rows::posts;
 use super::{HttpConfig, RequestLimits, Script, Server};
 use crate::assets::Assets;
 use crate::test_support;
-use crate::tools::ToolFormat;
 
 /// The fields of the original APIs and of this server, each with a value that shows its effect, the
 /// fields that it needs `with` it, and a note. The sources are the documentation of TGI 3.3, vLLM
@@ -69,7 +69,7 @@ Cline and Continue run inside an editor; `cargo xtask agents` sends requests of 
 672 texts that transformers makes are the same here. Of the 48 conversations that transformers
 refuses, 30 are refused here too, and 18 are rendered. The templates are test data outside of the
 repository, in the folder `chat-templates` of `MILLRACE_TEST_DATA`:
-`cargo test -p millrace-router --lib published_templates_are_rendered -- --ignored --nocapture`.
+`cargo test -p millrace-text --lib published_templates_are_rendered -- --ignored --nocapture`.
 ";
 
 /// Routes that take the same requests as another route.
@@ -95,7 +95,7 @@ async fn the_page_describes_the_effect_of_each_field() {
     };
     let embedding =
         crate::embedding::read(None, &|name| Ok(file(name).map(Into::into)), &Value::Null, &Value::Null);
-    let assets = Assets { chat_template: Some(TEMPLATE.into()), embedding, ..test_support::assets() };
+    let assets = Assets { embedding, ..test_support::assets_with_template(TEMPLATE) };
     let limits = RequestLimits { tool_format: Some(ToolFormat::Hermes), ..RequestLimits::default() };
     let mut server = Server::serving(&assets, Script::Say(ANSWER.into()), limits, HttpConfig::default());
     let docs = openapi(&server).await;

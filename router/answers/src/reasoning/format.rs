@@ -1,0 +1,303 @@
+//! The marks that models write around their reasoning, and the detection of a model's marks.
+
+use std::fmt;
+use std::str::FromStr;
+
+use millrace_text::Tokenizer;
+
+/// A format of reasoning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReasoningFormat {
+    /// `<think>…</think>`, the format of DeepSeek, Qwen, GLM, MiniMax, Nemotron and others.
+    Think,
+    /// `[THINK]…[/THINK]`, the format of Mistral.
+    Mistral,
+    /// `<|START_THINKING|>…<|END_THINKING|>`, the format of Cohere.
+    Cohere,
+    /// `<seed:think>…</seed:think>`, the format of Seed-OSS.
+    SeedOss,
+    /// `<|channel>thought…<channel|>`, the format of Gemma 4.
+    Gemma4,
+    /// `<|inner_prefix|>…<|inner_suffix|>`, the format of Apertus.
+    Apertus,
+    /// `<think:opensource>…</think:opensource>`, the format of Hunyuan 3.
+    Hy3,
+    /// The channel `analysis` of gpt-oss.
+    Harmony,
+}
+
+/// The server's setting for reasoning.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ReasoningParser {
+    /// The format is detected from the model's chat template.
+    #[default]
+    Auto,
+    /// Reasoning is not separated from the answer.
+    Off,
+    /// The model has this format.
+    Format(ReasoningFormat),
+}
+
+/// The marks around a model's reasoning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReasoningMarks {
+    /// The text before the reasoning; empty if the answer always begins with the reasoning.
+    pub open: &'static str,
+    /// The text after the reasoning.
+    pub close: &'static str,
+    /// The parts of the marks that may be special tokens.
+    pub tokens: &'static [&'static str],
+}
+
+/// The state of the reasoning at the beginning of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReasoningStart {
+    /// The prompt ends within the reasoning.
+    Inside,
+    /// The answer may begin with the reasoning.
+    Possible,
+}
+
+/// All formats with the names that users give them, and with the names that vLLM has for the same.
+const NAMES: [(ReasoningFormat, &[&str]); 8] = [
+    (
+        ReasoningFormat::Think,
+        &["think", "deepseek_r1", "deepseek_v3", "qwen3", "glm45", "minimax_m2", "kimi_k2", "step3"],
+    ),
+    (ReasoningFormat::Mistral, &["mistral"]),
+    (ReasoningFormat::Cohere, &["cohere"]),
+    (ReasoningFormat::SeedOss, &["seed_oss"]),
+    (ReasoningFormat::Gemma4, &["gemma4"]),
+    (ReasoningFormat::Apertus, &["apertus"]),
+    (ReasoningFormat::Hy3, &["hy3"]),
+    (ReasoningFormat::Harmony, &["harmony", "openai_gptoss", "gpt_oss"]),
+];
+
+/// The error for an unknown name of a format.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown reasoning parser {name}; the supported ones are auto, none, {}", NAMES.map(|(_, names)| names[0]).join(", "))]
+pub struct UnknownReasoningParser {
+    name: String,
+}
+
+impl FromStr for ReasoningParser {
+    type Err = UnknownReasoningParser;
+
+    fn from_str(name: &str) -> Result<Self, UnknownReasoningParser> {
+        let found = NAMES.into_iter().find(|(_, names)| names.contains(&name));
+        match (name, found) {
+            ("auto", _) => Ok(ReasoningParser::Auto),
+            ("none", _) => Ok(ReasoningParser::Off),
+            (_, Some((format, _))) => Ok(ReasoningParser::Format(format)),
+            (_, None) => Err(UnknownReasoningParser { name: name.to_owned() }),
+        }
+    }
+}
+
+impl fmt::Display for ReasoningParser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ReasoningParser::Auto => "auto",
+            ReasoningParser::Off => "none",
+            ReasoningParser::Format(format) => format.name(),
+        })
+    }
+}
+
+impl ReasoningFormat {
+    /// Returns the name that users give the format.
+    pub fn name(self) -> &'static str {
+        NAMES.into_iter().find(|(format, _)| *format == self).map_or("", |(_, names)| names[0])
+    }
+
+    /// Detects the format of a model by the marks in its chat template. Returns `None` if the
+    /// template has none, as the templates of models that do not reason.
+    pub fn of(template: Option<&str>) -> Option<ReasoningFormat> {
+        let template = template?;
+        let marks = [
+            (ReasoningFormat::Harmony, "<|channel|>analysis"),
+            (ReasoningFormat::Cohere, "<|START_THINKING|>"),
+            (ReasoningFormat::Mistral, "[THINK]"),
+            (ReasoningFormat::SeedOss, "<seed:think>"),
+            (ReasoningFormat::Gemma4, "<|channel>thought"),
+            (ReasoningFormat::Apertus, "<|inner_prefix|>"),
+            (ReasoningFormat::Hy3, "<think:opensource>"),
+            (ReasoningFormat::Think, "</think>"),
+            (ReasoningFormat::Think, "<think>"),
+        ];
+        // The template of Hunyuan 3 puts its tags together.
+        let is_hy3 = template.contains("<think{}>") && template.contains(":opensource");
+        let found = marks.into_iter().find(|(_, mark)| template.contains(mark)).map(|(format, _)| format);
+        found.or(is_hy3.then_some(ReasoningFormat::Hy3))
+    }
+
+    /// Returns the marks around the reasoning.
+    pub fn marks(self) -> ReasoningMarks {
+        let marks = |open, close, tokens| ReasoningMarks { open, close, tokens };
+        match self {
+            ReasoningFormat::Think => marks("<think>", "</think>", &["<think>", "</think>"]),
+            ReasoningFormat::Mistral => marks("[THINK]", "[/THINK]", &["[THINK]", "[/THINK]"]),
+            ReasoningFormat::Cohere => {
+                marks("<|START_THINKING|>", "<|END_THINKING|>", &["<|START_THINKING|>", "<|END_THINKING|>"])
+            }
+            ReasoningFormat::SeedOss => {
+                marks("<seed:think>", "</seed:think>", &["<seed:think>", "</seed:think>"])
+            }
+            ReasoningFormat::Hy3 => marks(
+                "<think:opensource>",
+                "</think:opensource>",
+                &["<think:opensource>", "</think:opensource>"],
+            ),
+            ReasoningFormat::Gemma4 => {
+                marks("<|channel>thought", "<channel|>", &["<|channel>", "<channel|>"])
+            }
+            ReasoningFormat::Apertus => {
+                marks("<|inner_prefix|>", "<|inner_suffix|>", &["<|inner_prefix|>", "<|inner_suffix|>"])
+            }
+            // Everything before the last channel is reasoning or calls.
+            ReasoningFormat::Harmony => marks(
+                "<|channel|>",
+                "<|channel|>final<|message|>",
+                &[
+                    "<|start|>",
+                    "<|channel|>",
+                    "<|constrain|>",
+                    "<|message|>",
+                    "<|end|>",
+                    "<|call|>",
+                    "<|return|>",
+                ],
+            ),
+        }
+    }
+
+    /// Returns the text that ends the reasoning where the server ends it. If tools may be called
+    /// in channels, the model chooses the channel of its next message.
+    pub fn forced_close(self, calls_in_channels: bool) -> String {
+        let close = self.marks().close;
+        match self {
+            ReasoningFormat::Harmony if calls_in_channels => "<|end|><|start|>assistant".to_owned(),
+            ReasoningFormat::Think | ReasoningFormat::SeedOss => format!("\n{close}"),
+            ReasoningFormat::Harmony => format!("<|end|><|start|>assistant{close}"),
+            _ => close.to_owned(),
+        }
+    }
+
+    /// Returns the text that models of this format were trained to write when their reasoning has
+    /// used its budget, if the chat template shows that they were.
+    pub fn budget_message(self, template: &str) -> &'static str {
+        // The words are part of the model's format, as the marks are.
+        const SEED_OSS: &str = "<seed:cot_budget_reflect>I have exhausted my token budget, and now I will start \
+                                answering the question.</seed:cot_budget_reflect>";
+        if self == ReasoningFormat::SeedOss && template.contains("<seed:cot_budget_reflect>") {
+            SEED_OSS
+        } else {
+            ""
+        }
+    }
+
+    /// Returns the pairs of special tokens between which a model may write an answer.
+    pub fn answer_marks(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            ReasoningFormat::Cohere => {
+                &[("<|START_RESPONSE|>", "<|END_RESPONSE|>"), ("<|START_TEXT|>", "<|END_TEXT|>")]
+            }
+            _ => &[],
+        }
+    }
+
+    /// Returns the state of the reasoning after this prompt.
+    pub fn start(self, prompt: &str) -> ReasoningStart {
+        // A long prompt ends with few white spaces, so this looks at its end only.
+        if self != ReasoningFormat::Harmony && prompt.trim_end().ends_with(self.marks().open) {
+            ReasoningStart::Inside
+        } else {
+            ReasoningStart::Possible
+        }
+    }
+}
+
+impl ReasoningMarks {
+    /// Returns the special tokens in the marks, which are shown as text.
+    pub fn special_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let ids = self.tokens.iter().filter_map(|mark| tokenizer.token_id(mark));
+        ids.filter(|&id| tokenizer.is_special(id)).collect()
+    }
+}
+
+/// Whether a text is the beginning of an answer that begins with a mark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Opening {
+    /// The text may become the mark.
+    Undecided,
+    /// The text ends with the mark.
+    Found,
+    /// The answer does not begin with the mark.
+    Absent,
+}
+
+/// White space that may precede the mark, in bytes.
+const MAX_SPACE: usize = 16;
+
+/// Compares the beginning of an answer with a mark. White space may precede the mark.
+pub(super) fn opening(begin: &str, mark: &str) -> Opening {
+    let text = begin.trim_start();
+    if begin.len() - text.len() > MAX_SPACE {
+        Opening::Absent
+    } else if text == mark {
+        Opening::Found
+    } else if mark.starts_with(text) {
+        Opening::Undecided
+    } else {
+        Opening::Absent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_format_is_detected_from_the_template() {
+        for (template, format) in [
+            ("{% if '</think>' in content %}", Some(ReasoningFormat::Think)),
+            ("{{ '<|im_start|>assistant\\n<think>\\n' }}", Some(ReasoningFormat::Think)),
+            ("{{ '[THINK]' ~ block.thinking ~ '[/THINK]' }}", Some(ReasoningFormat::Mistral)),
+            ("<|START_THINKING|>", Some(ReasoningFormat::Cohere)),
+            ("<|start|>assistant<|channel|>analysis<|message|>", Some(ReasoningFormat::Harmony)),
+            ("{{ '<seed:think>' }}", Some(ReasoningFormat::SeedOss)),
+            ("{% set h = ':opensource' %}{{ '<think{}>'.format(h) }}", Some(ReasoningFormat::Hy3)),
+            ("{{ messages }}", None),
+        ] {
+            assert_eq!(ReasoningFormat::of(Some(template)), format, "{template}");
+        }
+        assert_eq!(ReasoningFormat::of(None), None);
+    }
+
+    #[test]
+    fn names_are_parsed_with_those_of_vllm() {
+        for name in
+            ["auto", "none", "think", "mistral", "cohere", "seed_oss", "gemma4", "apertus", "hy3", "harmony"]
+        {
+            assert_eq!(name.parse::<ReasoningParser>().unwrap().to_string(), name);
+        }
+        for name in ["deepseek_r1", "qwen3", "glm45"] {
+            assert_eq!(name.parse(), Ok(ReasoningParser::Format(ReasoningFormat::Think)));
+        }
+        let unknown = "granite".parse::<ReasoningParser>().unwrap_err().to_string();
+        assert!(
+            unknown
+                .ends_with("are auto, none, think, mistral, cohere, seed_oss, gemma4, apertus, hy3, harmony"),
+            "{unknown}"
+        );
+    }
+
+    #[test]
+    fn the_prompt_may_open_the_reasoning() {
+        let think = ReasoningFormat::Think;
+        assert_eq!(think.start("<|im_start|>assistant\n<think>\n"), ReasoningStart::Inside);
+        for prompt in ["<|im_start|>assistant\n", "<think>\n\n</think>\n\n", ""] {
+            assert_eq!(think.start(prompt), ReasoningStart::Possible, "{prompt}");
+        }
+    }
+}

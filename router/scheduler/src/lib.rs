@@ -1,0 +1,107 @@
+//! The scheduler: decides which tokens of which sequences run in the next step, and in which blocks
+//! of the KV cache their keys and values are stored.
+//!
+//! [`Scheduler`] is a pure state machine. It has no clock, socket or random numbers, so a
+//! simulation can replay it. It knows token ids and the messages of the protocol, and must not know
+//! text, HTTP, threads or how masks are computed:
+//!
+//! - [`add`](Scheduler::add) and [`cancel`](Scheduler::cancel) change the set of sequences.
+//! - [`plan`](Scheduler::plan) returns the next step for the shards.
+//! - [`apply`](Scheduler::apply) takes the answer to the oldest step in flight.
+//! - [`release`](Scheduler::release) tells which tokens may come next in a constrained sequence.
+//! - [`masks`](Scheduler::masks) returns the masks that follow a step.
+//! - [`lose`](Scheduler::lose) and [`recover`](Scheduler::recover) handle the loss of the shards.
+//!
+//! Steps may be planned before earlier steps have been answered. Answers arrive in the order of the
+//! steps.
+//!
+//! # What a step contains
+//!
+//! A step is a mixed batch. Sequences that decode come first, with one token each, so a long prompt
+//! never stalls a running stream. Prompts share a budget in chunks ([`prompt_shares`]). The budget
+//! bounds the time by which they extend the step ([`prompt_budget`]), as predicted from the times
+//! of earlier steps ([`cost_model`]). Rows that sample may then get a lookahead from what is left:
+//! the shards may answer such a row with several tokens.
+//!
+//! Sequences are ordered by arrival and priority, and [`admission`] decides which of them leave the
+//! queue. Several tenants get fair shares of the tokens ([`fair_share`]), of the slots
+//! ([`slot_shares`]) and of the time of each step ([`tenant_time`]). An admitted sequence
+//! reuses the blocks of its prefix that were computed for other sequences ([`cache`]), and it waits
+//! in the queue for blocks that another sequence is computing ([`prefix_wait`]).
+//!
+//! If no block is free, the last running sequence is preempted: it goes back to the queue with its
+//! tokens and is computed again later. A waiting sequence may also take the place of a running one
+//! with a lower priority ([`priority`]). The first sequence in order is never preempted for another
+//! one, so there is always progress.
+//!
+//! # Prompts that cannot be shared or divided
+//!
+//! Some models have state outside of the blocks, or attend to the prompt in both directions
+//! ([`SchedulerLimits::prompt_handling`]). For the first kind no blocks are shared and no position
+//! is run twice. For the second kind, in addition, the first row of a sequence covers its prompt.
+//! A prompt that is longer than a step beside all other sequences is refused.
+//!
+//! # Constrained sequences
+//!
+//! After each token of a constrained sequence [`release`](Scheduler::release) gives the mask for
+//! the next one. The sequence runs ahead of its masks: its row is planned while the token before it
+//! is in flight, and the mask follows the step ([`late_masks`]). If masks come late, the row is
+//! deferred and no other sequence waits for it. The scheduler does not know how masks are computed.
+//!
+//! # Failures
+//!
+//! A sequence that the shards refuse, or for which the model computes numbers that are not finite,
+//! fails alone. A sequence that was in flight in two losses of the shards runs alone, and fails
+//! alone if they are lost again ([`quarantine`]). A step and its answer never exceed the size of a
+//! frame ([`frame_budget`]).
+
+mod admission;
+mod admission_order;
+mod apply;
+mod cache;
+mod cost_model;
+mod fair_share;
+mod frame_budget;
+mod id;
+mod in_flight;
+mod integrity;
+mod late_masks;
+mod limits;
+mod loss_history;
+mod message_size;
+mod options;
+mod output;
+mod plan;
+mod planned;
+mod prefix_wait;
+mod present_tenants;
+mod priority;
+mod prompt_budget;
+mod prompt_shares;
+mod quarantine;
+mod queue;
+mod request;
+mod running;
+mod schedule;
+mod sequence;
+mod slot_shares;
+mod state;
+mod stats;
+mod tenant_time;
+
+#[cfg(any(test, feature = "test-support"))]
+pub mod test_support;
+#[cfg(test)]
+mod tests;
+
+pub use self::cache::{BlockHashBytes, BlockHashes, CacheEvent, StoredBlocks};
+pub use self::id::{SeqId, SlotId};
+pub use self::in_flight::MalformedAnswer;
+pub use self::limits::{InfeasibleRequest, InvalidAnnouncement, SchedulerLimits};
+pub use self::options::SchedulerOptions;
+pub use self::output::{RowFailure, SequenceEvent, SequenceOutput};
+pub use self::planned::{Admitted, PlannedStep};
+pub use self::request::{Finish, Mask, Pooling, Priority, Request, Tenant};
+pub use self::schedule::Schedule;
+pub use self::state::Scheduler;
+pub use self::stats::SchedulerStats;

@@ -1,0 +1,66 @@
+//! Tests of the scheduler with a pretend shard: single cases, malformed answers, and a seeded
+//! simulation of traffic.
+
+mod cases;
+mod constrained;
+mod fairness;
+mod frames;
+mod latency;
+mod line;
+mod malformed;
+mod pair;
+mod prefix;
+mod pretend_speed;
+mod priority;
+mod prompt_handling;
+mod quarantine;
+mod recovery;
+mod rows;
+mod schedule;
+mod sharing;
+mod simulation;
+mod tenant_time;
+
+use std::sync::Arc;
+
+use millrace_proto::PromptHandling;
+
+use crate::test_support::sampling;
+use crate::{Priority, Request, SchedulerLimits, SequenceEvent, SequenceOutput, Tenant};
+
+const LIMITS: SchedulerLimits = SchedulerLimits {
+    max_sequence_tokens: 1000,
+    max_step_tokens: 32,
+    max_sequences: 4,
+    block_size: 16,
+    num_blocks: 16,
+    vocab_size: 100,
+    hidden_size: 8,
+    max_frame_bytes: millrace_proto::MAX_FRAME,
+    prompt_handling: PromptHandling::Shared,
+};
+
+/// The token of an output.
+fn token(output: &SequenceOutput) -> u32 {
+    match &output.event {
+        SequenceEvent::Token(sampled) => sampled.token,
+        _ => panic!("no token: {output:?}"),
+    }
+}
+
+fn request(prompt: usize, max_new_tokens: u32) -> Request {
+    Request {
+        prompt: (0..prompt as u32).map(|i| (i * 7 + prompt as u32) % 100).collect(),
+        max_new_tokens,
+        stop_tokens: Arc::default(),
+        sampling: sampling(0),
+        priority: Priority::default(),
+        tenant: Tenant::default(),
+        cache_salt: None,
+        block_hashes: None,
+        mask: None,
+        prompt_logprobs: None,
+        pooling: None,
+        pooling_start: 0,
+    }
+}
