@@ -9,7 +9,6 @@ use std::cell::Cell;
 use std::f64::consts::PI;
 
 use millrace_backend::{Activation, Gating, RopeStyle, SequencePrefix};
-
 use millrace_shard::model::{
     AlibiHeads, Attention, DecoderSpec, HeadNormPlan, LatentPlan, LayerSlot, Mlp, NormKind, NormPlace,
     Positions, QueryScale, Residual, RopeScaling, RopeTable, SlopeRule, WeightSlot,

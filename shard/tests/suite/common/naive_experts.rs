@@ -1,7 +1,6 @@
 //! Mixtures of experts of the decoder in its plainest form.
 
 use millrace_backend::{Gating, GroupScore, MlpKind, RouterScores, RouterSpec};
-
 use millrace_shard::model::{ExpertsSpec, LayerSlot};
 
 use super::{CLOSEST_CHOICE, Norms, activate, add, matrix, sigmoid};

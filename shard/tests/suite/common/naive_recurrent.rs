@@ -1,7 +1,6 @@
 //! Recurrent layers in their plainest form: the whole text at once, in double precision.
 
 use millrace_backend::RecurrentHeads;
-
 use millrace_shard::model::{
     ProjectionFactors, RecurrentLayer, RecurrentRule, RecurrentSlot, ResultPlan, WeightSlot,
 };
