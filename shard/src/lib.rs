@@ -1,7 +1,7 @@
 //! One rank of a model: its weights, its KV pool, and the loop that computes steps.
 //!
-//! [`run`] is the life of a shard process. [`decoder`] computes steps of a model on the device that a
-//! [`Platform`] opens, and [`state`] has the tokens and blocks of its sequences. [`collective`]
+//! [`run`] is the life of a shard process. [`decoder`] computes steps of a model on the device that
+//! a [`Platform`] opens, and [`state`] has the tokens and blocks of its sequences. [`collective`]
 //! connects the ranks of a group. [`offline`] drives a shard inside this process, without a router.
 //! What a model is, how it is split and which memory it needs is known to [`millrace_model`].
 

@@ -1,4 +1,4 @@
-//! What a model is, before any device computes it.
+//! The description of models, before any device computes them.
 //!
 //! [`families`] turns a checkpoint into a [`Model`]: a [`DecoderSpec`], which says what the decoder
 //! computes, and a [`WeightSource`], which has a weight for each [`WeightSlot`]. [`split`] cuts out

@@ -26,8 +26,9 @@ impl ShardLimits {
         self.max_sequence_tokens.div_ceil(self.block_size)
     }
 
-    /// Returns the bytes of the tokens, block tables and masks of all sequences, for token ids below
-    /// `vocab`. A sequence has a token more than are computed, and a bit of the mask for each id.
+    /// Returns the bytes of the tokens, block tables and masks of all sequences, for token ids
+    /// below `vocab`. A sequence has a token more than are computed, and a bit of the mask for each
+    /// id.
     pub fn slot_table_bytes(&self, vocab: usize) -> usize {
         let table = self.table_blocks().saturating_add(vocab.div_ceil(32));
         let per_slot = self.max_sequence_tokens.saturating_add(table).saturating_add(1);

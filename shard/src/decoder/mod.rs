@@ -71,8 +71,8 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Creates one rank of a pipeline. `weights` has the layers of this rank, and on rank 0 also
-    /// the embedding and the head ([`LayerShare`](millrace_model::split::LayerShare)). `collective` connects
-    /// it to the other ranks.
+    /// the embedding and the head ([`LayerShare`](millrace_model::split::LayerShare)). `collective`
+    /// connects it to the other ranks.
     ///
     /// # Errors
     /// If the device has not enough memory.

@@ -8,7 +8,9 @@ use super::decoder::{self, Keys, NormTrait, Traits};
 use super::error::ConfigError;
 use super::family::Family;
 use super::names::{LLAMA, Names};
-use crate::description::{DecoderSpec, FeatureBlock, LayerSlot, PrefixRule, Residual, StoredTensors, WeightSlot};
+use crate::description::{
+    DecoderSpec, FeatureBlock, LayerSlot, PrefixRule, Residual, StoredTensors, WeightSlot,
+};
 
 /// The model type of this family. Configurations say `chatglm`, as those of ChatGLM2 do.
 const MODEL_TYPE: &str = "chatglm_6b";

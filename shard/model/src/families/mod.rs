@@ -1,7 +1,7 @@
 //! The families of models that can be computed.
 //!
-//! A family turns a `config.json` into a [`DecoderSpec`](crate::description::DecoderSpec) and names the
-//! stored tensors. Everything that families share is in `config`, `decoder`, `experts`, `rope`,
+//! A family turns a `config.json` into a [`DecoderSpec`](crate::description::DecoderSpec) and names
+//! the stored tensors. Everything that families share is in `config`, `decoder`, `experts`, `rope`,
 //! `names` and `stored`. To add a family, write a file with its `FAMILY` and add the name of the
 //! file to the list below.
 
