@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::adapt;
-use super::model::Model;
+use super::model::{KvHeads, Model};
 use super::names::{self, Naming};
 use crate::error::Error;
 
@@ -39,15 +39,6 @@ pub(super) enum Window {
     Mistral,
     /// All layers have it, or those that the family says.
     ByFamily,
-}
-
-/// The layers whose number of key/value heads a file has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum KvHeads {
-    /// All have the same.
-    AllLayers,
-    /// Layers without attention have none, and the others have the same.
-    SomeLayers,
 }
 
 const RMS: (&str, &str) = ("attention.layer_norm_rms_epsilon", "rms_norm_eps");

@@ -27,7 +27,7 @@ use architectures::Architecture;
 use config::ROPE_DIVISORS;
 pub(crate) use file::{GgmlType, MAGIC};
 use file::{Header, StoredTensor};
-use model::Model;
+use model::{Model, QkvRows};
 pub use names::gguf_tensor_name;
 pub use split::split_model_name;
 pub use writer::{GgufTensor, GgufType, GgufValue, gguf_header, gguf_padding};
@@ -138,13 +138,6 @@ impl Contents {
         }
         Ok(())
     }
-}
-
-/// The rows of query, and of key and of value, in a tensor that has all three.
-#[derive(Debug, Clone, Copy)]
-struct QkvRows {
-    query: usize,
-    key: usize,
 }
 
 fn read(files: &[MappedFile]) -> Result<Contents, Error> {

@@ -1,7 +1,5 @@
 //! The metadata of a file, under the keys of its architecture.
 
-use super::QkvRows;
-use super::architectures::KvHeads;
 use super::file::{Header, StoredTensor};
 use super::value::Value;
 use crate::dtype::DType;
@@ -18,6 +16,22 @@ pub(super) struct Model<'a> {
     pub(super) tensors: &'a [&'a StoredTensor],
     /// The divisors of the rotary frequencies, if the file has them.
     pub(super) divisors: Option<Vec<f32>>,
+}
+
+/// The layers whose number of key/value heads a file has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KvHeads {
+    /// All have the same.
+    AllLayers,
+    /// Layers without attention have none, and the others have the same.
+    SomeLayers,
+}
+
+/// The rows of query, and of key and of value, in a tensor that has all three.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct QkvRows {
+    pub(super) query: usize,
+    pub(super) key: usize,
 }
 
 impl Model<'_> {

@@ -21,10 +21,11 @@ mod ternary;
 mod tests;
 mod words;
 
-pub(crate) use super_blocks::{q3_k_code, q3_k_scale};
-
 use std::fmt::{self, Display, Formatter};
 use std::ops::Range;
+
+pub(crate) use super_blocks::{q3_k_code, q3_k_scale};
+pub(crate) use words::SMALL_BLOCK;
 
 use super::codes::CodeRow;
 use crate::quantize::{KFormat, SUPER_BLOCK};
@@ -131,14 +132,6 @@ block_types! {
     TQ2_0 = 35, "TQ2_0", SUPER_BLOCK, 66, ternary::decode_tq2_0;
 }
 
-/// Columns of the blocks that are not super-blocks.
-pub(crate) const SMALL_BLOCK: usize = 32;
-
-/// The integers of `IQ4_NL` and `IQ4_XS`.
-static IQ4_VALUES: [f32; 16] = [
-    -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0,
-];
-
 impl BlockType {
     /// Returns the bytes of `elements` successive elements, or `None` if they are not whole blocks.
     pub fn bytes_of(self, elements: usize) -> Option<usize> {
@@ -190,13 +183,5 @@ impl BlockType {
 impl Display for BlockType {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-/// Writes the codes in the lower halves of 16 bytes, then those in the upper halves.
-fn nibbles(bytes: &[u8], codes: &mut [u8; SMALL_BLOCK]) {
-    let (low, high) = codes.split_at_mut(SMALL_BLOCK / 2);
-    for ((byte, low), high) in bytes.iter().zip(low).zip(high) {
-        (*low, *high) = (byte & 15, byte >> 4);
     }
 }

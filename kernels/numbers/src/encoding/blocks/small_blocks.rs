@@ -2,8 +2,8 @@
 //!
 //! Each decoder writes the weights of one block to `out` `[32]`.
 
-use super::words::half_at;
-use super::{BlockType, IQ4_VALUES, SMALL_BLOCK, nibbles};
+use super::BlockType;
+use super::words::{IQ4_VALUES, SMALL_BLOCK, half_at, nibbles};
 
 pub(super) fn decode_q4_0(block: &[u8], out: &mut [f32]) {
     decode_signed(BlockType::Q4_0, block, out);

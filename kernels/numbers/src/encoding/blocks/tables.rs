@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::words::half_at;
-use super::{BlockType, IQ4_VALUES, SMALL_BLOCK, nibbles};
+use super::BlockType;
+use super::words::{IQ4_VALUES, SMALL_BLOCK, half_at, nibbles};
 use crate::encoding::codes::{CodeRow, CodeType, CodedWeights};
 use crate::quantize::SUPER_BLOCK;
 

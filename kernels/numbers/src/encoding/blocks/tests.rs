@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::tables::half_power_of_two;
+use super::words::IQ4_VALUES;
 use super::*;
 use crate::encoding::codes::CodedWeights;
 
