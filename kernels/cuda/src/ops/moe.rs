@@ -126,8 +126,8 @@ pub struct SortPairs<'a> {
     pub experts: usize,
     /// i32 `[pairs]`: the expert of each pair, or -1 for none.
     pub chosen: View<'a>,
-    /// i32 `[experts + 1]`: pairs of expert e are `sorted_rows[expert_offsets[e]..expert_offsets[e
-    /// + 1]]`.
+    /// i32 `[experts + 1]`: the pairs of expert e begin at its element in `sorted_rows`, and
+    /// end where those of the next expert begin.
     pub expert_offsets: View<'a>,
     /// i32 `[pairs]`: pairs by expert, ascending, then -1 for those of no expert. A pair divided by
     /// the choices per token is its token.

@@ -141,7 +141,8 @@ pub struct StepRows<'a> {
 pub struct PreparedStep<'a> {
     /// An upper bound of the number of tokens.
     pub max_tokens: usize,
-    /// i32 `[max_rows + 1]`: as in [`super::paged::Batch`]; rows beyond the count are empty.
+    /// i32 `[max_rows + 1]`: as in [`super::paged::SequenceBatch`]; rows beyond the count are
+    /// empty.
     pub query_start: View<'a>,
     /// i32 `[max_rows]`; 0 beyond the count.
     pub context: View<'a>,
