@@ -1,4 +1,4 @@
-//! What the engine asks of a constraint.
+//! The interface between the engine and a constraint on an answer.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -20,8 +20,8 @@ pub(super) const TOKEN_BYTES: usize = 8;
 /// Bytes of JSON of a log-probability, on average.
 const SCORE_BYTES: usize = 32;
 
-/// An object in JSON. A long one is read in a turn of its tenant, and counts against the budget of its
-/// key if it is refused.
+/// An object in JSON. A long one is read in a turn of its tenant, and counts against the budget of
+/// its key if it is refused.
 #[derive(Debug)]
 pub(super) struct TurnJson<T>(pub(super) T);
 

@@ -19,7 +19,7 @@ pub(super) fn decode_tq1_0(block: &[u8], out: &mut [f32]) {
     for (bytes, digits) in [(&block[..32], 5), (&block[32..48], 5), (&block[48..52], 4)] {
         for power in &POWERS[..digits] {
             for (byte, out) in bytes.iter().zip(&mut out) {
-                let digit = u16::from(byte.wrapping_mul(*power)) * 3 >> 8;
+                let digit = (u16::from(byte.wrapping_mul(*power)) * 3) >> 8;
                 *out = (f32::from(digit) - 1.0) * scale;
             }
         }
