@@ -9,5 +9,6 @@
 pub mod convert;
 mod partial;
 pub mod quantize;
+mod vectors;
 
 pub use partial::PlaceError;

@@ -15,6 +15,7 @@ use super::new_file::{FilePart, NewFile};
 use super::tensors::{self, BLOCK, RowType, Rows};
 use super::tokenizer::{self, ModelTokenizer};
 use crate::partial::{Job, Partial, ResultKind};
+use crate::vectors::gguf_pooling;
 
 /// A tensor of the new file, and the stored one that it is made from.
 struct Planned {
@@ -36,7 +37,13 @@ pub(super) fn write(
     let is_llama = architecture == "llama";
     let planned = plan(model, kind)?;
     let (mut keys, divisors) = keys(model, architecture)?;
-    let mut notes = Vec::new();
+    let (pooling, mut notes) = match model.stored_pooling() {
+        Some(number) => (Some(number), Vec::new()),
+        None => gguf_pooling(model.source),
+    };
+    if let Some(number) = pooling {
+        keys.push((format!("{architecture}.pooling_type"), GgufValue::U32(number as u32)));
+    }
     tokenizer_keys(model, &mut keys, &mut notes)?;
     let mut headers: Vec<GgufTensor> = planned.iter().map(|planned| planned.new.clone()).collect();
     if let Some(divisors) = &divisors {

@@ -31,6 +31,7 @@ use safetensors::FolderOptions;
 pub use vocabulary::{TokenIds, VocabularyCut};
 
 use crate::partial::Job;
+use crate::vectors::describes_vectors;
 
 /// A format of new files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,9 +87,21 @@ pub fn convert(
             safetensors::write(&model, place, &job, &options, progress)
         }
         ConvertTarget::Gguf { kind } => gguf::write(&model, place, &job, kind, progress),
-        ConvertTarget::Flm { kind } => flm::write(&model, place, &job, kind, progress),
-        ConvertTarget::Llama2c { version } => llama2c::write(&model, place, &job, version, progress),
+        ConvertTarget::Flm { kind } => {
+            flm::write(&model, place, &job, kind, progress).map(|report| without_vectors(&model, report))
+        }
+        ConvertTarget::Llama2c { version } => llama2c::write(&model, place, &job, version, progress)
+            .map(|report| without_vectors(&model, report)),
     }
+}
+
+/// Adds a note to the report of a format that cannot say how vectors are made, if the model says
+/// it.
+fn without_vectors(model: &Model<'_>, mut report: ConvertReport) -> ConvertReport {
+    if model.stored_pooling().is_some() || describes_vectors(model.source) {
+        report.notes.push("the format has no place for the pooling and modules of vectors".to_owned());
+    }
+    report
 }
 
 /// Describes a conversion: the program, the source with the sizes and times of its files, and the

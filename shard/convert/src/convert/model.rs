@@ -76,6 +76,11 @@ impl Model<'_> {
         changes.and_then(Value::as_bool).unwrap_or(false)
     }
 
+    /// Returns the number of the pooling of vectors that a GGUF file has.
+    pub(super) fn stored_pooling(&self) -> Option<u64> {
+        self.config.get("millrace")?.get("pooling")?.get("type")?.as_u64()
+    }
+
     pub(super) fn head_dim(&self) -> Result<usize, ConvertError> {
         match self.config.get("head_dim").and_then(Value::as_u64) {
             Some(size) => Ok(size as usize),

@@ -13,6 +13,7 @@ use super::slimming::Slimmed;
 use super::tensors::{self, RowType, Rows};
 use crate::partial::{Job, Partial, ResultKind};
 use crate::quantize::small_files;
+use crate::vectors::pooling_files;
 
 /// The small files of a model that may lie beside a file with its weights.
 const BESIDE: [&str; 7] = [
@@ -163,6 +164,11 @@ fn files(model: &Model<'_>, folder: &Partial, cut: Option<&Slimmed>) -> Result<V
         }
         return Ok(Vec::new());
     };
+    let pooling = model.stored_pooling();
+    let hidden = model.count("hidden_size").unwrap_or_default();
+    for (name, bytes) in pooling.and_then(|number| pooling_files(number, hidden)).into_iter().flatten() {
+        folder.write(&name, &bytes)?;
+    }
     let beside = Source::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
     let mut has_tokenizer = false;
     let mut written = Vec::new();

@@ -172,7 +172,8 @@ impl Partial {
     /// If the file cannot be written.
     pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), PlaceError> {
         let path = self.result().join(name);
-        let written = File::create(&path).and_then(|mut file| {
+        let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+        let written = folder.and_then(|()| File::create(&path)).and_then(|mut file| {
             file.write_all(bytes)?;
             file.sync_all()
         });

@@ -5,6 +5,7 @@ use std::fs;
 use millrace_formats::Source;
 
 use super::error::QuantizeError;
+use crate::vectors::module_files;
 
 /// The largest size of a file that is copied.
 const MAX_COPIED: u64 = 100 << 20;
@@ -27,7 +28,7 @@ const NOT_COPIED: [&str; 11] = [
 const CONFIG: &str = "config.json";
 
 /// Returns the names of the files beside the weights and `config.json` that belong to a model:
-/// tokenizer, templates, licence, and so on.
+/// tokenizer, templates, licence, modules that make vectors, and so on.
 pub(crate) fn small_files(source: &Source) -> Result<Vec<String>, QuantizeError> {
     let is_wanted = |name: &str| {
         name != CONFIG && !name.starts_with('.') && !NOT_COPIED.iter().any(|end| name.ends_with(end))
@@ -51,5 +52,8 @@ pub(crate) fn small_files(source: &Source) -> Result<Vec<String>, QuantizeError>
     }
     names.retain(|name| is_wanted(name));
     names.sort();
+    let modules = module_files(source);
+    let path = || source.place();
+    names.extend(modules.map_err(|source| QuantizeError::Folder { path: path(), source })?);
     Ok(names)
 }

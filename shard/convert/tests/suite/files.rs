@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use millrace_convert::convert::{ConvertTarget, FlmKind, convert};
+use millrace_convert::convert::{ConvertTarget, FlmKind, GgufKind, convert};
 use millrace_formats::{Checkpoint, Source};
 use millrace_model::families::{self, Overrides};
 use millrace_numbers::{DType, Part};
@@ -35,6 +35,64 @@ fn assert_same_tensors(case: &str, a: &Source, b: &Source) {
         assert_eq!(a.shape, b.shape, "{case} {name}");
         assert!(a.bytes == b.bytes, "{case} {name}");
     }
+}
+
+/// A Qwen 2 whose vectors are made as its modules say.
+fn embedder() -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    let modules = r#"[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"},
+        {"idx": 3, "name": "3", "path": "../elsewhere", "type": "sentence_transformers.models.Normalize"}]"#;
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(golden("qwen2").join(name), copy.path().join(name)).unwrap();
+    }
+    for (name, text) in [
+        ("modules.json", modules),
+        ("1_Pooling/config.json", r#"{"pooling_mode_lasttoken": true}"#),
+        ("2_Dense/config.json", r#"{"in_features": 32}"#),
+        ("2_Dense/model.safetensors", "weights"),
+    ] {
+        let path = copy.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    copy
+}
+
+#[test]
+fn modules_of_vectors_move_with_the_model() {
+    let (embedder, place) = (embedder(), tempfile::tempdir().unwrap());
+    let from = folder(embedder.path().to_owned());
+    let copy = place.path().join("copy");
+    write(&from, &copy, SAFETENSORS).unwrap();
+    for name in ["modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
+    {
+        let [old, new] = [embedder.path(), &copy].map(|folder| std::fs::read(folder.join(name)).unwrap());
+        assert!(old == new, "{name}");
+    }
+
+    let gguf = place.path().join("x.gguf");
+    let target = ConvertTarget::Gguf { kind: GgufKind::Dense(DType::F32) };
+    let report = convert(&from, &gguf, target, &mut |_, _| {}).unwrap();
+    let note = "GGUF has no place for the module Dense of vectors, which is left out";
+    assert!(report.notes.iter().any(|text| text == note), "{:?}", report.notes);
+    let config: serde_json::Value =
+        serde_json::from_slice(&Source::File(gguf.clone()).config().unwrap()).unwrap();
+    assert_eq!(config["millrace"]["pooling"]["type"], 3, "{config}");
+
+    let target = ConvertTarget::Flm { kind: FlmKind::F32 };
+    let report = convert(&from, &place.path().join("x.flm"), target, &mut |_, _| {}).unwrap();
+    let note = "the format has no place for the pooling and modules of vectors";
+    assert!(report.notes.iter().any(|text| text == note), "{:?}", report.notes);
+
+    let back = place.path().join("back");
+    write(&Source::File(gguf), &back, SAFETENSORS).unwrap();
+    let read = |name: &str| -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(back.join(name)).unwrap()).unwrap()
+    };
+    assert_eq!(read("1_Pooling/config.json")["pooling_mode"], "lasttoken");
+    assert_eq!(read("modules.json")[1]["path"], "1_Pooling");
 }
 
 #[test]
