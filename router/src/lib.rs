@@ -1,5 +1,5 @@
-//! The router handles everything per request: HTTP, chat, streaming, metrics, and the supervision of
-//! shards. Three crates are below it: `millrace-answers` (grammars, tools, reasoning),
+//! The router handles everything per request: HTTP, chat, streaming, metrics, and the supervision
+//! of shards. Three crates are below it: `millrace-answers` (grammars, tools, reasoning),
 //! `millrace-text` (tokenizers, templates) and `millrace-scheduler`.
 //!
 //! A server is built from these parts: [`assets::Assets`] → [`engine::Engine`] →

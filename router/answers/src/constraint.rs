@@ -1,4 +1,4 @@
-//! What the engine asks of a constraint.
+//! The interface between the engine and the constraint of a request.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,8 +2,9 @@
 //!
 //! [`PretendShard`] is a shard without a model. It checks every rule of the contract with the
 //! scheduler, keeps a real paged cache, and derives each token from the whole contents of its
-//! sequence, which it reads back through the block table. A row that reads a position which was not computed from the sequence's
-//! own prefix is an error, and so is a row that writes a block which another sequence reads.
+//! sequence, which it reads back through the block table. A row that reads a position which was not
+//! computed from the sequence's own prefix is an error, and so is a row that writes a block which
+//! another sequence reads.
 //!
 //! A row with a lookahead is answered with one or more tokens. Their number depends on the sequence
 //! and the position alone, so a simulation with a seed can be replayed.

@@ -1,6 +1,7 @@
 //! The entry point for bodies of requests, which may not panic, hang, or lead to a server error.
 //! `cargo xtask fuzz` runs it with libFuzzer. The inputs in `fuzz/seeds` also run as normal tests.
-//! Other kinds of untrusted input have their entry points in `millrace-text` and `millrace-answers`.
+//! Other kinds of untrusted input have their entry points in `millrace-text` and
+//! `millrace-answers`.
 #![allow(clippy::unwrap_used, missing_docs, reason = "the targets search for panics")]
 
 pub mod cost;

@@ -1,5 +1,6 @@
-//! Entry points for untrusted input, one function per kind of input. None of them may panic or hang.
-//! `cargo xtask fuzz` runs them with libFuzzer. The inputs in `fuzz/seeds` also run as normal tests.
+//! Entry points for untrusted input, one function per kind of input. None of them may panic or
+//! hang. `cargo xtask fuzz` runs them with libFuzzer. The inputs in `fuzz/seeds` also run as normal
+//! tests.
 #![allow(clippy::unwrap_used, reason = "the targets search for panics")]
 
 use std::sync::OnceLock;

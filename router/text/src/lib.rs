@@ -1,10 +1,10 @@
-//! Text of models: the files of tokenizers and chat templates, conversion between text and token ids,
-//! stop strings, and the special tokens in text that clients write.
+//! Text of models: the files of tokenizers and chat templates, conversion between text and token
+//! ids, stop strings, and the special tokens in text that clients write.
 //!
-//! A model's files become [`TextAssets`](assets::TextAssets). A [`Tokenizer`] and a [`ChatTemplate`]
-//! are built from them. A [`Conversation`] is rendered to a [`RenderedPrompt`], which the tokenizer
-//! encodes; a [`Detokenizer`] turns generated tokens into text, in which a [`StopMatcher`] searches
-//! for stop strings.
+//! A model's files become [`TextAssets`](assets::TextAssets). A [`Tokenizer`] and a
+//! [`ChatTemplate`] are built from them. A [`Conversation`] is rendered to a [`RenderedPrompt`],
+//! which the tokenizer encodes; a [`Detokenizer`] turns generated tokens into text, in which a
+//! [`StopMatcher`] searches for stop strings.
 //!
 //! Nothing here knows requests, tenants, grammars or the engine.
 //!

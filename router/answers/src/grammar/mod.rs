@@ -2,8 +2,8 @@
 //!
 //! llguidance compiles a client's JSON schema, regular expression or Lark grammar into a parser
 //! over the model's vocabulary. For each request, a [`GrammarMatcher`] advances this parser token
-//! by token beside the engine (see [`Constraint`](crate::Constraint)). Shards receive sets of allowed
-//! token ids and never see text.
+//! by token beside the engine (see [`Constraint`](crate::Constraint)). Shards receive sets of
+//! allowed token ids and never see text.
 //!
 //! | file | its job |
 //! |---|---|

@@ -47,7 +47,7 @@ struct EncodeTurns<'a> {
     tenant: &'a Tenant,
 }
 
-/// What is encoded in one turn.
+/// The part of a text that is encoded in one turn.
 #[derive(Clone, Copy)]
 enum TextPart {
     /// The whole text, with or without the tokens that are added to it.

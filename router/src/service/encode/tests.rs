@@ -1,5 +1,5 @@
-//! Compares chunked encoding with the library's tokens of the whole text, and tests that short texts
-//! do not wait.
+//! Compares chunked encoding with the library's tokens of the whole text, and tests that short
+//! texts do not wait.
 
 use millrace_text::assets::TextAssets;
 use millrace_text::test_support;

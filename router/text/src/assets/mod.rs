@@ -1,5 +1,5 @@
-//! What the files of a model say about text: tokenizer, chat template, and the tokens that begin and
-//! end a text.
+//! The files of a model that are about text: tokenizer, chat template, and the tokens that begin
+//! and end a text.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ use configuration::{Ids, Templates, TokenIds, TokenText, TokenizerConfig};
 use facts::ModelFacts;
 use files::read_file;
 
-/// What the files of a model say about text.
+/// The statements of a model's files about text.
 #[derive(Debug, Clone, Default)]
 pub struct TextAssets {
     /// The tokenizer.
@@ -75,8 +75,8 @@ impl TextAssets {
         Self::read(&ModelFiles::in_memory(files), None)
     }
 
-    /// Reads the files of a model. The tokenizer is `tokenizer.json`, or else `tokenizer`, which was
-    /// in the model's file, or else that of another file.
+    /// Reads the files of a model. The tokenizer is `tokenizer.json`, or else `tokenizer`, which
+    /// was in the model's file, or else that of another file.
     ///
     /// # Errors
     /// [`AssetError`] names the file and a remedy.
