@@ -46,6 +46,7 @@ const VERDICT: usize = VERDICT_BODY + PROOF;
 
 /// Codes of a verdict.
 const WELCOME: u8 = 0;
+#[cfg(any(test, feature = "tokio"))]
 const WRONG_SECRET: u8 = 1;
 const WRONG_WORLD: u8 = 2;
 const WRONG_RANK: u8 = 3;
@@ -154,10 +155,12 @@ pub enum HandshakeError {
 }
 
 /// The router's side of one handshake.
+#[cfg(any(test, feature = "tokio"))]
 struct RouterHandshake {
     challenge: [u8; CHALLENGE],
 }
 
+#[cfg(any(test, feature = "tokio"))]
 impl RouterHandshake {
     fn new() -> Result<Self, HandshakeError> {
         let mut challenge = [0; CHALLENGE];
