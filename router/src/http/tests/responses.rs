@@ -196,7 +196,7 @@ async fn objects_are_not_read_from_lists() {
             json!({"messages": chat, "stream": true, "stream_options": [true]}),
             "stream_options",
         ),
-        ("/v1/rerank", json!({"query": "a", "documents": [["b"]]}), "documents"),
+        ("/v1/rerank", json!({"query": "a", "documents": [["b"]]}), "documents[0]"),
     ] {
         let reply = server.post(path, body).await;
         assert_eq!(reply.status, StatusCode::BAD_REQUEST, "{path}: {}", reply.body);
