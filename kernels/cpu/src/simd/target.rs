@@ -1,8 +1,8 @@
 //! The choice of an instruction set at run time.
 
-#[cfg(target_arch = "x86_64")]
 use millrace_backend::{Error, Result};
 
+#[cfg(target_arch = "x86_64")]
 use super::super::amx;
 #[cfg(target_arch = "x86_64")]
 use super::avx2::Avx2;
