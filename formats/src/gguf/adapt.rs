@@ -65,8 +65,8 @@ pub(super) fn qwen3_moe(model: &Model<'_>, config: &mut Config) -> Result<(), Er
     Ok(())
 }
 
-/// Adds the scale of scores. Files do not have it, unless a later program has written it: it is
-/// that of the features of a head, except in the largest model, which has this many layers.
+/// Adds the scale of scores. Only newer files have it. Otherwise it follows from the features of a
+/// head, or, in the largest model, which has `largest` layers, from the hidden features per head.
 fn score_scale(model: &Model<'_>, config: &mut Config, largest: u64) -> Result<(), Error> {
     let scalar = match model.number("attention.scale")? {
         Some(scale) if scale > 0.0 => scale.powi(-2),
@@ -222,8 +222,8 @@ pub(super) fn gpt_oss(model: &Model<'_>, config: &mut Config) -> Result<(), Erro
 pub(super) fn glm4(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     const SECTIONS: &str = "rope.dimension_sections";
     if model.header.value(&model.key(SECTIONS)).is_some() {
-        let reason = "says that positions have several dimensions, for which the converter has reordered the features \
-                      of heads; take the model in Hugging Face layout instead";
+        let reason = "says that positions have several dimensions, and the converter has reordered the features of heads \
+                      for them; take the model in Hugging Face layout instead";
         return Err(model.fault(SECTIONS, reason.to_owned()));
     }
     biases(model, config, &[("attn_q", "attention_bias")]);

@@ -90,8 +90,8 @@ impl Model<'_> {
         }
     }
 
-    /// Returns the features of a head: those of the embedding are divided among the heads if the
-    /// file does not say it.
+    /// Returns the features of a head. If the file does not have this number, the heads share the
+    /// features of the embedding evenly.
     pub(super) fn head_dim(&self, heads: u64) -> Result<u64, Error> {
         match self.header.count(&self.key("attention.key_length"))? {
             Some(length) => Ok(length),

@@ -79,7 +79,7 @@ pub(super) const GLM4_MOE: Naming = Naming {
     ..LLAMA
 };
 
-/// MiniMax M2, whose experts are those of Mixtral.
+/// MiniMax M2. Its experts have the names of Mixtral.
 pub(super) const MINIMAX_M2: Naming = Naming {
     special: &[
         ("ffn_gate_inp", "block_sparse_moe.gate"),

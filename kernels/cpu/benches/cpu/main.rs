@@ -6,7 +6,7 @@
 //! bfloat16|float16|float32] [--kv bfloat16|float16|float32|int8] [--rows 1,8,512] [--format
 //! int8|q8_0|q4_0|int4|q4_k|q6_k|fp8|nf4] [--activations rounded|exact] [--isa NAME]`
 //!
-//! Shapes are those of a Llama with 1.1 billion parameters. The weights are cycled so that every
+//! The shapes come from a Llama with 1.1 billion parameters. The weights are cycled so that every
 //! product reads them from memory, as a decoder does. The peak (a loop on registers of the
 //! instruction for the weights) and the bandwidth (a read-only stream over the same number of
 //! bytes) are measured between the products, because the speed of shared machines varies. With one

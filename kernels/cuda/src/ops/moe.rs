@@ -127,7 +127,7 @@ pub struct SortPairs<'a> {
     /// i32 `[pairs]`: the expert of each pair, or -1 for none.
     pub chosen: View<'a>,
     /// i32 `[experts + 1]`: the pairs of expert e begin at its element in `sorted_rows`, and
-    /// end where those of the next expert begin.
+    /// end where the next expert begins.
     pub expert_offsets: View<'a>,
     /// i32 `[pairs]`: pairs by expert, ascending, then -1 for those of no expert. A pair divided by
     /// the choices per token is its token.
