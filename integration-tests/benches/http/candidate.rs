@@ -5,9 +5,9 @@ use std::path::Path;
 use millrace_integration_tests::{ModelCopy, Server, binary, post};
 use serde_json::json;
 
-use crate::long_prompts;
 use crate::model::BenchModel;
 use crate::options::BenchOptions;
+use crate::prompts::long_prompt;
 
 /// The positions of the demo model, whose own are too few for a prompt of 4,000 tokens. Its text is
 /// meaningless beyond those that it was trained on, and takes the same time.
@@ -39,18 +39,12 @@ pub(crate) fn start_candidates(
 }
 
 /// Waits until the server computes nothing, so that it does not disturb the run of another one.
-/// Returns the number of tokens of a long prompt.
-pub(crate) fn settle(server: &Server) -> String {
+pub(crate) fn settle(server: &Server) {
     server.wait_until("nothing runs", |server| {
         server.metric("tgi_batch_current_size") == 0.0 && server.metric("tgi_queue_size") == 0.0
     });
     // A step that was sent before its sequences were dropped is computed before this request. The
     // prompt is cut before it is computed.
-    let body =
-        json!({"inputs": long_prompts::prompt("settle"), "parameters": {"max_new_tokens": 1, "truncate": 8}});
+    let body = json!({"inputs": long_prompt("settle"), "parameters": {"max_new_tokens": 1, "truncate": 8}});
     assert_eq!(post(&server.url("/generate"), &body).status, 200);
-    let body = json!({"inputs": long_prompts::prompt("settle")});
-    let tokens = post(&server.url("/tokenize"), &body);
-    assert_eq!(tokens.status, 200, "{}", tokens.body);
-    tokens.body.as_array().unwrap().len().to_string()
 }

@@ -1,8 +1,9 @@
 //! Benchmark of the whole server: `cargo bench --profile dist --package millrace-integration-tests
 //! --bench http`.
 //!
-//! Starts the binary of the same profile, talks to it over loopback, and prints a table of
-//! throughput, one of the gaps between tokens and one of prompts per model. `-- --help` lists the
+//! Starts the binary of the same profile, sends requests over loopback, mostly with `millrace
+//! bench-http`, and prints a table of throughput, one of the gaps between tokens and one of prompts
+//! per model. `-- --help` lists the
 //! options that choose a part of it. A second binary is measured in turns with the first one
 //! (`--table gaps --against PATH`).
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails may panic")]
@@ -10,12 +11,9 @@
 mod candidate;
 mod gaps;
 mod load;
-mod long_prompts;
 mod model;
 mod options;
 mod prompts;
-mod report;
-mod streams;
 mod throughput;
 
 use clap::Parser;

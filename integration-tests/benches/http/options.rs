@@ -50,6 +50,6 @@ pub(crate) enum Table {
 pub(crate) enum LongPrompts {
     /// Only streams with short prompts.
     Without,
-    /// A prompt of 4,000 tokens every two seconds.
+    /// A prompt of 4,000 tokens every two seconds on average.
     With,
 }

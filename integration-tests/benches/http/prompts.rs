@@ -7,19 +7,21 @@ use millrace_integration_tests::{Server, post};
 use serde_json::json;
 
 use crate::candidate::{settle, start_candidates};
-use crate::long_prompts;
 use crate::model::BenchModel;
 use crate::options::BenchOptions;
 
 /// The number of requests with a common prefix.
 const HERD: usize = 16;
 
+/// A text of about 4,000 tokens of the demo model's tokenizer, which both models have.
+const LONG_PROMPT_CHARS: usize = 12_570;
+
 /// One row of the table: its name, and the function that measures it. The text makes the prompts
 /// differ from those of other runs.
 type Case = (&'static str, fn(&Server, &str) -> Duration);
 
 const CASES: [Case; 5] = [
-    ("a prompt of 4,000 tokens", |server, run| complete(server, &long_prompts::prompt(run), 1)),
+    ("a prompt of 4,000 tokens", |server, run| complete(server, &long_prompt(run), 1)),
     ("a prompt of 1,000 tokens, `n=1`", |server, run| complete(server, &part(run, 4), 1)),
     ("a prompt of 1,000 tokens, `n=2`", |server, run| complete(server, &part(run, 4), 2)),
     ("a prompt of 500 tokens", |server, run| complete(server, &part(run, 8), 1)),
@@ -52,9 +54,15 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
+/// Returns a long prompt. Prompts with different names have no common prefix.
+pub(crate) fn long_prompt(name: &str) -> String {
+    let text = format!("{name}: {}", "the lantern and the fox went over the hill, ".repeat(300));
+    text.chars().take(LONG_PROMPT_CHARS).collect()
+}
+
 /// Returns the first part of a long prompt.
 fn part(run: &str, divisor: usize) -> String {
-    let prompt = long_prompts::prompt(run);
+    let prompt = long_prompt(run);
     prompt[..prompt.len() / divisor].to_owned()
 }
 

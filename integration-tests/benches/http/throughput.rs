@@ -1,13 +1,13 @@
 //! The table of throughput: the time from process start to the first answer, tokens per second with
 //! 1 to 32 clients, the shard's idle time between steps, prefill tokens per second, and memory. The
-//! client shares the CPU with the server, and its own share of the time is printed.
+//! clients share the CPU with the server.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use millrace_integration_tests::{Server, binary, cpu_seconds, post, resident_bytes, shards_of, stream};
+use millrace_integration_tests::{Server, binary, post, resident_bytes, shards_of};
 use serde_json::{Value, json};
 
+use crate::load::Load;
 use crate::model::BenchModel;
 
 /// Measures the binary of this build with one model and prints the table.
@@ -25,26 +25,15 @@ pub(crate) fn measure(model: &BenchModel) {
     println!("| start to first answer | {:.0} ms |", ms(first));
 
     for (clients, tokens) in [1, 8, 16, 32].into_iter().zip(model.tokens) {
-        let spent = cpu_seconds(std::process::id());
-        let idle = server.metric("millrace_shard_idle_micros_total");
-        let since = Instant::now();
-        let counts: Vec<(usize, Duration)> = std::thread::scope(|scope| {
-            let server = &server;
-            let running: Vec<_> = (0..clients)
-                .map(|client| scope.spawn(move || generate(server, client, tokens, model.rounds)))
-                .collect();
-            running.into_iter().flat_map(|client| client.join().unwrap()).collect()
-        });
-        let wall = since.elapsed().as_secs_f64();
-        let total: usize = counts.iter().map(|(count, _)| count).sum();
-        let mut firsts: Vec<Duration> = counts.iter().map(|(_, first)| *first).collect();
-        firsts.sort();
+        let before = server.metric("millrace_shard_idle_micros_total");
+        let requests = clients * model.rounds;
+        let figures = stream(&server, clients, requests, tokens).figures();
+        let idle = server.metric("millrace_shard_idle_micros_total") - before;
         println!(
-            "| {clients} clients × {tokens} tokens | {:.1} tokens/s | first token: median {:.0} ms | shard idle {:.2}% | client used {:.0}% of a core |",
-            total as f64 / wall,
-            ms(firsts[firsts.len() / 2]),
-            1e-4 * (server.metric("millrace_shard_idle_micros_total") - idle) / wall,
-            100.0 * (cpu_seconds(std::process::id()) - spent) / wall,
+            "| {clients} clients × {tokens} tokens | {:.1} tokens/s | first token: median {:.0} ms | shard idle {:.2}% |",
+            number(&figures, "/output_tokens_per_second"),
+            number(&figures, "/ttft_ms/p50"),
+            1e-4 * idle / number(&figures, "/seconds"),
         );
     }
 
@@ -68,7 +57,7 @@ pub(crate) fn measure(model: &BenchModel) {
     let again = request(&prompt[..model.prefix_chars], 2);
     let [cold, warm] = [0, 1].map(|_| {
         let since = Instant::now();
-        let mut events = stream(&server.url("/generate_stream"), &again);
+        let mut events = millrace_integration_tests::stream(&server.url("/generate_stream"), &again);
         assert_eq!(events.status, 200);
         assert!(events.next().is_some());
         since.elapsed()
@@ -93,48 +82,32 @@ fn request(prompt: &str, tokens: usize) -> Value {
     json!({"inputs": prompt, "parameters": {"max_new_tokens": tokens, "return_full_text": false}})
 }
 
-/// Returns, for each round, the number of received tokens and the time to the first token.
-fn generate(server: &Server, client: usize, tokens: usize, rounds: usize) -> Vec<(usize, Duration)> {
-    let generate = |round: usize| {
-        let prompt = format!("{round} times upon a time there was a fox with {client} lanterns");
-        let since = Instant::now();
-        let mut events = stream(&server.url("/generate_stream"), &request(&prompt, tokens));
-        assert_eq!(events.status, 200);
-        let Some(_) = events.next() else { return (0, Duration::MAX) };
-        let first = since.elapsed();
-        (1 + events.count(), first)
-    };
-    (0..rounds).map(generate).collect()
+/// Starts clients with short prompts that stream `requests` answers in all.
+fn stream(server: &Server, clients: usize, requests: usize, tokens: usize) -> Load {
+    let [clients, requests, tokens] = [clients, requests, tokens].map(|number| number.to_string());
+    let flags = ["--concurrency", &clients, "--requests", &requests, "--max-tokens", &tokens];
+    Load::start(server, 1, &[&flags[..], &["--prompt-words", "12"]].concat())
 }
 
 /// Returns the shard's idle time between steps in percent while 16 sequences run.
 fn idle(server: &Server, tokens: usize) -> f64 {
     const STREAMS: usize = 16;
-    let body = |client: usize| {
-        // The request excludes the tokens that end a text.
-        json!({"model": "tgi", "prompt": format!("{client} foxes"), "max_tokens": tokens, "temperature": 0,
-               "stream": true, "logit_bias": {"0": -100, "1": -100, "2": -100}})
-    };
-    let seen = AtomicUsize::new(0);
-    let reach = |count: usize| {
-        while seen.load(Ordering::Relaxed) < count {
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        (server.metric("millrace_shard_idle_micros_total"), Instant::now())
-    };
-    std::thread::scope(|scope| {
-        for client in 0..STREAMS {
-            let (seen, body) = (&seen, body(client));
-            scope.spawn(move || {
-                for _ in stream(&server.url("/v1/completions"), &body) {
-                    seen.fetch_add(1, Ordering::Relaxed);
-                }
-            });
-        }
-        let (before, since) = reach(STREAMS * tokens / 8);
-        let (after, until) = reach(STREAMS * tokens * 7 / 8);
-        1e-4 * (after - before) / (until - since).as_secs_f64()
-    })
+    let load = stream(server, STREAMS, STREAMS, tokens);
+    let read = || (server.metric("millrace_shard_idle_micros_total"), Instant::now());
+    server.wait_until("all streams run", |server| server.metric("tgi_batch_current_size") == STREAMS as f64);
+    let (before, since) = read();
+    let (mut after, mut until) = (before, since);
+    while server.metric("tgi_batch_current_size") == STREAMS as f64 {
+        (after, until) = read();
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    load.figures();
+    1e-4 * (after - before) / (until - since).as_secs_f64()
+}
+
+/// Returns a figure of a load.
+fn number(figures: &Value, pointer: &str) -> f64 {
+    figures.pointer(pointer).and_then(Value::as_f64).unwrap()
 }
 
 fn ms(time: Duration) -> f64 {

@@ -353,6 +353,11 @@ fn a_load_test_counts_the_answers() {
     let output = bench(&["--rate", "40", "-n", "8", "--json", "-"]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["runs"][0]["succeeded"], 8);
+    let output = bench(&["--concurrency", "2", "--duration", "0.5", "--json", "-"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let count = |name: &str| report["runs"][0][name].as_u64().unwrap();
+    assert!(count("cut") <= 2 && count("requests") > 0, "those that run at the end are cut: {report}");
+    assert_eq!(count("requests"), count("succeeded") + count("cut"), "{report}");
     let prompts = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/server/command_line.rs"));
     let output = millrace(
         &[

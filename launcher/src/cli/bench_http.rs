@@ -29,6 +29,13 @@ pub(crate) struct BenchHttpArgs {
     /// concurrent requests
     #[arg(long, value_name = "N", conflicts_with = "concurrency", value_parser = rate)]
     pub(crate) rate: Option<f64>,
+    /// Open requests at most with --rate; those whose time has come wait
+    #[arg(long, default_value_t = 10_000, requires = "rate", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) max_concurrency: u32,
+    /// Start requests for this time instead of a number of requests. Those that still run at its
+    /// end are cut, and their tokens so far count
+    #[arg(long, value_name = "SECONDS", conflicts_with = "requests", value_parser = seconds)]
+    pub(crate) duration: Option<f64>,
     /// Requests for each measurement; four times the concurrency if absent
     #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) requests: Option<u32>,

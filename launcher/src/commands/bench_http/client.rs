@@ -20,8 +20,10 @@ pub(super) struct Sample {
     pub(super) first: Option<Duration>,
     /// Times between consecutive events with tokens.
     pub(super) gaps: Vec<Duration>,
-    /// Time to the end of the answer.
+    /// Time to the end of the answer, or to the end of the measurement if that cut it.
     pub(super) total: Duration,
+    /// Whether the end of the measurement cut the answer.
+    pub(super) is_cut: bool,
     /// Prompt tokens, as the server counts.
     pub(super) prompt_tokens: u64,
     /// Tokens of the answer, as the server counts; events with text if the server does not say.
@@ -89,12 +91,22 @@ impl Client {
         &self.model
     }
 
-    /// Sends a request and waits for the end of the answer. A failure is recorded in the result.
-    pub(super) async fn ask(&self, prompt: String) -> Sample {
+    /// Sends a request and waits for the end of the answer, but not beyond `until`. A failure is
+    /// recorded in the result.
+    pub(super) async fn ask(&self, prompt: String, until: Option<Instant>) -> Sample {
         let mut sample = Sample::default();
         let since = Instant::now();
-        if let Err(error) = self.stream(prompt, since, &mut sample).await {
-            sample.error = Some(format!("{error:#}").chars().take(LONGEST_ERROR).collect());
+        let answer = self.stream(prompt, since, &mut sample);
+        let ended = match until {
+            None => Ok(answer.await),
+            Some(until) => tokio::time::timeout_at(until.into(), answer).await,
+        };
+        match ended {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                sample.error = Some(format!("{error:#}").chars().take(LONGEST_ERROR).collect());
+            }
+            Err(_) => sample.is_cut = true,
         }
         sample.total = since.elapsed();
         sample

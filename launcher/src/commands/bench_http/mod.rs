@@ -26,8 +26,9 @@ const ROUNDS: u32 = 4;
 /// Requests at a given rate, if `--requests` is absent.
 const AT_RATE: u32 = 100;
 
-/// Limit of open requests at a given rate, so that a slow server does not exhaust this machine.
-const MAX_OPEN: usize = 10_000;
+/// Failures after which no more requests are started. A server that refuses all of them would get
+/// as many as this machine can send.
+const MAX_FAILURES: usize = 10_000;
 
 /// Measures and prints a table or JSON.
 pub(crate) fn run(args: BenchHttpArgs) -> Result<()> {
@@ -35,7 +36,7 @@ pub(crate) fn run(args: BenchHttpArgs) -> Result<()> {
         let mut prompts = Prompts::new(&args)?;
         let client = Arc::new(Client::new(&args).await?);
         for number in 0..args.warmup {
-            let sample = client.ask(prompts.next()).await;
+            let sample = client.ask(prompts.next(), None).await;
             if let (0, Some(error)) = (number, &sample.error) {
                 bail!("the server does not answer: {error}");
             }
@@ -65,7 +66,7 @@ pub(crate) fn run(args: BenchHttpArgs) -> Result<()> {
             }
             None => {}
         }
-        if runs.iter().all(|run| run.succeeded() == 0) {
+        if runs.iter().all(Run::has_failed) {
             bail!("no request was answered");
         }
         Ok(())
@@ -78,29 +79,63 @@ async fn measure(
     client: &Arc<Client>,
     prompts: &mut Prompts,
 ) -> Result<Run> {
-    let (open, count) = match load {
-        BenchLoad::Concurrency(n) => (n as usize, args.requests.unwrap_or(n.saturating_mul(ROUNDS))),
-        BenchLoad::Rate(_) => (MAX_OPEN, args.requests.unwrap_or(AT_RATE)),
+    let (open, rounds) = match load {
+        BenchLoad::Concurrency(n) => (n, n.saturating_mul(ROUNDS)),
+        BenchLoad::Rate(_) => (args.max_concurrency, AT_RATE),
     };
-    let places = Arc::new(Semaphore::new(open));
-    let mut random = StdRng::seed_from_u64(args.seed);
+    let count = if args.duration.is_some() { u32::MAX } else { args.requests.unwrap_or(rounds) };
+    let places = Arc::new(Semaphore::new(open as usize));
+    let mut starts = Starts { load, random: StdRng::seed_from_u64(args.seed), next: Instant::now() };
     let mut asked: JoinSet<Sample> = JoinSet::new();
+    let mut samples: Vec<Sample> = Vec::new();
+    let mut failures = 0;
     let begin = Instant::now();
-    let mut next = Duration::ZERO;
+    let until = args.duration.map(|seconds| begin + Duration::from_secs_f64(seconds));
     for _ in 0..count {
-        if let BenchLoad::Rate(rate) = load {
-            tokio::time::sleep_until((begin + next).into()).await;
-            // Times between the events of a Poisson process are exponentially distributed.
-            next += Duration::from_secs_f64(-(1.0 - random.random::<f64>()).ln() / rate);
+        let place = async {
+            starts.wait().await;
+            places.clone().acquire_owned().await
+        };
+        let place = match until {
+            None => place.await,
+            Some(until) => match tokio::time::timeout_at(until.into(), place).await {
+                Ok(place) => place,
+                Err(_) => break,
+            },
+        };
+        while let Some(sample) = asked.try_join_next() {
+            let sample = sample?;
+            failures += usize::from(sample.error.is_some());
+            samples.push(sample);
         }
-        let place = places.clone().acquire_owned().await?;
-        let (client, prompt) = (client.clone(), prompts.next());
+        if failures >= MAX_FAILURES {
+            break;
+        }
+        let (client, prompt, place) = (client.clone(), prompts.next(), place?);
         asked.spawn(async move {
-            let sample = client.ask(prompt).await;
+            let sample = client.ask(prompt, until).await;
             drop(place);
             sample
         });
     }
-    let samples = asked.join_all().await;
+    samples.extend(asked.join_all().await);
     Ok(Run { load, wall: begin.elapsed(), samples })
+}
+
+/// The times at which requests start.
+struct Starts {
+    load: BenchLoad,
+    random: StdRng,
+    next: Instant,
+}
+
+impl Starts {
+    /// Waits until the next request may start; with a constant concurrency, not at all.
+    async fn wait(&mut self) {
+        if let BenchLoad::Rate(rate) = self.load {
+            tokio::time::sleep_until(self.next.into()).await;
+            // Times between the events of a Poisson process are exponentially distributed.
+            self.next += Duration::from_secs_f64(-(1.0 - self.random.random::<f64>()).ln() / rate);
+        }
+    }
 }

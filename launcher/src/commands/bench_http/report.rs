@@ -61,8 +61,25 @@ impl Run {
         self.samples.iter().filter(|sample| sample.error.is_none())
     }
 
-    pub(super) fn succeeded(&self) -> usize {
-        self.good().count()
+    /// The requests whose answers ended by themselves.
+    fn whole(&self) -> impl Iterator<Item = &Sample> {
+        self.good().filter(|sample| !sample.is_cut)
+    }
+
+    /// The number of requests that got an answer, or a part of one until the end of the
+    /// measurement.
+    fn answered(&self) -> usize {
+        self.good().filter(|sample| sample.first.is_some()).count()
+    }
+
+    /// Whether requests failed and none got an answer.
+    pub(super) fn has_failed(&self) -> bool {
+        self.answered() == 0 && self.samples.iter().any(|sample| sample.error.is_some())
+    }
+
+    /// The number of requests whose answers the end of the measurement cut.
+    fn cut(&self) -> usize {
+        self.good().filter(|sample| sample.is_cut).count()
     }
 
     /// Returns the name of each figure with its distribution.
@@ -82,7 +99,7 @@ impl Run {
                 Spread::of(self.good().flat_map(|sample| sample.gaps.iter().copied())),
             ),
             ("tpot_ms", "per token of an answer", Spread::of(self.good().filter_map(per_token))),
-            ("e2e_ms", "whole answer", Spread::of(self.good().map(|sample| sample.total))),
+            ("e2e_ms", "whole answer", Spread::of(self.whole().map(|sample| sample.total))),
         ]
     }
 
@@ -106,9 +123,9 @@ impl Run {
         let tokens = self.good().map(|sample| sample.tokens).sum();
         let prompt_tokens = self.good().map(|sample| sample.prompt_tokens).sum();
         let mut whole = json!({
-            "load": load, "seconds": self.wall.as_secs_f64(), "requests": self.samples.len(), "succeeded": self.succeeded(),
-            "errors": self.errors(), "prompt_tokens": prompt_tokens, "output_tokens": tokens,
-            "requests_per_second": self.per_second(self.succeeded() as u64),
+            "load": load, "seconds": self.wall.as_secs_f64(), "requests": self.samples.len(), "succeeded": self.whole().count(), "cut": self.cut(),
+            "first_tokens": self.answered(), "errors": self.errors(), "prompt_tokens": prompt_tokens, "output_tokens": tokens,
+            "requests_per_second": self.per_second(self.whole().count() as u64),
             "output_tokens_per_second": self.per_second(tokens),
             "prompt_tokens_per_second": self.per_second(prompt_tokens),
         });
@@ -126,13 +143,17 @@ impl Display for Run {
             BenchLoad::Rate(rate) => write!(f, "\n{rate} per second: ")?,
         }
         let tokens = self.good().map(|sample| sample.tokens).sum();
+        let cut = match self.cut() {
+            0 => String::new(),
+            cut => format!(", {cut} cut at the end"),
+        };
         writeln!(
             f,
-            "{} of {} requests in {:.2} s, {:.2} requests/s, {:.1} tokens/s",
-            self.succeeded(),
+            "{} of {} requests in {:.2} s{cut}, {:.2} requests/s, {:.1} tokens/s",
+            self.whole().count(),
             self.samples.len(),
             self.wall.as_secs_f64(),
-            self.per_second(self.succeeded() as u64),
+            self.per_second(self.whole().count() as u64),
             self.per_second(tokens),
         )?;
         writeln!(
@@ -161,7 +182,7 @@ pub(super) fn json(model: &str, args: &BenchHttpArgs, runs: &[Run]) -> Value {
     json!({
         "url": args.url, "model": model, "max_tokens": args.max_tokens, "temperature": args.temperature,
         "prompt_words": if args.prompts.is_some() { Value::Null } else { args.prompt_words.into() },
-        "seed": args.seed, "runs": runs.iter().map(Run::json).collect::<Vec<_>>(),
+        "seed": args.seed, "duration": args.duration, "runs": runs.iter().map(Run::json).collect::<Vec<_>>(),
     })
 }
 
@@ -190,18 +211,21 @@ mod tests {
             first: Some(Duration::from_millis(10)),
             gaps: ms(&[5, 15]),
             total: Duration::from_millis(40),
+            is_cut: false,
             prompt_tokens: 7,
             tokens: 5,
             error: None,
         };
         let bad = Sample { error: Some("status 429: no".into()), ..Sample::default() };
+        let cut = Sample { total: Duration::from_millis(90), is_cut: true, tokens: 0, ..good.clone() };
         let run = Run {
             load: BenchLoad::Concurrency(2),
             wall: Duration::from_secs(2),
-            samples: vec![good.clone(), bad.clone(), good, bad],
+            samples: vec![good.clone(), bad.clone(), good, bad, cut],
         };
         let json = run.json();
-        assert_eq!((&json["requests"], &json["succeeded"]), (&json!(4), &json!(2)));
+        assert_eq!([&json["requests"], &json["succeeded"], &json["cut"]], [&json!(5), &json!(2), &json!(1)]);
+        assert_eq!(json["e2e_ms"]["max"], json!(40.0), "a cut answer has no duration");
         assert_eq!(json["errors"], json!({"status 429: no": 2}));
         assert_eq!(
             (&json["output_tokens_per_second"], &json["requests_per_second"]),
@@ -211,6 +235,10 @@ mod tests {
         // 20 ms for the four tokens after the first one.
         assert_eq!(json["tpot_ms"]["p50"], json!(5.0));
         let text = run.to_string();
-        assert!(text.contains("2 of 4 requests in 2.00 s") && text.contains("2 × status 429: no"), "{text}");
+        assert!(
+            text.contains("2 of 5 requests in 2.00 s, 1 cut at the end")
+                && text.contains("2 × status 429: no"),
+            "{text}"
+        );
     }
 }
