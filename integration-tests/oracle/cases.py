@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 # Each of these modules adds its cases to the list.
+import cases_newer  # noqa: F401
 import cases_chunked  # noqa: F401
 import cases_dense  # noqa: F401
 import cases_experts  # noqa: F401

@@ -40,7 +40,7 @@ def fill(model: PreTrainedModel, key: str) -> None:
             x = 0.25 * x
         p.data.copy_(torch.from_numpy(x).to(p.dtype))
     for name, b in sorted(model.named_buffers()):
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             b.copy_(torch.from_numpy(0.2 * rng.standard_normal(tuple(b.shape))).to(b.dtype))
         elif name.endswith("layer_scalar"):
             b.copy_(torch.from_numpy(1 + 0.2 * rng.standard_normal(tuple(b.shape))).to(b.dtype))
@@ -80,8 +80,17 @@ def save(model: PreTrainedModel, spec: Spec, folder: Path) -> None:
     (folder / "generation_config.json").unlink(missing_ok=True)
     if spec.get("stacked"):
         stack_experts(folder / "model.safetensors")
+    if "renamed" in spec:
+        rename(folder / "model.safetensors", *spec["renamed"])
     weights = sorted(p.name for p in folder.glob("*.safetensors"))
     assert len(weights) == (2 if "shards" in spec else 1), weights
+
+
+def rename(file: Path, written: str, published: str) -> None:
+    """Replaces a part of names that transformers writes by that of the published checkpoints, which
+    it reads as well."""
+    state = {name.replace(written, published): x for name, x in load_file(file).items()}
+    save_file(state, file, metadata={"format": "pt"})
 
 
 def stack_experts(file: Path) -> None:

@@ -64,7 +64,7 @@ EPSILONS = ("norm_eps", "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "layer
 
 def is_of_images(name: str) -> bool:
     """Returns whether a parameter belongs to the parts that read images."""
-    return any(part in name for part in ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector."))
+    return any(part in name for part in ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "mm_projector."))
 
 
 def check_seen(

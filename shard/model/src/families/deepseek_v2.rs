@@ -8,7 +8,7 @@ use super::decoder::Traits;
 use super::error::ConfigError;
 use super::experts::{self, ExpertKeys};
 use super::family::Family;
-use super::latent;
+use super::latent::{self, LatentSizes};
 use crate::description::DecoderSpec;
 
 pub(super) const FAMILY: Family = Family {
@@ -26,7 +26,7 @@ const KEYS: ExpertKeys = ExpertKeys {
 
 fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     let traits = Traits { rope: RopeStyle::Interleaved, ..Traits::default() };
-    let mut spec = latent::read(config, &traits)?;
+    let mut spec = latent::read(config, &traits, &LatentSizes::DEEPSEEK)?;
     config.insist("moe_layer_freq", 1, "every layer after the first dense ones must have experts")?;
     config.insist("scoring_func", "softmax", "scores of experts must be a softmax")?;
     config.insist("norm_topk_prob", false, "weights of experts are not normalized")?;

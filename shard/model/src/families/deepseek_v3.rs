@@ -8,7 +8,7 @@ use super::decoder::Traits;
 use super::error::ConfigError;
 use super::experts::{self, ExpertKeys};
 use super::family::Family;
-use super::latent;
+use super::latent::{self, LatentSizes};
 use crate::description::DecoderSpec;
 
 pub(super) const FAMILY: Family = Family {
@@ -26,9 +26,7 @@ const KEYS: ExpertKeys = ExpertKeys {
 
 /// Reads the specification, also of Kimi K2.
 pub(super) fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
-    let interleaved = config.flag("rope_interleave", true)?;
-    let rope = if interleaved { RopeStyle::Interleaved } else { RopeStyle::Half };
-    let mut spec = latent::read(config, &Traits { rope, ..Traits::default() })?;
+    let mut spec = decoder(config, &LatentSizes::DEEPSEEK)?;
     config.insist("moe_layer_freq", 1, "every layer after the first dense ones must have experts")?;
     config.insist("scoring_func", "sigmoid", "scores of experts must be sigmoids")?;
     config.insist("topk_method", "noaux_tc", "experts must be chosen with the help of a bias")?;
@@ -37,4 +35,12 @@ pub(super) fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     let dense = config.optional("first_k_dense_replace")?.unwrap_or(3);
     experts::place(&mut spec, &of_layers, |index| index >= dense);
     Ok(spec)
+}
+
+/// Reads a decoder with the attention of DeepSeek-V3 and dense MLPs. `absent` are the sizes of
+/// absent keys.
+pub(super) fn decoder(config: &Config, absent: &LatentSizes) -> Result<DecoderSpec, ConfigError> {
+    let interleaved = config.flag("rope_interleave", true)?;
+    let rope = if interleaved { RopeStyle::Interleaved } else { RopeStyle::Half };
+    latent::read(config, &Traits { rope, ..Traits::default() }, absent)
 }

@@ -12,9 +12,15 @@ pub(super) const FAMILY: Family =
     Family { model_type: "exaone4", architectures: &["Exaone4ForCausalLM"], spec, names: names::LLAMA };
 
 fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
+    let mut spec = read(config)?;
+    spec.norm.place = NormPlace::AfterBranches;
+    Ok(spec)
+}
+
+/// Reads a decoder with this attention and norms before the branches.
+pub(super) fn read(config: &Config) -> Result<DecoderSpec, ConfigError> {
     let traits = Traits { kv_heads: Some(32), head_norm: HeadNormPlan::Shared, ..Traits::default() };
     let mut spec = decoder::read(config, &traits)?;
-    spec.norm.place = NormPlace::AfterBranches;
     if let Some(window) = decoder::window(config, 4096)? {
         // The pattern is a number, or a word such as LLLG with a letter for each layer.
         let pattern = match config.optional::<String>("sliding_window_pattern") {

@@ -80,13 +80,24 @@ pub(super) fn read_limited(
         Some(score) => groups(config, &spec.router, score)?,
         None => None,
     };
-    let shared = config.optional::<usize>("n_shared_experts")?.unwrap_or(shared);
-    spec.shared = match shared.checked_mul(spec.width) {
-        Some(0) => None,
-        Some(width) if width <= MAX_WIDTH => Some(SharedExpert { width, gated: false }),
-        _ => return Err(config.invalid("n_shared_experts", format!("is {shared}, which is too many"))),
-    };
+    spec.shared = self::shared(config, "n_shared_experts", shared, spec.width)?;
     Ok(spec)
+}
+
+/// Reads the number of shared experts, which are one expert of their common width. `width` is the
+/// width of one.
+pub(super) fn shared(
+    config: &Config,
+    key: &'static str,
+    absent: usize,
+    width: usize,
+) -> Result<Option<SharedExpert>, ConfigError> {
+    let count = config.optional::<usize>(key)?.unwrap_or(absent);
+    match count.checked_mul(width) {
+        Some(0) => Ok(None),
+        Some(width) if width <= MAX_WIDTH => Ok(Some(SharedExpert { width, gated: false })),
+        _ => Err(config.invalid(key, format!("is {count}, which is too many"))),
+    }
 }
 
 /// Refuses a configuration without the keys of groups: their absence does not mean one group.
@@ -126,6 +137,29 @@ pub(super) fn place(spec: &mut DecoderSpec, experts: &ExpertsSpec, has_experts: 
     for (_, layer) in spec.layers.iter_mut().enumerate().filter(|(index, _)| has_experts(*index)) {
         layer.mlp = Mlp::Experts(experts.clone());
     }
+}
+
+/// Gives the experts to the layers that are `sparse` in `mlp_layer_types`. If that is absent, only
+/// the first `first_k_dense_replace` layers are dense, or the first one.
+pub(super) fn place_listed(
+    config: &Config,
+    spec: &mut DecoderSpec,
+    experts: &ExpertsSpec,
+) -> Result<(), ConfigError> {
+    let (key, count) = ("mlp_layer_types", spec.layers.len());
+    let Some(kinds) = config.optional::<Vec<String>>(key)? else {
+        let dense = config.optional("first_k_dense_replace")?.unwrap_or(1);
+        place(spec, experts, |index| index >= dense);
+        return Ok(());
+    };
+    if kinds.len() != count {
+        return Err(config.invalid(key, format!("has {} entries for {count} layers", kinds.len())));
+    }
+    if let Some(other) = kinds.iter().find(|kind| !["dense", "sparse"].contains(&kind.as_str())) {
+        return Err(config.invalid(key, format!("has {other}, which is not supported")));
+    }
+    place(spec, experts, |index| kinds[index] == "sparse");
+    Ok(())
 }
 
 /// Gives the experts to every layer that neither `mlp_only_layers` nor `decoder_sparse_step` leaves

@@ -23,8 +23,27 @@ fn tensors(slot: WeightSlot) -> StoredTensors {
     }
 }
 
+/// The sizes of a family's latent attention if the keys are absent.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LatentSizes {
+    pub(super) query_rank: usize,
+    pub(super) rank: usize,
+    pub(super) plain_dim: usize,
+    pub(super) value_dim: usize,
+}
+
+impl LatentSizes {
+    /// The sizes of DeepSeek-V2 and V3.
+    pub(super) const DEEPSEEK: LatentSizes =
+        LatentSizes { query_rank: 1536, rank: 512, plain_dim: 128, value_dim: 128 };
+}
+
 /// Reads a decoder of equal layers with latent attention and dense MLPs.
-pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, ConfigError> {
+pub(super) fn read(
+    config: &Config,
+    traits: &Traits,
+    absent: &LatentSizes,
+) -> Result<DecoderSpec, ConfigError> {
     config.insist("attention_bias", false, "latent attention has no biases")?;
     config.insist("mlp_bias", false, "MLPs have no biases")?;
     // The rotary table is that of the rotated features of a head.
@@ -34,11 +53,12 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
     let size = |key, default| Ok(config.optional_size(key, MAX_HEAD_DIM)?.unwrap_or(default));
     // An absent rank has a default, but `null` stands for queries from the residual stream.
     let query_rank = match config.optional_size("q_lora_rank", MAX_WIDTH)? {
-        None if !config.mentions("q_lora_rank") => Some(1536),
+        None if !config.mentions("q_lora_rank") => Some(absent.query_rank),
         rank => rank,
     };
-    let (plain_dim, rank) = (size("qk_nope_head_dim", 128)?, size("kv_lora_rank", 512)?);
-    let value_dim = size("v_head_dim", 128)?;
+    let plain_dim = size("qk_nope_head_dim", absent.plain_dim)?;
+    let rank = size("kv_lora_rank", absent.rank)?;
+    let value_dim = size("v_head_dim", absent.value_dim)?;
     let factor = score_factor(config)?;
     for heads in decoder::heads_mut(&mut spec) {
         let rotary_dim = heads.layout.head_dim;

@@ -20,7 +20,8 @@ pub(super) const FAMILY: Family = Family {
     names: Names { tensors, ..LLAMA },
 };
 
-fn tensors(slot: WeightSlot) -> StoredTensors {
+/// Returns the tensors of a weight, also of LFM2 with experts.
+pub(super) fn tensors(slot: WeightSlot) -> StoredTensors {
     use FeatureBlock::{Gate, HeadDim, Hidden, Recurrent, Up};
     use RecurrentBlock::{Key, Query, Value, ValueTaps};
     // The inner gates are stored before the outer ones.
@@ -49,7 +50,15 @@ fn tensors(slot: WeightSlot) -> StoredTensors {
 
 fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     // Files of the first release have another name for the width.
-    let width = if config.mentions("block_ff_dim") { "block_ff_dim" } else { USUAL_KEYS.width };
+    let key = if config.mentions("block_ff_dim") { "block_ff_dim" } else { USUAL_KEYS.width };
+    let mut spec = read(config, key)?;
+    let width = adjusted_width(config, key)?;
+    spec.layers.iter_mut().filter_map(|layer| layer.mlp.dense_mut()).for_each(|mlp| mlp.width = width);
+    Ok(spec)
+}
+
+/// Reads a decoder with the layers of LFM2 and MLPs whose width is under the key `width`.
+pub(super) fn read(config: &Config, width: &'static str) -> Result<DecoderSpec, ConfigError> {
     let keys = Keys { norm_eps: "norm_eps", width, ..USUAL_KEYS };
     let traits = Traits {
         keys,
@@ -63,7 +72,6 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     };
     let mut spec = decoder::read(config, &traits)?;
     spec.tied_head = config.flag("tie_embedding", spec.tied_head)?;
-    let width = adjusted_width(config, width)?;
     let bias = config.flag("conv_bias", false)?;
     let channels = spec.hidden;
     let convolution = RecurrentLayer {
@@ -83,9 +91,6 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     for (layer, is_convolution) in spec.layers.iter_mut().zip(is_convolution) {
         if is_convolution {
             layer.attention = Attention::Recurrent(convolution.clone());
-        }
-        if let Some(mlp) = layer.mlp.dense_mut() {
-            mlp.width = width;
         }
     }
     Ok(spec)
