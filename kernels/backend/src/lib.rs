@@ -53,8 +53,8 @@ pub use recurrent::{Convolution, GateFunction, Recurrence, RecurrenceRule, Recur
 pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored, Watermark};
 pub use sizing::{Overheads, ProductShape, Sizing, StepSize};
 pub use step::{
-    BegunStep, ComputedStep, OpenStep, PaddedStep, PausedStep, RowKind, SampledRows, SeqRow, SequencePrefix,
-    StepInput, SynchronousStep,
+    BegunStep, ComputedStep, OpenStep, PaddedStep, RowKind, SampledRows, SeqRow, SequencePrefix, StepInput,
+    SynchronousStep, UnmaskedStep,
 };
 pub use thread_pool::ThreadPool;
 pub use types::DeviceTypes;

@@ -58,7 +58,7 @@ impl<B: Backend> ExpertBuffers<B> {
         (spec, w): (&ExpertsSpec, &ExpertsWeights<B>),
         io: ExpertsIo<'_, B>,
     ) -> std::result::Result<(), Error> {
-        let &StageStep { backend, step: open, tokens: n } = step;
+        let &StageStep { backend, step: open, tokens: n, .. } = step;
         let ExpertsIo { x, residual, mlp, group, out } = io;
         let wanted = spec.routing_spec(self.hidden, self.tokens);
         let at = self.routings.iter().position(|(of, _)| *of == wanted);

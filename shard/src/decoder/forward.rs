@@ -48,25 +48,22 @@ pub(super) struct Head<B: Backend> {
 }
 
 impl<B: Backend> ForwardPass<B> {
-    /// Gives the stages the rows of the step that is computed next.
-    pub(super) fn begin(&mut self, input: &StepInput<'_>) -> Result<(), Error> {
-        self.stages.iter_mut().try_for_each(|stage| stage.begin(input))
-    }
-
     /// Tells whether the device can record forward passes as graphs.
     pub(super) fn is_recordable(&self) -> bool {
         self.stages.iter().all(|stage| stage.is_recordable())
     }
 
-    /// Stores keys and values of the step's `n` tokens, leaves their states in `states.normed`, and
-    /// computes the logits of its `m` outputs.
-    pub(super) fn compute(
+    /// Computes the forward pass of a step: stores the keys and values of its tokens, leaves their
+    /// states in `states.normed`, `[tokens, hidden]`, and the logits of its outputs in
+    /// `head.logits`.
+    pub(super) fn compute<'q>(
         &mut self,
         backend: &B,
-        step: &OpenStep<'_, B::Queue>,
-        n: usize,
-        m: usize,
-    ) -> Result<(), Error> {
+        step: BegunStep<'q, B::Queue>,
+        input: &StepInput<'_>,
+    ) -> Result<OpenStep<'q, B::Queue>, Error> {
+        let open = backend.prepare(step)?;
+        let (step, n, m) = (&open, open.tokens(), open.outputs());
         let ForwardPass { embedding, first_row, stages, head, states, group, .. } = self;
         let HiddenStates { residual, normed } = states;
         if let Some(embedding) = embedding {
@@ -81,7 +78,7 @@ impl<B: Backend> ForwardPass<B> {
             backend.norm(n, residual, norm, normed)?;
             backend.copy_rows(normed, 0, n, residual, 0)?;
         }
-        let of_step = StageStep { backend, step, tokens: n };
+        let of_step = StageStep { backend, step, tokens: n, input };
         for stage in stages {
             stage.forward(&of_step, states, group)?;
         }
@@ -89,18 +86,6 @@ impl<B: Backend> ForwardPass<B> {
             backend.gather(step, &states.normed, &mut head.states)?; // [m, hidden]
             self.logits(backend, m)?;
         }
-        Ok(())
-    }
-
-    /// Computes the forward pass of a step of up to `rows` decode rows.
-    pub(super) fn decode<'q>(
-        &mut self,
-        backend: &B,
-        step: BegunStep<'q, B::Queue>,
-        rows: usize,
-    ) -> Result<OpenStep<'q, B::Queue>, Error> {
-        let open = backend.prepare(step)?;
-        self.compute(backend, &open, rows, rows)?;
         Ok(open)
     }
 
@@ -127,19 +112,18 @@ impl<B: Backend> ForwardPass<B> {
         Ok(())
     }
 
-    /// Samples a token for each of the step's `m` outputs, on the first rank, and appends the
-    /// tokens to their sequences on all ranks. The logits are lost.
+    /// Samples a token for each of the step's outputs, on the first rank, and appends the tokens to
+    /// their sequences on all ranks. The logits are lost.
     pub(super) fn sample<'q>(
         &mut self,
         backend: &B,
         mut step: OpenStep<'q, B::Queue>,
-        m: usize,
         samples: &[SampleRow<'_>],
     ) -> Result<ComputedStep<'q, B::Queue>, Error> {
         if self.samples() {
             backend.sample(&mut step, &mut self.head.logits, samples)?;
         }
-        self.group.broadcast_sampled(backend, m, &mut step)?;
+        self.group.broadcast_sampled(backend, &mut step)?;
         Ok(backend.append(step)?)
     }
 

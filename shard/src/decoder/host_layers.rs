@@ -1,6 +1,6 @@
 //! The first layers of a model on the host, before those of the decoder's device.
 
-use millrace_backend::{Backend, HostMemory, PausedStep, StepInput};
+use millrace_backend::{Backend, HostMemory, StepInput};
 use millrace_model::step_sizes::{attention, step_size};
 use millrace_model::{ShardLimits, WeightSource, WeightStorage};
 
@@ -26,8 +26,6 @@ pub struct HostLayers<H: HostMemory> {
     states: HiddenStates<H>,
     /// Ranks of a group do not split layers between device and host.
     group: RankGroup<H>,
-    /// The step that comes next, if its rows are known.
-    begun: Option<PausedStep>,
     /// Hidden states in the type of the device, on their way.
     scratch: Vec<u8>,
     bytes_read: usize,
@@ -68,7 +66,7 @@ impl<H: HostMemory> HostLayers<H> {
         // No element of a device is wider than f32.
         let scratch = Vec::with_capacity(limits.max_step_tokens * spec.hidden * size_of::<f32>());
         let group = RankGroup::Alone;
-        Ok(HostLayers { backend, queue, layers: stage, states, group, begun: None, scratch, bytes_read })
+        Ok(HostLayers { backend, queue, layers: stage, states, group, scratch, bytes_read })
     }
 
     /// Returns the backend that computes the layers.
@@ -83,15 +81,6 @@ impl<H: HostMemory> HostLayers<H> {
 }
 
 impl<B: Backend, H: HostMemory> Stage<B> for HostLayers<H> {
-    fn begin(&mut self, input: &StepInput<'_>) -> Result<(), Error> {
-        let HostLayers { backend, queue, begun, .. } = self;
-        // Embedding, head and sampling are the device's.
-        let input = StepInput { outputs: &[], samples: &[], ..*input };
-        let step = backend.prepare(backend.begin(queue, &input)?)?;
-        *begun = Some(backend.pause(step)?);
-        Ok(())
-    }
-
     fn is_recordable(&self) -> bool {
         false
     }
@@ -103,12 +92,13 @@ impl<B: Backend, H: HostMemory> Stage<B> for HostLayers<H> {
         states: &mut HiddenStates<B>,
         _group: &mut RankGroup<B>,
     ) -> Result<(), Error> {
-        let &StageStep { backend: device, tokens: n, .. } = step;
-        let HostLayers { backend, queue, layers, states: own, group, begun, scratch, .. } = self;
-        let begun = begun.take().expect("`begin` was called for this step");
-        let open = begun.resume(queue);
+        let &StageStep { backend: device, tokens: n, input, .. } = step;
+        let HostLayers { backend, queue, layers, states: own, group, scratch, .. } = self;
+        // The device has the embedding and the head, and samples.
+        let input = &StepInput { outputs: &[], samples: &[], ..*input };
+        let open = backend.prepare(backend.begin(queue, input)?)?;
         device.download(&states.residual, n, scratch, backend.host_mut(&mut own.residual, n))?;
-        layers.forward(&StageStep { backend: &*backend, step: &open, tokens: n }, own, group)?;
+        layers.forward(&StageStep { backend: &*backend, step: &open, tokens: n, input }, own, group)?;
         device.upload(n, backend.host(&own.residual, n), scratch, &mut states.residual)?;
         Ok(())
     }

@@ -51,7 +51,7 @@ impl<B: Backend> LatentBuffers<B> {
         x: &B::Buf,
         kv: &mut B::Kv,
     ) -> std::result::Result<&B::Buf, Error> {
-        let &StageStep { backend, step, tokens: n } = step;
+        let &StageStep { backend, step, tokens: n, .. } = step;
         let (Some(plan), Positions::Rotary { table }) = (&heads.latent, heads.positions) else {
             unreachable!("latent attention has latents and is rotated; this is a bug")
         };

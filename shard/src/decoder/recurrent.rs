@@ -62,7 +62,7 @@ impl<B: Backend> RecurrentBuffers<B> {
         states: &mut B::States,
         branch: &mut B::Buf,
     ) -> std::result::Result<(), Error> {
-        let &StageStep { backend, step, tokens: n } = step;
+        let &StageStep { backend, step, tokens: n, .. } = step;
         let projected = self.projected.of(spec.projected_cols());
         backend.linear(n, x, &w.input, w.in_bias.as_ref(), projected)?; // [n, projected_cols]
         let (act, gated) = match spec.rule {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use millrace_backend::{
     Backend, GateFunction, HeadNorm, KeyWindow, Norm, NormKind, Prologue, QkvLayout, RopeSpec, RowParts,
-    ScoreTerms, StepInput,
+    ScoreTerms,
 };
 use millrace_model::{
     Attention, AttentionHeads, DecoderSpec, HeadNormPlan, LayerSpec, Mlp, NormPlace, Positions,
@@ -26,12 +26,6 @@ use crate::Error;
 /// first ones in a stage before it ([`HostLayers`](super::HostLayers)). In a pipeline, other stages
 /// pass on the hidden states of each rank ([`pipeline`](super::pipeline)).
 pub(super) trait Stage<B: Backend> {
-    /// Takes the rows of the step whose forward pass comes next. A stage on the decoder's device
-    /// finds them in the step itself.
-    fn begin(&mut self, _input: &StepInput<'_>) -> Result<(), Error> {
-        Ok(())
-    }
-
     /// Tells whether the device can record the stage as a part of a graph.
     fn is_recordable(&self) -> bool {
         true
@@ -306,7 +300,7 @@ impl<B: Backend> Softmax<'_, B> {
         kv: &mut B::Kv,
         buffers: &mut LayerBuffers<B>,
     ) -> Result<(), Error> {
-        let &StageStep { backend, step, tokens: n } = step;
+        let &StageStep { backend, step, tokens: n, .. } = step;
         let Softmax { spec, w, .. } = *self;
         let layout = spec.layout;
         let qkv = buffers.qkv.of(layout.cols());

@@ -115,7 +115,6 @@ impl Collective<Cuda> for GpuCollectives {
     fn broadcast_sampled(
         &mut self,
         backend: &Cuda,
-        _n: usize,
         step: &mut OpenStep<'_, <Cuda as DeviceTypes>::Queue>,
     ) -> Result<(), Error> {
         Ok(backend.broadcast_sampled(&self.gpus, step)?)
