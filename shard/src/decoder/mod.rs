@@ -5,20 +5,17 @@
 //! next where that needs the model: [`Decoder::compute`] asks for the forward pass and
 //! [`Decoder::sample`] for the sampling.
 
-mod by_width;
 mod collective;
 mod experts;
 mod forward;
-mod graphs;
 mod group;
 mod host_layers;
 mod latent;
+mod layer_stack;
 mod mlp;
-mod model_part;
-mod pipeline;
 mod recurrent;
-mod stage;
-mod step;
+mod residual;
+mod softmax;
 mod weight_loader;
 mod weights;
 mod workspace;
@@ -34,14 +31,12 @@ use millrace_model::{DecoderSpec, ShardLimits};
 
 pub use collective::Collective;
 pub use host_layers::HostLayers;
-pub use model_part::ModelPart;
-pub use weights::Weights;
+pub use weights::{ModelPart, Weights};
 
 use crate::Error;
 use forward::{ForwardPass, Head};
-use graphs::StepGraphs;
 use group::RankGroup;
-use stage::{LayerStage, StageWeights};
+use layer_stack::{LayerStack, StackWeights};
 use workspace::HiddenStates;
 
 /// A model that is ready to compute steps: weights, KV pool and every buffer that a step needs but
@@ -53,6 +48,15 @@ pub struct Decoder<B: Backend> {
     forward: ForwardPass<B>,
     /// Recorded steps of decode rows, by ascending numbers of rows.
     graphs: Vec<StepGraphs<B>>,
+}
+
+/// The recorded parts of a step of decode rows. They are separate because masks may come between
+/// them.
+struct StepGraphs<B: Backend> {
+    /// Largest number of rows.
+    rows: usize,
+    forward: B::Graph,
+    sampling: B::Graph,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -111,14 +115,12 @@ impl<B: Backend> Decoder<B> {
             ..
         } = weights;
         let held = first_layer..first_layer + layers.len();
-        let place = group.place_in_pipeline();
-        let (exit_norm, end) = if place.is_some() { (None, final_norm) } else { (final_norm, None) };
-        let stage_weights = StageWeights { layers, ropes, query_scale, exit_norm };
-        let stage = Box::new(LayerStage::new(backend, &spec, held.clone(), stage_weights, limits)?);
-        let stages = match place {
-            Some(place) => pipeline::stages(stage, end, place),
-            None => vec![stage as _],
+        let (exit_norm, pipeline_norm) = match group.place_in_pipeline() {
+            Some(_) => (None, final_norm),
+            None => (final_norm, None),
         };
+        let stack_weights = StackWeights { layers, ropes, query_scale, exit_norm };
+        let stack = LayerStack::new(backend, &spec, held.clone(), stack_weights, limits)?;
         let max_outputs = limits.max_sequences;
         let forward = ForwardPass {
             embedding,
@@ -126,7 +128,9 @@ impl<B: Backend> Decoder<B> {
             embedding_factor,
             embedding_norm,
             positions,
-            stages,
+            host_layers: None,
+            layers: stack,
+            pipeline_norm,
             head: Head {
                 matrix: head,
                 bias: head_bias,
@@ -145,8 +149,11 @@ impl<B: Backend> Decoder<B> {
     /// Lets the host compute the layers before those of the device. The weights that the decoder
     /// was created with begin with the layer after them.
     #[must_use]
-    pub fn with_host_layers<H: HostMemory>(mut self, layers: HostLayers<H>) -> Self {
-        self.forward.stages.insert(0, Box::new(layers));
+    pub fn with_host_layers<H: HostMemory>(mut self, mut layers: HostLayers<H>) -> Self {
+        let forward = move |device: &B, input: &StepInput<'_>, residual: &mut B::Buf| {
+            layers.forward(device, input, residual)
+        };
+        self.forward.host_layers = Some(Box::new(forward));
         self
     }
 
