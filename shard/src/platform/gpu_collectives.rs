@@ -1,6 +1,6 @@
 //! Collectives over the memory of GPUs.
 
-use millrace_backend::{DeviceTypes, ForwardOps, ModelLoading, Norm, OpenStep};
+use millrace_backend::{DeviceTypes, ModelLoading, Norm, OpenStep, TransferOps};
 use millrace_cuda::{Cuda, DeviceCollectives};
 
 use crate::Error;
