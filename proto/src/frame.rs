@@ -123,7 +123,6 @@ mod tests {
                 new_blocks: vec![slot; count as usize % 5],
                 allowed: vec![start; slot as usize % 3],
                 score: sample.then_some(count),
-                lookahead: start % 3,
                 mask_follows: !sample,
             })
             .collect();

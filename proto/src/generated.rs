@@ -126,13 +126,6 @@ pub struct Row {
     /// positions.
     #[prost(uint32, optional, tag = "7")]
     pub score: ::core::option::Option<u32>,
-    /// Maximum number of tokens that the shard may sample after the first one. To sample a further
-    /// token the shard runs the token before it, so the block table covers the positions up to start +
-    /// count + lookahead, exclusively. After an answer of n tokens, start + count + n - 1 positions
-    /// are computed, and the next row of the slot starts there; the router sends that row only after
-    /// the answer.
-    #[prost(uint32, tag = "8")]
-    pub lookahead: u32,
     /// The mask of the row follows in a Masks message, and `allowed` is empty. Only a row that runs
     /// one generated token and samples after it may be such a row. The router may send it before it
     /// knows whether the row before it was deferred: the row runs the last token of the sequence,
@@ -368,9 +361,8 @@ pub struct Phase {
 pub struct StepOutput {
     #[prost(uint64, tag = "1")]
     pub step: u64,
-    /// The sampled tokens of each row that asked to sample and was not deferred, in the order of the
-    /// rows: at least one token for each row, and at most 1 + lookahead, in the order of their
-    /// positions.
+    /// The sampled token of each row that asked to sample and was not deferred, in the order of the
+    /// rows.
     #[prost(message, repeated, tag = "2")]
     pub sampled: ::prost::alloc::vec::Vec<Sampled>,
     /// One entry for each row that asked for scores, in the order of the rows.
@@ -528,7 +520,7 @@ pub enum PromptHandling {
     Shared = 0,
     /// No blocks are shared, because a sequence has state outside of its blocks: the first row of a
     /// sequence starts at position 0. Each position is run exactly once, in order, so no row has a
-    /// lookahead or a mask that follows.
+    /// mask that follows.
     Unshared = 1,
     /// In addition, the first row of a sequence covers its whole prompt, because the positions of the
     /// prompt attend to each other in both directions. No row scores tokens of the prompt.

@@ -2,6 +2,8 @@
 
 use millrace_proto::Pooling;
 
+use crate::classifier::Classifier;
+
 /// Pooled states, by slot.
 ///
 /// States are added in the order of their positions, so that the result does not depend on how a
@@ -10,6 +12,8 @@ pub(crate) struct PooledStates {
     hidden: usize,
     /// One accumulator per slot, allocated when the slot is first pooled.
     slots: Vec<Accumulator>,
+    /// The classifier of the model, if it has one.
+    classifier: Option<Classifier>,
 }
 
 /// The states of one sequence so far.
@@ -23,8 +27,8 @@ struct Accumulator {
 
 impl PooledStates {
     /// Creates empty accumulators for `slots` slots, of states with `hidden` features.
-    pub(crate) fn new(hidden: usize, slots: usize) -> Self {
-        PooledStates { hidden, slots: vec![Accumulator::default(); slots] }
+    pub(crate) fn new(hidden: usize, slots: usize, classifier: Option<Classifier>) -> Self {
+        PooledStates { hidden, slots: vec![Accumulator::default(); slots], classifier }
     }
 
     /// Starts the pooling of a new sequence in this slot.
@@ -56,10 +60,15 @@ impl PooledStates {
         *weight += factor;
     }
 
-    /// Returns the vector of a prompt whose states have all been added, `[hidden]`.
-    pub(crate) fn vector(&self, slot: usize) -> Vec<f32> {
+    /// Returns the vector of a prompt whose states have all been added: `[hidden]`, or `[classes]`
+    /// where the classifier is asked for.
+    pub(crate) fn vector(&self, slot: usize, pooling: Pooling) -> Vec<f32> {
         let Accumulator { values, weight } = &self.slots[slot];
-        values.iter().map(|value| (value / weight) as f32).collect()
+        let vector: Vec<f32> = values.iter().map(|value| (value / weight) as f32).collect();
+        match self.classifier.as_ref().filter(|_| pooling == Pooling::Classes) {
+            Some(classifier) => classifier.outputs(&vector),
+            None => vector,
+        }
     }
 }
 
@@ -68,7 +77,7 @@ mod tests {
     use super::*;
 
     fn pooled(pooling: Pooling, first: usize, states: &[[f32; 2]]) -> Vec<f32> {
-        let mut pooled = PooledStates::new(2, 1);
+        let mut pooled = PooledStates::new(2, 1, None);
         // Values of an earlier sequence do not stay.
         for states in [&[[9.0, -9.0]][..], states] {
             pooled.begin(0, pooling);
@@ -76,7 +85,7 @@ mod tests {
                 pooled.add(0, pooling, first + index, state);
             }
         }
-        pooled.vector(0)
+        pooled.vector(0, pooling)
     }
 
     #[test]

@@ -15,11 +15,11 @@ pub(crate) trait StepEngine {
     /// If the step is malformed or the device fails. The engine is of no further use then.
     fn submit(&mut self, step: &Step) -> Result<(), Error>;
 
-    /// Returns the step that waits for its masks, if there is one: the last one submitted.
+    /// Returns the masks that the engine waits for. They belong to the last step submitted.
     ///
     /// # Errors
     /// If the device has failed.
-    fn waiting(&mut self) -> Result<Option<WaitingStep>, Error>;
+    fn awaited_masks(&mut self) -> Result<Option<AwaitedMasks>, Error>;
 
     /// Continues the step that waits for its masks. Without `masks`, all rows without a mask are
     /// deferred.
@@ -42,11 +42,11 @@ pub(crate) trait StepEngine {
     fn collect(&mut self) -> Result<StepOutput, Error>;
 }
 
-/// A step that waits for its masks.
+/// The masks that a step waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct WaitingStep {
+pub(crate) struct AwaitedMasks {
     /// The step's number.
-    pub(crate) id: u64,
+    pub(crate) step: u64,
     /// Whether the forward pass is done, so that only the masks are missing.
     pub(crate) is_forward_done: bool,
 }

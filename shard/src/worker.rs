@@ -4,106 +4,113 @@ use std::collections::{BTreeMap, VecDeque};
 use std::mem;
 use std::time::{Duration, Instant};
 
-use millrace_backend::{Backend, SampleRow, Sampled, SampledRows, ScoreRow, SeqRow, StepInput};
+use millrace_backend::{
+    Backend, ComputedStep, OpenStep, SampleRow, Sampled, SampledRows, ScoreRow, SeqRow, StepInput,
+    UnmaskedStep,
+};
 use millrace_model::{Bytes, ShardLimits, WeightSource};
 use millrace_proto::rules::MAX_ROW_ERROR;
 use millrace_proto::{
-    self as proto, Admission, Masks, Pooling, PromptToken, Row, RowError, RowErrorKind, Sampling, Step,
-    StepOutput, TokenLogprob,
+    self as proto, Admission, Masks, PromptToken, Row, RowError, RowErrorKind, Sampling, Step, StepOutput,
+    TokenLogprob,
 };
 
 use crate::Error;
 use crate::classifier::Classifier;
-use crate::decoder::{Decoder, PausedForward, SubmittedStep};
+use crate::decoder::Decoder;
 use crate::pooling::PooledStates;
 use crate::state::{Batch, Scoring, SlotTable, StepError};
-use crate::step_engine::{StepEngine, WaitingStep};
+use crate::step_engine::{AwaitedMasks, StepEngine};
 
 /// Tokens of the warm-up: enough to read every weight as a prefill does, and few enough to take no
 /// notable time.
 const WARM_UP_TOKENS: usize = 16;
 
-/// A decoder with the state of its sequences. In steady state a step allocates only the parts of
-/// its messages and the lists of most likely tokens that the backend returns.
+/// A decoder with the state of its sequences, and the steps that are not answered.
+///
+/// The steps are those of the device's queue ([`StepQueue`](millrace_backend::StepQueue)), each
+/// beside the [`StepProgress`] that the queue does not know. In steady state a step allocates only
+/// the parts of its messages and the lists of most likely tokens that the backend returns.
 pub(crate) struct Worker<B: Backend> {
-    backend: B,
-    decoder: Decoder<B>,
+    queue: B::Queue,
+    model: LoadedModel<B>,
     limits: ShardLimits,
     /// The source of weights that the device reads in each step.
     source: Option<Box<dyn WeightSource>>,
-    slots: SlotTable,
-    pooled: PooledStates,
-    classifier: Option<Classifier>,
-    /// The last step, if it waits for its masks.
-    waiting: Option<UnsampledStep>,
+    /// The last step, if it waits for its masks. The device has no part in a step without tokens.
+    waiting: Option<(StepProgress, Option<UnmaskedStep>)>,
     /// Steps that were submitted with their masks and not answered, oldest first.
-    submitted: VecDeque<PendingStep<B>>,
+    in_flight: VecDeque<(StepProgress, Option<B::FinishedStep>)>,
     /// Batches that are not in use.
     spare: Vec<Batch>,
     sampled: SampledRows,
     /// The time at which the last step was answered.
     answered: Instant,
-    /// Empty between steps. It is kept for its allocation, as is `sample_rows`.
+}
+
+/// A model on its device, with the sequences that it computes.
+struct LoadedModel<B: Backend> {
+    backend: B,
+    decoder: Decoder<B>,
+    slots: SlotTable,
+    pooled: PooledStates,
+    /// Empty between calls. It is kept for its allocation, as is `sample_rows`.
     seq_rows: Vec<SeqRow<'static>>,
     sample_rows: Vec<SampleRow<'static>>,
 }
 
-/// A step before its rows are sampled.
-struct UnsampledStep {
+/// The worker's part of a step that was submitted and not answered.
+struct StepProgress {
     id: u64,
     batch: Batch,
     submitted: Instant,
-    /// None if the step has no tokens.
-    paused: Option<PausedForward>,
-}
-
-/// A step that was submitted and not answered.
-struct PendingStep<B: Backend> {
-    id: u64,
-    batch: Batch,
-    submitted: Instant,
-    /// The host's time in the forward pass.
+    /// The host's time in the forward pass; zero if a recorded graph computes it.
     forward: Duration,
     scored: Vec<proto::Scored>,
     pooled: Vec<proto::Pooled>,
-    /// The device's side of the step; none if the step has no tokens.
-    finished: Option<B::FinishedStep>,
 }
 
 impl<B: Backend> Worker<B> {
     /// Creates the engine. `source` is where the device reads weights in each step, if it does.
+    ///
+    /// # Errors
+    /// If the device has not enough memory for the queue of steps.
     pub(crate) fn new(
         backend: B,
         decoder: Decoder<B>,
         limits: ShardLimits,
         source: Option<Box<dyn WeightSource>>,
         classifier: Option<Classifier>,
-    ) -> Self {
+    ) -> Result<Self, Error> {
         let depth = backend.steps_ahead();
-        Worker {
-            backend,
+        let queue = decoder.queue(&backend, &limits)?;
+        let model = LoadedModel {
             slots: SlotTable::new(limits, decoder.spec().vocab)
                 .with_prefixes(decoder.spec().is_bidirectional().then_some(decoder.spec().prefix))
                 .with_rows_in_order(decoder.spec().is_recurrent())
                 .with_classifier(classifier.is_some()),
-            pooled: PooledStates::new(decoder.spec().hidden, limits.max_sequences),
-            classifier,
+            pooled: PooledStates::new(decoder.spec().hidden, limits.max_sequences, classifier),
+            backend,
             decoder,
+            seq_rows: Vec::with_capacity(limits.max_sequences),
+            sample_rows: Vec::with_capacity(limits.max_sequences),
+        };
+        Ok(Worker {
+            queue,
+            model,
             limits,
             source,
             waiting: None,
-            submitted: VecDeque::with_capacity(depth),
+            in_flight: VecDeque::with_capacity(depth),
             spare: (0..depth).map(|_| Batch::new(&limits)).collect(),
             sampled: SampledRows::with_capacity(limits.max_sequences),
             answered: Instant::now(),
-            seq_rows: Vec::with_capacity(limits.max_sequences),
-            sample_rows: Vec::with_capacity(limits.max_sequences),
-        }
+        })
     }
 
     /// Returns the backend.
     pub(crate) fn backend(&self) -> &B {
-        &self.backend
+        &self.model.backend
     }
 
     /// Returns the limits that everything was allocated for.
@@ -150,32 +157,10 @@ impl<B: Backend> Worker<B> {
         sampled
     }
 
-    /// Samples the rows of a step, and ends it.
-    fn complete(&mut self, step: UnsampledStep) -> Result<(), Error> {
-        let UnsampledStep { id, mut batch, submitted, paused } = step;
-        let Worker { backend, decoder, slots, pooled: pooled_states, classifier, .. } = self;
-        let (mut forward, mut finished) = (Duration::ZERO, None);
-        let (mut scored, mut pooled) = Default::default();
-        if let Some(paused) = paused {
-            let mut samples = emptied(mem::take(&mut self.sample_rows));
-            samples.extend(slots.sample_rows(&batch));
-            let mut step = decoder.resume(backend, paused);
-            if batch.awaits_masks() {
-                step.set_masks(&samples)?;
-            }
-            let mut step = step.sample(&samples)?;
-            self.sample_rows = emptied(samples);
-            forward = step.forward_time();
-            // The states are there until the next step is submitted.
-            (scored, pooled) = (
-                score(&mut step, slots, &batch)?,
-                pool(&mut step, slots, (pooled_states, classifier.as_ref()), &batch)?,
-            );
-            finished = Some(step.finish()?);
-        }
-        slots.expect(&mut batch);
-        self.submitted.push_back(PendingStep { id, batch, submitted, forward, scored, pooled, finished });
-        Ok(())
+    /// Keeps a step that has all its masks until it is answered.
+    fn keep(&mut self, mut progress: StepProgress, finished: Option<B::FinishedStep>) {
+        self.model.slots.expect(&mut progress.batch);
+        self.in_flight.push_back((progress, finished));
     }
 
     /// Records decode steps of these numbers of rows as graphs, if the device has graphs. A step
@@ -187,13 +172,14 @@ impl<B: Backend> Worker<B> {
         sizes.retain(|size| (1..=most).contains(size));
         sizes.sort_unstable();
         sizes.dedup();
-        let (since, free) = (Instant::now(), self.backend.free_bytes());
+        let Worker { queue, model: LoadedModel { backend, decoder, .. }, .. } = self;
+        let (since, free) = (Instant::now(), backend.free_bytes());
         for &rows in &sizes {
-            if !self.decoder.record(&self.backend, rows)? {
+            if !decoder.record(backend, queue, rows)? {
                 return Ok(false);
             }
         }
-        let taken = free.zip(self.backend.free_bytes()).map(|(before, after)| before.saturating_sub(after));
+        let taken = free.zip(backend.free_bytes()).map(|(before, after)| before.saturating_sub(after));
         let taken = taken.map_or_else(|| "memory unknown".to_owned(), |bytes| Bytes(bytes).to_string());
         tracing::debug!(
             "recorded decode steps of {sizes:?} rows: {} ms, {taken}",
@@ -203,61 +189,106 @@ impl<B: Backend> Worker<B> {
     }
 }
 
-/// Scores the prompt tokens that the step asks for. Returns nothing on a rank that does not answer.
-fn score<B: Backend>(
-    step: &mut SubmittedStep<'_, B>,
-    slots: &SlotTable,
-    batch: &Batch,
-) -> Result<Vec<proto::Scored>, Error> {
-    let scorings = || slots.scorings(batch);
-    let rows: Vec<ScoreRow> = scorings()
-        .flat_map(|of| of.tokens.iter().map(move |&token| ScoreRow { token, top_n: of.top_n }))
-        .collect();
-    let mut scored = Vec::with_capacity(rows.len());
-    step.score(scorings().map(|of| of.states), &rows, &mut scored)?;
-    let mut scored = scored.into_iter().map(|of| PromptToken {
-        logprob: of.logprob,
-        rank: of.rank,
-        top: alternatives(of.top),
-    });
-    let of_row = |of: Scoring<'_>| proto::Scored {
-        slot: of.slot as u32,
-        tokens: scored.by_ref().take(of.tokens.len()).collect(),
-    };
-    Ok(scorings().map(of_row).collect())
-}
-
-/// Returns the vectors of the pooled prompts that the step completes; nothing on a rank that does
-/// not answer.
-fn pool<B: Backend>(
-    step: &mut SubmittedStep<'_, B>,
-    slots: &SlotTable,
-    (pooled, classifier): (&mut PooledStates, Option<&Classifier>),
-    batch: &Batch,
-) -> Result<Vec<proto::Pooled>, Error> {
-    if !step.samples() {
-        return Ok(Vec::new());
+impl<B: Backend> LoadedModel<B> {
+    /// Asks the device for the forward pass of a step.
+    fn compute<'q>(
+        &mut self,
+        queue: &'q mut B::Queue,
+        batch: &Batch,
+    ) -> Result<OpenStep<'q, B::Queue>, Error> {
+        let LoadedModel { backend, decoder, slots, .. } = self;
+        let mut rows = emptied(mem::take(&mut self.seq_rows));
+        rows.extend(slots.seq_rows(batch));
+        let mut samples = emptied(mem::take(&mut self.sample_rows));
+        samples.extend(slots.sample_rows(batch));
+        let Batch { tokens, outputs, .. } = batch;
+        let input = StepInput { tokens, rows: &rows, outputs, samples: &samples };
+        let step = decoder.compute(backend, queue, &input)?;
+        (self.seq_rows, self.sample_rows) = (emptied(rows), emptied(samples));
+        Ok(step)
     }
-    let rows = || slots.pooled(batch);
-    rows().filter(|row| row.begins).for_each(|row| pooled.begin(row.slot, row.pooling));
-    let mut owners = rows().flat_map(|row| {
-        (row.position..).take(row.states.len()).map(move |position| (row.slot, row.pooling, position))
-    });
-    step.for_states(rows().map(|row| row.states), |state| {
-        if let Some((slot, pooling, position)) = owners.next() {
-            pooled.add(slot, pooling, position, state);
-        }
-    })?;
-    let complete = rows().filter(|row| row.is_complete);
-    let vectors = complete.map(|row| {
-        let vector = pooled.vector(row.slot);
-        let values = match classifier.filter(|_| row.pooling == Pooling::Classes) {
-            Some(classifier) => classifier.outputs(&vector),
-            None => vector,
+
+    /// Gives the device the masks of a step, which have come since the step began.
+    fn set_masks<'q>(
+        &mut self,
+        queue: &'q mut B::Queue,
+        step: UnmaskedStep,
+        batch: &Batch,
+    ) -> Result<OpenStep<'q, B::Queue>, Error> {
+        let mut samples = emptied(mem::take(&mut self.sample_rows));
+        samples.extend(self.slots.sample_rows(batch));
+        let step = self.backend.set_masks(queue, step, &samples)?;
+        self.sample_rows = emptied(samples);
+        Ok(step)
+    }
+
+    /// Samples the rows of a step, computes what it answers about prompts, and ends it.
+    fn complete(
+        &mut self,
+        step: OpenStep<'_, B::Queue>,
+        progress: &mut StepProgress,
+    ) -> Result<B::FinishedStep, Error> {
+        let batch = &progress.batch;
+        let mut samples = emptied(mem::take(&mut self.sample_rows));
+        samples.extend(self.slots.sample_rows(batch));
+        let mut step = self.decoder.sample(&self.backend, step, &samples)?;
+        self.sample_rows = emptied(samples);
+        // The states are there until the next step is submitted.
+        progress.scored = self.score(&mut step, batch)?;
+        progress.pooled = self.pool(batch)?;
+        // The step is done when the device has computed the scores too. Otherwise a rank that only
+        // waits for its tokens would be ahead of one that still has to compute scores.
+        Ok(self.backend.finish(step)?)
+    }
+
+    /// Scores the prompt tokens that the step asks for. Returns nothing on a rank that does not
+    /// answer.
+    fn score(
+        &mut self,
+        step: &mut ComputedStep<'_, B::Queue>,
+        batch: &Batch,
+    ) -> Result<Vec<proto::Scored>, Error> {
+        let LoadedModel { backend, decoder, slots, .. } = self;
+        let scorings = || slots.scorings(batch);
+        let rows: Vec<ScoreRow> = scorings()
+            .flat_map(|of| of.tokens.iter().map(move |&token| ScoreRow { token, top_n: of.top_n }))
+            .collect();
+        let mut scored = Vec::with_capacity(rows.len());
+        decoder.score(backend, step, scorings().map(|of| of.states), &rows, &mut scored)?;
+        let mut scored = scored.into_iter().map(|of| PromptToken {
+            logprob: of.logprob,
+            rank: of.rank,
+            top: alternatives(of.top),
+        });
+        let of_row = |of: Scoring<'_>| proto::Scored {
+            slot: of.slot as u32,
+            tokens: scored.by_ref().take(of.tokens.len()).collect(),
         };
-        proto::Pooled { slot: row.slot as u32, values }
-    });
-    Ok(vectors.collect())
+        Ok(scorings().map(of_row).collect())
+    }
+
+    /// Returns the vectors of the pooled prompts that the step completes; nothing on a rank that
+    /// does not answer.
+    fn pool(&mut self, batch: &Batch) -> Result<Vec<proto::Pooled>, Error> {
+        let LoadedModel { backend, decoder, slots, pooled, .. } = self;
+        if !decoder.samples() {
+            return Ok(Vec::new());
+        }
+        let rows = || slots.pooled(batch);
+        rows().filter(|row| row.begins).for_each(|row| pooled.begin(row.slot, row.pooling));
+        let mut owners = rows().flat_map(|row| {
+            (row.position..).take(row.states.len()).map(move |position| (row.slot, row.pooling, position))
+        });
+        decoder.for_states(backend, rows().map(|row| row.states), |state| {
+            if let Some((slot, pooling, position)) = owners.next() {
+                pooled.add(slot, pooling, position, state);
+            }
+        })?;
+        let complete = rows().filter(|row| row.is_complete);
+        let vectors = complete
+            .map(|row| proto::Pooled { slot: row.slot as u32, values: pooled.vector(row.slot, row.pooling) });
+        Ok(vectors.collect())
+    }
 }
 
 /// Returns the default sizes of graphs. They are few, because a padding row costs little, and each
@@ -268,85 +299,92 @@ fn usual_sizes(most: usize) -> Vec<usize> {
 
 impl<B: Backend> StepEngine for Worker<B> {
     fn steps_ahead(&self) -> usize {
-        self.backend.steps_ahead()
+        self.model.backend.steps_ahead()
     }
 
     fn submit(&mut self, step: &Step) -> Result<(), Error> {
         let submitted = Instant::now();
-        let Worker { backend, decoder, slots, .. } = self;
+        let Worker { queue, model, .. } = self;
         let mut batch = self.spare.pop().unwrap_or_else(|| Batch::new(&self.limits));
         let wrong = |source: StepError| Error::Step { id: step.id, source };
-        slots.apply(step, &mut batch).map_err(wrong)?;
+        model.slots.apply(step, &mut batch).map_err(wrong)?;
         for admission in &step.admit {
             let slot = admission.slot as usize;
-            if slots.is_refused(slot) {
+            if model.slots.is_refused(slot) {
                 continue;
             }
-            let (tokens, params) = slots.sequence(slot);
-            decoder.admit(backend, slot, tokens, params)?;
+            let (tokens, params) = model.slots.sequence(slot);
+            model.backend.admit(queue, slot, tokens, params)?;
         }
-        let mut paused = None;
-        if !batch.tokens.is_empty() {
-            let mut rows = emptied(mem::take(&mut self.seq_rows));
-            rows.extend(slots.seq_rows(&batch));
-            let mut samples = emptied(mem::take(&mut self.sample_rows));
-            samples.extend(slots.sample_rows(&batch));
-            let Batch { tokens, outputs, .. } = &batch;
-            let input = StepInput { tokens, rows: &rows, outputs, samples: &samples };
-            paused = Some(decoder.compute(backend, &input)?.pause()?);
-            (self.seq_rows, self.sample_rows) = (emptied(rows), emptied(samples));
+        let (forward, scored, pooled) = Default::default();
+        let mut progress = StepProgress { id: step.id, batch, submitted, forward, scored, pooled };
+        let mut open = None;
+        if !progress.batch.tokens.is_empty() {
+            let since = Instant::now();
+            let step = model.compute(queue, &progress.batch)?;
+            if !step.is_replayed() {
+                progress.forward = since.elapsed();
+            }
+            open = Some(step);
         }
-        let begun = UnsampledStep { id: step.id, batch, submitted, paused };
-        match begun.batch.awaits_masks() {
-            true => self.waiting = Some(begun),
-            false => self.complete(begun)?,
+        if progress.batch.awaits_masks() {
+            let unmasked = open.map(|step| model.backend.await_masks(step)).transpose()?;
+            self.waiting = Some((progress, unmasked));
+            return Ok(());
         }
+        let finished = open.map(|step| model.complete(step, &mut progress)).transpose()?;
+        self.keep(progress, finished);
         Ok(())
     }
 
-    fn waiting(&mut self) -> Result<Option<WaitingStep>, Error> {
-        let Some(UnsampledStep { id, paused, .. }) = &self.waiting else { return Ok(None) };
-        let is_forward_done = match paused {
-            Some(paused) => self.decoder.is_forward_done(&self.backend, paused)?,
+    fn awaited_masks(&mut self) -> Result<Option<AwaitedMasks>, Error> {
+        let Some((StepProgress { id, .. }, unmasked)) = &self.waiting else { return Ok(None) };
+        let is_forward_done = match unmasked {
+            Some(unmasked) => self.model.backend.is_forward_done(&self.queue, unmasked)?,
             None => true,
         };
-        Ok(Some(WaitingStep { id: *id, is_forward_done }))
+        Ok(Some(AwaitedMasks { step: *id, is_forward_done }))
     }
 
     fn add_masks(&mut self, masks: Option<&Masks>) -> Result<(), Error> {
-        let mut begun = self.waiting.take().ok_or(Error::OutOfPlace)?;
-        let (awaited, given) = (begun.id, masks.map_or(begun.id, |masks| masks.step));
+        let Worker { queue, model, .. } = self;
+        let (mut progress, unmasked) = self.waiting.take().ok_or(Error::OutOfPlace)?;
+        let (awaited, given) = (progress.id, masks.map_or(progress.id, |masks| masks.step));
         let wrong = |source: StepError| Error::Step { id: awaited, source };
         if given != awaited {
             return Err(wrong(StepError::OtherMasks { given, awaited }));
         }
         let rows = masks.map_or(&[][..], |masks| &masks.rows);
-        self.slots.set_masks(rows, &mut begun.batch).map_err(wrong)?;
-        self.complete(begun)
+        model.slots.set_masks(rows, &mut progress.batch).map_err(wrong)?;
+        let mut finished = None;
+        if let Some(unmasked) = unmasked {
+            let step = model.set_masks(queue, unmasked, &progress.batch)?;
+            finished = Some(model.complete(step, &mut progress)?);
+        }
+        self.keep(progress, finished);
+        Ok(())
     }
 
     fn is_done(&mut self) -> Result<bool, Error> {
-        match self.submitted.front() {
-            Some(PendingStep { finished: Some(step), .. }) => self.decoder.is_done(&self.backend, step),
+        match self.in_flight.front() {
+            Some((_, Some(step))) => Ok(self.model.backend.is_done(&self.queue, step)?),
             Some(_) => Ok(true),
             None => Ok(false),
         }
     }
 
     fn collect(&mut self) -> Result<StepOutput, Error> {
-        let Some(PendingStep { id, batch, submitted, forward, scored, pooled, finished }) =
-            self.submitted.pop_front()
-        else {
-            return Err(Error::OutOfPlace);
-        };
+        let (StepProgress { id, batch, submitted, forward, scored, pooled }, finished) =
+            self.in_flight.pop_front().ok_or(Error::OutOfPlace)?;
         if let Some(step) = finished {
-            self.decoder.collect(&self.backend, step, &mut self.sampled)?;
+            self.model.backend.collect(&mut self.queue, step, &mut self.sampled)?;
+            self.model.decoder.check_ranks()?;
         }
         // A part of a file that could not be read counts as zeros, which would give wrong tokens.
         if let Some(source) = &self.source {
             source.check_readable()?;
         }
-        self.slots.fill(&batch, self.sampled.tokens());
+        self.model.slots.fill(&batch, self.sampled.tokens());
         let sampled = self.take_sampled(&batch);
         let refused = batch.refused().map(refusal).collect();
         self.spare.push(batch);
@@ -356,7 +394,7 @@ impl<B: Backend> StepEngine for Worker<B> {
         let whole = self.answered - begun;
         // A device that runs ahead computes the forward pass and samples while the host does
         // something else.
-        let forward = if self.backend.steps_ahead() > 1 { whole } else { forward };
+        let forward = if self.model.backend.steps_ahead() > 1 { whole } else { forward };
         Ok(without_broken_rows(StepOutput {
             step: id,
             sampled,
@@ -365,7 +403,7 @@ impl<B: Backend> StepEngine for Worker<B> {
             errors: refused,
             step_micros: whole.as_micros() as u64,
             forward_micros: forward.as_micros() as u64,
-            collective_micros: self.decoder.take_collective_time().as_micros() as u64,
+            collective_micros: self.model.decoder.take_collective_time().as_micros() as u64,
             idle_micros: 0,
         }))
     }

@@ -8,6 +8,8 @@
 //! | [`ModelLoading`] | allocation and weights, before the first step |
 //! | [`StepQueue`] | the order of a step's calls, sampling, and the tokens that come back |
 //! | [`ForwardOps`] | the operations of a forward pass, fused where a device gains from it |
+//! | [`AttentionOps`], [`RecurrentOps`], [`ExpertOps`] | its operations in layers of one kind |
+//! | [`TransferOps`] | copies of activations between device and host |
 //!
 //! [`reference::Reference`] is the slow and obvious implementation that every device is tested
 //! against. [`sampling`], [`staging`], [`kv_int8`] and [`ThreadPool`] are host code that several
@@ -45,16 +47,17 @@ pub use experts::{ExpertGroups, GroupScore, RouterScores, RouterSpec, RoutingSpe
 pub use format::{KvFormat, KvSpec};
 pub use loading::{HeadRows, ModelLoading, Segment};
 pub use ops::{
-    AttentionSpec, ExpertMlp, ForwardOps, HeadNorm, KeyWindow, LatentSpec, Norm, NormKind, Prologue,
-    QkvLayout, RopeSpec, RopeStyle, RouterTerms, RowParts, ScoreTerms,
+    AttentionOps, AttentionSpec, ExpertMlp, ExpertOps, ForwardOps, HeadNorm, KeyWindow, LatentSpec, Norm,
+    NormKind, Prologue, QkvLayout, RecurrentOps, RopeSpec, RopeStyle, RouterTerms, RowParts, ScoreTerms,
+    TransferOps,
 };
 pub use queue::StepQueue;
 pub use recurrent::{Convolution, GateFunction, Recurrence, RecurrenceRule, RecurrentHeads, StateSpec};
 pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored, Watermark};
 pub use sizing::{Overheads, ProductShape, Sizing, StepSize};
 pub use step::{
-    BegunStep, ComputedStep, OpenStep, PaddedStep, PausedStep, RowKind, SampledRows, SeqRow, SequencePrefix,
-    StepInput, SynchronousStep,
+    BegunStep, ComputedStep, OpenStep, PaddedStep, RowKind, SampledRows, SeqRow, SequencePrefix, StepInput,
+    SynchronousStep, UnmaskedStep,
 };
 pub use thread_pool::ThreadPool;
 pub use types::DeviceTypes;

@@ -258,15 +258,15 @@ pub struct ExpertMlp<'a, E, V> {
     pub kind: MlpKind,
 }
 
-/// The operations of a forward pass.
+/// The operations of a forward pass: here the ones that all layers share.
 ///
 /// `n` is the number of tokens of the step, and activations are row-major `[n, cols]`. Operations
 /// may run asynchronously on the device, in the order in which they are called;
-/// [`ForwardOps::read`] waits for them. All fail with [`Error::Device`](crate::Error::Device) if
+/// [`TransferOps::read`] waits for them. All fail with [`Error::Device`](crate::Error::Device) if
 /// the device has failed.
 ///
 /// Callers keep to the shapes given at allocation; a violation is a bug and may panic.
-pub trait ForwardOps: DeviceTypes {
+pub trait ForwardOps: AttentionOps + RecurrentOps + ExpertOps + TransferOps {
     /// `out[t] = factor * embedding[token[t] - first]`, `[n, cols]`. A token whose row is not in
     /// the embedding gets zeros.
     fn embed(
@@ -327,6 +327,36 @@ pub trait ForwardOps: DeviceTypes {
         out: &mut Self::Buf,
     ) -> Result<()>;
 
+    /// `x[t, f] *= function(gate[t, first + f])` over the first `n` rows. `gates` are the buffer
+    /// with the gates, and the column of the first one.
+    fn multiply_gates(
+        &self,
+        n: usize,
+        gates: (&Self::Buf, usize),
+        function: GateFunction,
+        x: &mut Self::Buf,
+    ) -> Result<()>;
+
+    /// `out[t, f] = gating(x[t, f], x[t, cols + f])` for `x` of `[n, 2 * cols]`: gate features
+    /// first, then up features.
+    fn gate(&self, n: usize, gating: Gating, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
+
+    /// `x = act(x)` over the first `n` rows.
+    fn activate(&self, n: usize, act: Activation, x: &mut Self::Buf) -> Result<()>;
+
+    /// Copies the rows of `x` that [`StepInput::outputs`](super::StepInput::outputs) names to the
+    /// front of `out`.
+    fn gather(&self, step: &OpenStep<'_, Self::Queue>, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
+
+    /// Copies rows `[from, from + n)` of `x` to rows `[to, to + n)` of `out`.
+    fn copy_rows(&self, x: &Self::Buf, from: usize, n: usize, out: &mut Self::Buf, to: usize) -> Result<()>;
+}
+
+/// The operations of attention, over a paged cache of keys and values or of latents.
+///
+/// As for [`ForwardOps`], `n` is the number of tokens of the step, and all operations fail with
+/// [`Error::Device`](crate::Error::Device) if the device has failed.
+pub trait AttentionOps: DeviceTypes {
     /// Normalizes and rotates the query and key heads of `qkv`, and stores the keys and values of
     /// all tokens of the step in the cache. The queries stay in `qkv`.
     fn prologue(
@@ -384,7 +414,11 @@ pub trait ForwardOps: DeviceTypes {
         spec: &LatentSpec,
         out: &mut Self::Buf,
     ) -> Result<()>;
+}
 
+/// The operations of recurrent layers, which update the states of the step's sequences. They fail
+/// with [`Error::Device`](crate::Error::Device) if the device has failed.
+pub trait RecurrentOps: DeviceTypes {
     /// Convolves the tokens of the step with those before them in their sequences, and remembers
     /// the last inputs of each sequence in its state. `out` is `[n, channels]`.
     fn convolve(
@@ -407,24 +441,11 @@ pub trait ForwardOps: DeviceTypes {
         states: &mut Self::States,
         out: &mut Self::Buf,
     ) -> Result<()>;
+}
 
-    /// `x[t, f] *= function(gate[t, first + f])` over the first `n` rows. `gates` are the buffer
-    /// with the gates, and the column of the first one.
-    fn multiply_gates(
-        &self,
-        n: usize,
-        gates: (&Self::Buf, usize),
-        function: GateFunction,
-        x: &mut Self::Buf,
-    ) -> Result<()>;
-
-    /// `out[t, f] = gating(x[t, f], x[t, cols + f])` for `x` of `[n, 2 * cols]`: gate features
-    /// first, then up features.
-    fn gate(&self, n: usize, gating: Gating, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
-
-    /// `x = act(x)` over the first `n` rows.
-    fn activate(&self, n: usize, act: Activation, x: &mut Self::Buf) -> Result<()>;
-
+/// The operations of a mixture of experts. They fail with
+/// [`Error::Device`](crate::Error::Device) if the device has failed.
+pub trait ExpertOps: DeviceTypes {
     /// Chooses the experts of the step's `n` tokens by the router's logits, `[n, experts]`, as the
     /// specification says that `routing` was allocated for.
     fn route(
@@ -437,7 +458,7 @@ pub trait ForwardOps: DeviceTypes {
     ) -> Result<()>;
 
     /// `out[t] = Σ weight[t, e] * down[e](gating(gate[e](x[t]), up[e](x[t])))` over the experts e
-    /// that the last [`ForwardOps::route`] chose for each of the same `n` tokens. `x` and `out` are
+    /// that the last [`ExpertOps::route`] chose for each of the same `n` tokens. `x` and `out` are
     /// `[n, hidden]`. If the router weighs inputs, `weight[t, e] * x[t]` takes the place of `x[t]`,
     /// and results have no weights. The order of the sum depends on the chosen experts only.
     fn expert_mlp(
@@ -458,14 +479,11 @@ pub trait ForwardOps: DeviceTypes {
         routing: &mut Self::Routing,
         out: &mut Self::Buf,
     ) -> Result<()>;
+}
 
-    /// Copies the rows of `x` that [`StepInput::outputs`](super::StepInput::outputs) names to the
-    /// front of `out`.
-    fn gather(&self, step: &OpenStep<'_, Self::Queue>, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
-
-    /// Copies rows `[from, from + n)` of `x` to rows `[to, to + n)` of `out`.
-    fn copy_rows(&self, x: &Self::Buf, from: usize, n: usize, out: &mut Self::Buf, to: usize) -> Result<()>;
-
+/// Copies of activations between device and host. They fail with
+/// [`Error::Device`](crate::Error::Device) if the device has failed.
+pub trait TransferOps: DeviceTypes {
     /// Waits for the device and returns the first `n` rows of `buf` as f32.
     fn read(&self, buf: &Self::Buf, n: usize) -> Result<Vec<f32>>;
 
@@ -475,6 +493,6 @@ pub trait ForwardOps: DeviceTypes {
     fn download(&self, buf: &Self::Buf, n: usize, scratch: &mut Vec<u8>, to: &mut [f32]) -> Result<()>;
 
     /// Replaces the first `n` rows of `buf` by `from`, `[n, cols]`, rounded to the type of the
-    /// device. `scratch` is as for [`ForwardOps::download`].
+    /// device. `scratch` is as for [`TransferOps::download`].
     fn upload(&self, n: usize, from: &[f32], scratch: &mut Vec<u8>, buf: &mut Self::Buf) -> Result<()>;
 }

@@ -1,25 +1,49 @@
 //! The queue of steps: what is asked of a device, in which order, and what comes back.
 
 use crate::sampling::{SampleRow, SamplingParams, ScoreRow, Scored};
-use crate::step::{BegunStep, ComputedStep, OpenStep, PaddedStep, PausedStep, SampledRows, StepInput};
+use crate::step::{BegunStep, ComputedStep, OpenStep, PaddedStep, SampledRows, StepInput, UnmaskedStep};
 use crate::types::DeviceTypes;
 use crate::{Error, Result};
 
 /// The queue of a device's steps.
 ///
-/// The types express the order of calls:
+/// The types express the order of calls. Each rung of the ladder is a type, and each arrow is a
+/// call of the worker (W) or of its decoder (D):
 ///
 /// ```text
-/// begin ─► BegunStep ──prepare──► OpenStep ──append──► ComputedStep ──finish──► FinishedStep
-///              │      (forward pass) ▲  │  (sample)          ▲                       │
-///              └──pad──► PaddedStep ─┘  └────────────────────┘                    collect
-///                       (replay a graph)    (replay a graph)
+///               D begin
+///                 │
+///                 ▼
+///             BegunStep ───D pad───► PaddedStep
+///                 │                      │
+///             D prepare              D replay (the recorded forward pass)
+///                 │                      │
+///                 ▼                      ▼
+///             OpenStep ◄─────────────────┘      the forward pass: D `ForwardOps`
+///              │  │  ▲
+///              │  │  └─W set_masks──┐           the masks are there, or their rows deferred
+///              │  └─W await_masks─► UnmaskedStep    only if a mask is late
+///              │
+///         D sample, D append         (or D replay_sampling, or `without_sampling`)
+///              │
+///              ▼
+///         ComputedStep                          D score; states are read
+///              │
+///          W finish
+///              │
+///              ▼
+///         FinishedStep ──W collect──► SampledRows
 /// ```
 ///
+/// The worker holds steps of two types between its calls: at most one [`UnmaskedStep`], which is
+/// the last one, and the [`StepQueue::FinishedStep`]s before it. **If a mask is late**, the device
+/// computes the forward pass, the worker collects earlier steps and polls
+/// [`StepQueue::is_forward_done`], and sampling begins with [`StepQueue::set_masks`]. A step that
+/// needs no late mask never becomes an [`UnmaskedStep`].
+///
 /// A step that samples nothing goes from [`OpenStep`] to [`ComputedStep`] by
-/// [`OpenStep::without_sampling`]. A step of which only the activations are wanted may be dropped
-/// in any state. An [`OpenStep`] can be paused, so that earlier steps are collected before its rows
-/// are sampled.
+/// [`OpenStep::without_sampling`]. A step may be dropped in any state if only its activations are
+/// wanted.
 ///
 /// **Running ahead.** A device may keep the tokens of all sequences itself ([`StepQueue::admit`])
 /// and append the tokens that it samples. Such a device accepts a step whose input tokens the host
@@ -109,21 +133,27 @@ pub trait StepQueue: DeviceTypes {
         Err(Error::Unsupported("recorded steps".to_owned()))
     }
 
-    /// Sets a step aside whose forward pass has been asked for. Until it is resumed, no other step
-    /// begins.
-    fn pause(&self, step: OpenStep<'_, Self::Queue>) -> Result<PausedStep> {
-        Ok(step.paused())
+    /// Sets a step aside whose forward pass has been asked for, because masks of its rows are not
+    /// there yet. Until they are, no other step begins.
+    fn await_masks(&self, step: OpenStep<'_, Self::Queue>) -> Result<UnmaskedStep> {
+        Ok(step.unmasked())
     }
 
-    /// Tells whether the device has computed the forward pass of the paused step. Does not wait.
-    fn is_forward_done(&self, _queue: &Self::Queue, _step: &PausedStep) -> Result<bool> {
+    /// Tells whether the device has computed the forward pass of a step that waits for its masks.
+    /// Does not wait.
+    fn is_forward_done(&self, _queue: &Self::Queue, _step: &UnmaskedStep) -> Result<bool> {
         Ok(true)
     }
 
-    /// Gives the device the masks of `rows`, which were not known when the step began. `rows` are
-    /// the [`StepInput::samples`] of the step apart from that.
-    fn set_masks(&self, _step: &mut OpenStep<'_, Self::Queue>, _rows: &[SampleRow<'_>]) -> Result<()> {
-        Ok(())
+    /// Continues a step with its masks. `rows` are the [`StepInput::samples`] of the step, but with
+    /// the masks that were not known when the step began.
+    fn set_masks<'q>(
+        &self,
+        queue: &'q mut Self::Queue,
+        step: UnmaskedStep,
+        _rows: &[SampleRow<'_>],
+    ) -> Result<OpenStep<'q, Self::Queue>> {
+        Ok(step.masked(queue))
     }
 
     /// Prepares what the operations of the forward pass read. This is the first call of a step that
@@ -143,8 +173,8 @@ pub trait StepQueue: DeviceTypes {
         rows: &[SampleRow<'_>],
     ) -> Result<()>;
 
-    /// Appends the sampled tokens to their sequences. They are this rank's, or those that another
-    /// rank has sent.
+    /// Appends the sampled tokens to their sequences. This rank has sampled them, or another rank
+    /// has sent them.
     fn append<'q>(&self, step: OpenStep<'q, Self::Queue>) -> Result<ComputedStep<'q, Self::Queue>> {
         Ok(step.appended())
     }

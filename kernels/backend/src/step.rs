@@ -159,108 +159,151 @@ impl SampledRows {
     }
 }
 
-/// A step whose input the device has. It is either opened, so that its operations are called one by
-/// one, or padded, so that a recorded graph can take their place.
+/// The numbers of a step that are the same in all its states.
+#[derive(Debug, Clone, Copy)]
+struct StepRows {
+    /// Number of tokens.
+    tokens: usize,
+    /// Number of rows of logits.
+    outputs: usize,
+    /// Whether a recorded graph computes the step.
+    is_replayed: bool,
+}
+
+/// A step whose input the device has. It is either prepared, so that its operations are called one
+/// by one, or padded, so that a recorded graph can take their place.
 #[derive(Debug)]
 #[must_use = "a step that has begun is prepared or padded"]
-pub struct BegunStep<'q, Q>(&'q mut Q);
+pub struct BegunStep<'q, Q> {
+    queue: &'q mut Q,
+    rows: StepRows,
+}
 
 /// A step that was padded to a number of decode rows for which a graph exists or will be recorded.
 #[derive(Debug)]
 #[must_use = "a padded step is replayed or recorded"]
-pub struct PaddedStep<'q, Q>(&'q mut Q);
+pub struct PaddedStep<'q, Q> {
+    queue: &'q mut Q,
+    rows: StepRows,
+}
 
 /// A step whose forward pass is under way: the operations of [`ForwardOps`](super::ForwardOps) read
 /// it.
 #[derive(Debug)]
 #[must_use = "an open step is sampled from and finished, unless only its activations are wanted"]
-pub struct OpenStep<'q, Q>(&'q mut Q);
+pub struct OpenStep<'q, Q> {
+    queue: &'q mut Q,
+    rows: StepRows,
+}
 
-/// A step that was set aside after its forward pass. The queue itself holds everything of the step.
+/// A step whose forward pass the device has been asked for, and whose rows cannot be sampled yet
+/// because their masks are late. It does not borrow its queue, so that earlier steps are collected
+/// meanwhile. The queue itself holds everything else of the step.
 #[derive(Debug)]
-#[must_use = "a paused step is resumed"]
-pub struct PausedStep(());
+#[must_use = "a step without masks waits for them"]
+pub struct UnmaskedStep {
+    rows: StepRows,
+}
 
 /// A step whose forward pass, and whose sampling if there is any, the device has been asked for.
 #[derive(Debug)]
 #[must_use = "a computed step is finished, unless only its activations are wanted"]
-pub struct ComputedStep<'q, Q>(&'q mut Q);
+pub struct ComputedStep<'q, Q> {
+    queue: &'q mut Q,
+}
 
 impl<'q, Q> BegunStep<'q, Q> {
-    /// Begins a step in `queue`. Only [`StepQueue::begin`](crate::StepQueue::begin) of a device
-    /// calls this; the same holds for the other functions that turn one state of a step into the
-    /// next.
-    pub fn new(queue: &'q mut Q) -> Self {
-        BegunStep(queue)
+    /// Begins the step of `input` in `queue`. Only [`StepQueue::begin`](crate::StepQueue::begin) of
+    /// a device calls this; the same holds for the other functions that turn one state of a step
+    /// into the next.
+    pub fn new(queue: &'q mut Q, input: &StepInput<'_>) -> Self {
+        let (tokens, outputs) = (input.tokens.len(), input.outputs.len());
+        BegunStep { queue, rows: StepRows { tokens, outputs, is_replayed: false } }
     }
 
     /// Returns the queue that the step is in.
     pub fn queue(&mut self) -> &mut Q {
-        self.0
+        self.queue
     }
 
-    /// Goes on with the step once the device has widened it.
-    pub fn padded(self) -> PaddedStep<'q, Q> {
-        PaddedStep(self.0)
+    /// Goes on with the step once the device has widened it to `rows` decode rows.
+    pub fn padded(self, rows: usize) -> PaddedStep<'q, Q> {
+        PaddedStep { queue: self.queue, rows: StepRows { tokens: rows, outputs: rows, ..self.rows } }
     }
 
     /// Goes on with the step once the device has prepared it.
     pub fn opened(self) -> OpenStep<'q, Q> {
-        OpenStep(self.0)
+        OpenStep { queue: self.queue, rows: self.rows }
     }
 }
 
 impl<'q, Q> PaddedStep<'q, Q> {
     /// Goes on with the step once the device has been asked to replay its forward pass.
     pub fn replayed(self) -> OpenStep<'q, Q> {
-        OpenStep(self.0)
-    }
-}
-
-impl PausedStep {
-    /// Continues the step in its queue, in which no other step has begun since.
-    pub fn resume<Q>(self, queue: &mut Q) -> OpenStep<'_, Q> {
-        OpenStep(queue)
+        OpenStep { queue: self.queue, rows: StepRows { is_replayed: true, ..self.rows } }
     }
 }
 
 impl<'q, Q> From<PaddedStep<'q, Q>> for BegunStep<'q, Q> {
     fn from(step: PaddedStep<'q, Q>) -> Self {
-        BegunStep(step.0)
+        BegunStep { queue: step.queue, rows: step.rows }
     }
 }
 
 impl<'q, Q> OpenStep<'q, Q> {
     /// Returns the queue that the step is in.
     pub fn queue(&self) -> &Q {
-        self.0
+        self.queue
     }
 
     /// Returns the queue that the step is in, for writing.
     pub fn queue_mut(&mut self) -> &mut Q {
-        self.0
+        self.queue
+    }
+
+    /// Returns the number of tokens, which include those of padding rows.
+    pub fn tokens(&self) -> usize {
+        self.rows.tokens
+    }
+
+    /// Returns the number of rows of logits, which include those of padding rows.
+    pub fn outputs(&self) -> usize {
+        self.rows.outputs
+    }
+
+    /// Tells whether a recorded graph computes the step.
+    pub fn is_replayed(&self) -> bool {
+        self.rows.is_replayed
     }
 
     /// Goes on with the step once its sampled tokens belong to their sequences.
     pub fn appended(self) -> ComputedStep<'q, Q> {
-        ComputedStep(self.0)
+        ComputedStep { queue: self.queue }
     }
 
-    /// Sets the step aside.
-    pub fn paused(self) -> PausedStep {
-        PausedStep(())
+    /// Sets the step aside until its masks are there.
+    pub fn unmasked(self) -> UnmaskedStep {
+        UnmaskedStep { rows: self.rows }
     }
 
     /// Ends the forward pass of a step from which no token is sampled.
     pub fn without_sampling(self) -> ComputedStep<'q, Q> {
-        ComputedStep(self.0)
+        ComputedStep { queue: self.queue }
+    }
+}
+
+impl UnmaskedStep {
+    /// Goes on with the step in its `queue`, in which no other step has begun since, once the
+    /// device has the masks.
+    pub fn masked<Q>(self, queue: &mut Q) -> OpenStep<'_, Q> {
+        OpenStep { queue, rows: self.rows }
     }
 }
 
 impl<Q> ComputedStep<'_, Q> {
     /// Returns the queue that the step is in.
     pub fn queue(&mut self) -> &mut Q {
-        self.0
+        self.queue
     }
 }
 
@@ -279,6 +322,17 @@ impl SynchronousStep {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_step_keeps_its_numbers_while_it_waits_for_its_masks() {
+        let input = StepInput { tokens: &[7, 8, 9], outputs: &[2], ..StepInput::EMPTY };
+        let mut queue = ();
+        let step = BegunStep::new(&mut queue, &input).opened();
+        assert_eq!((step.tokens(), step.outputs(), step.is_replayed()), (3, 1, false));
+        let waiting = BegunStep::new(&mut queue, &input).padded(4).replayed().unmasked();
+        let step = waiting.masked(&mut queue);
+        assert_eq!((step.tokens(), step.outputs(), step.is_replayed()), (4, 4, true));
+    }
 
     #[test]
     fn rows_of_several_tokens_keep_their_borders() {

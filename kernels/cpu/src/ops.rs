@@ -2,9 +2,9 @@
 //! called.
 
 use millrace_backend::{
-    Activation, AttentionSpec, Convolution, Error, ExpertMlp, ForwardOps, GateFunction, Gating, KvSpec,
-    LatentSpec, Norm, OpenStep, Prologue, QkvLayout, Recurrence, Result, RopeSpec, RouterTerms, RowParts,
-    ScoreTerms,
+    Activation, AttentionOps, AttentionSpec, Convolution, Error, ExpertMlp, ExpertOps, ForwardOps,
+    GateFunction, Gating, KvSpec, LatentSpec, Norm, OpenStep, Prologue, QkvLayout, Recurrence, RecurrentOps,
+    Result, RopeSpec, RouterTerms, RowParts, ScoreTerms, TransferOps,
 };
 
 use super::attention::{HeadDims, Scoring};
@@ -152,6 +152,60 @@ impl ForwardOps for Cpu {
         self.multiply(n, x, w, bias.map(Vec::as_slice), out)
     }
 
+    fn multiply_gates(
+        &self,
+        n: usize,
+        gates: (&Buf, usize),
+        function: GateFunction,
+        x: &mut Buf,
+    ) -> Result<()> {
+        self.multiply_rows(n, gates, function, x);
+        Ok(())
+    }
+
+    fn gate(&self, n: usize, gating: Gating, x: &Buf, out: &mut Buf) -> Result<()> {
+        assert_eq!(x.cols, 2 * out.cols, "gate and up features");
+        let cols = out.cols;
+        let (x, out) = (x.rows(n), Shared::new(out.rows_mut(n)));
+        self.for_rows(n, 4 * cols, |t| {
+            // SAFETY: row t belongs to this task alone.
+            let out = unsafe { out.slice(t * cols, cols) };
+            self.target.dispatch(Gate { gating, x: &x[2 * t * cols..2 * (t + 1) * cols], out });
+        });
+        Ok(())
+    }
+
+    fn activate(&self, n: usize, act: Activation, x: &mut Buf) -> Result<()> {
+        let cols = x.cols;
+        let x = Shared::new(x.rows_mut(n));
+        self.for_rows(n, 4 * cols, |t| {
+            // SAFETY: row t belongs to this task alone.
+            self.target.dispatch(Activate { act, x: unsafe { x.slice(t * cols, cols) } });
+        });
+        Ok(())
+    }
+
+    fn gather(&self, step: &OpenStep<'_, Queue>, x: &Buf, out: &mut Buf) -> Result<()> {
+        let step = step.queue();
+        assert_eq!(x.cols, out.cols, "columns of the gathered rows");
+        let cols = x.cols;
+        let x = x.rows(step.tokens.len());
+        let rows = out.rows_mut(step.outputs.len()).chunks_exact_mut(cols.max(1));
+        for (row, &t) in rows.zip(&step.outputs) {
+            row.copy_from_slice(&x[t as usize * cols..][..cols]);
+        }
+        Ok(())
+    }
+
+    fn copy_rows(&self, x: &Buf, from: usize, n: usize, out: &mut Buf, to: usize) -> Result<()> {
+        assert_eq!(x.cols, out.cols, "columns of the copied rows");
+        let cols = x.cols;
+        out.rows_mut(to + n)[to * cols..].copy_from_slice(&x.rows(from + n)[from * cols..]);
+        Ok(())
+    }
+}
+
+impl AttentionOps for Cpu {
     fn prologue(
         &self,
         step: &OpenStep<'_, Queue>,
@@ -233,7 +287,9 @@ impl ForwardOps for Cpu {
         self.attend(step.queue(), (queries, kv), scoring, out);
         Ok(())
     }
+}
 
+impl RecurrentOps for Cpu {
     fn convolve(
         &self,
         step: &OpenStep<'_, Queue>,
@@ -257,40 +313,9 @@ impl ForwardOps for Cpu {
         self.recur_rows(step.queue(), inputs, recurrence, states, out);
         Ok(())
     }
+}
 
-    fn multiply_gates(
-        &self,
-        n: usize,
-        gates: (&Buf, usize),
-        function: GateFunction,
-        x: &mut Buf,
-    ) -> Result<()> {
-        self.multiply_rows(n, gates, function, x);
-        Ok(())
-    }
-
-    fn gate(&self, n: usize, gating: Gating, x: &Buf, out: &mut Buf) -> Result<()> {
-        assert_eq!(x.cols, 2 * out.cols, "gate and up features");
-        let cols = out.cols;
-        let (x, out) = (x.rows(n), Shared::new(out.rows_mut(n)));
-        self.for_rows(n, 4 * cols, |t| {
-            // SAFETY: row t belongs to this task alone.
-            let out = unsafe { out.slice(t * cols, cols) };
-            self.target.dispatch(Gate { gating, x: &x[2 * t * cols..2 * (t + 1) * cols], out });
-        });
-        Ok(())
-    }
-
-    fn activate(&self, n: usize, act: Activation, x: &mut Buf) -> Result<()> {
-        let cols = x.cols;
-        let x = Shared::new(x.rows_mut(n));
-        self.for_rows(n, 4 * cols, |t| {
-            // SAFETY: row t belongs to this task alone.
-            self.target.dispatch(Activate { act, x: unsafe { x.slice(t * cols, cols) } });
-        });
-        Ok(())
-    }
-
+impl ExpertOps for Cpu {
     fn route(
         &self,
         _step: &OpenStep<'_, Queue>,
@@ -318,26 +343,9 @@ impl ForwardOps for Cpu {
         self.add_gated_rows(n, x, gate, out);
         Ok(())
     }
+}
 
-    fn gather(&self, step: &OpenStep<'_, Queue>, x: &Buf, out: &mut Buf) -> Result<()> {
-        let step = step.queue();
-        assert_eq!(x.cols, out.cols, "columns of the gathered rows");
-        let cols = x.cols;
-        let x = x.rows(step.tokens.len());
-        let rows = out.rows_mut(step.outputs.len()).chunks_exact_mut(cols.max(1));
-        for (row, &t) in rows.zip(&step.outputs) {
-            row.copy_from_slice(&x[t as usize * cols..][..cols]);
-        }
-        Ok(())
-    }
-
-    fn copy_rows(&self, x: &Buf, from: usize, n: usize, out: &mut Buf, to: usize) -> Result<()> {
-        assert_eq!(x.cols, out.cols, "columns of the copied rows");
-        let cols = x.cols;
-        out.rows_mut(to + n)[to * cols..].copy_from_slice(&x.rows(from + n)[from * cols..]);
-        Ok(())
-    }
-
+impl TransferOps for Cpu {
     fn read(&self, buf: &Buf, n: usize) -> Result<Vec<f32>> {
         Ok(buf.rows(n).to_vec())
     }

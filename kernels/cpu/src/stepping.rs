@@ -19,7 +19,7 @@ impl StepQueue for Cpu {
 
     fn begin<'q>(&self, queue: &'q mut Queue, input: &StepInput<'_>) -> Result<BegunStep<'q, Queue>> {
         queue.set(input);
-        Ok(BegunStep::new(queue))
+        Ok(BegunStep::new(queue, input))
     }
 
     fn sample(&self, step: &mut OpenStep<'_, Queue>, logits: &mut Buf, rows: &[SampleRow<'_>]) -> Result<()> {

@@ -271,8 +271,7 @@ impl Scheduler {
     /// to run, and all prompts before it, have been run.
     fn new_tokens_during_prefill(&self, prompts: &[usize], remaining: usize, leaving: &[usize]) -> usize {
         let budget = self.min_prompt_budget(leaving);
-        let steps = prompt_shares::steps_to_finish(prompts.iter().copied().chain([remaining]), budget);
-        steps.saturating_mul(1 + self.options.max_lookahead)
+        prompt_shares::steps_to_finish(prompts.iter().copied().chain([remaining]), budget)
     }
 }
 

@@ -8,17 +8,23 @@ use super::id::SeqId;
 use super::in_flight::{FinalResult, MalformedAnswer, RowInFlight};
 use super::output::{RowFailure, SequenceEvent, SequenceOutput};
 use super::request::Finish;
-use super::sequence::{Accepted, Sequence};
+use super::sequence::Sequence;
 use super::state::Scheduler;
 
 /// The effect of a row of an answer on its sequence.
 struct AppliedRow {
-    /// Number of tokens in the answer.
-    answered: usize,
     /// Number of positions of the sequence that are computed now.
     computed: usize,
-    /// `None` if the sequence has ended or was cancelled before the answer came.
-    accepted: Option<Accepted>,
+    /// `None` if the row has no token, or if the sequence has ended or was cancelled before the
+    /// answer came.
+    accepted: Option<AcceptedToken>,
+}
+
+/// A token that became part of its sequence.
+#[derive(Debug, Clone, Copy)]
+struct AcceptedToken {
+    /// Why the sequence ends with the token, if it does.
+    finish: Option<Finish>,
 }
 
 impl Scheduler {
@@ -54,8 +60,10 @@ impl Scheduler {
                 let vector = pooled.next().map(|pooled| pooled.values);
                 outputs.extend(vector.and_then(|values| self.receive_vector(row.sequence, values)));
             }
-            let tokens = sampled.by_ref().take(applied.answered);
-            self.report_tokens(row.sequence, tokens, applied.accepted, &mut outputs);
+            let sampled = if row.samples { sampled.next() } else { None };
+            if let Some((sampled, accepted)) = sampled.zip(applied.accepted) {
+                outputs.push(self.report_token(row.sequence, sampled, accepted));
+            }
             self.leave_quarantine(row.sequence, applied.computed);
         }
         Ok(outputs)
@@ -73,28 +81,29 @@ impl Scheduler {
         sampled: &[Sampled],
         errors: &HashMap<u32, RowError>,
     ) -> Vec<Option<AppliedRow>> {
-        let mut rest = sampled;
+        let mut sampled = sampled.iter();
         let accept = |row: &RowInFlight| {
             if errors.contains_key(&row.slot.0) {
                 return None;
             }
-            let (tokens, others) = rest.split_at(row.tokens_in(rest));
-            rest = others;
-            Some(self.accept_row(step, row, tokens))
+            let token = if row.samples { sampled.next() } else { None };
+            Some(self.accept_row(step, row, token))
         };
         rows.iter().map(accept).collect()
     }
 
-    /// Accepts the tokens of one row, rolls back what its lookahead has not brought, and publishes
-    /// the blocks that it has completed.
-    fn accept_row(&mut self, step: u64, row: &RowInFlight, sampled: &[Sampled]) -> AppliedRow {
+    /// Accepts the token of one row, if it has one, and publishes the blocks that the row has
+    /// completed.
+    fn accept_row(&mut self, step: u64, row: &RowInFlight, sampled: Option<&Sampled>) -> AppliedRow {
         // A preempted sequence accepts tokens as well: they are valid wherever they were computed.
-        let accepted = self.update(row.sequence, |sequence| sequence.accept(sampled, row.max_tokens));
-        self.charge(row.sequence, accepted.map_or(0, |accepted| accepted.tokens));
-        let missing = row.max_tokens - sampled.len();
+        let accepted = sampled.and_then(|sampled| {
+            let finish = self.update(row.sequence, |sequence| sequence.accept(sampled.token))?;
+            Some(AcceptedToken { finish })
+        });
+        self.charge(row.sequence, usize::from(accepted.is_some()));
         // A deferred row has computed its position, which the next row computes again.
-        let computed = row.computed - missing - usize::from(row.deferred);
-        if row.mask_follows && !sampled.is_empty() {
+        let computed = row.computed - usize::from(row.deferred);
+        if row.mask_follows && sampled.is_some() {
             self.update(row.sequence, |sequence| sequence.note_mask_in_time());
         }
         if let Some(index) = self.position(row.sequence) {
@@ -102,32 +111,24 @@ impl Scheduler {
             // A row from before a preemption was computed in other blocks. A wrong block in the
             // tree would harm every sequence that shares it.
             if running.first_step <= step {
-                running.roll_back(missing);
                 let Sequence { block_hashes, tokens, .. } = &running.sequence;
                 self.cache.publish(&mut running.table, block_hashes, tokens, computed);
             }
         }
-        AppliedRow { answered: sampled.len(), computed, accepted }
+        AppliedRow { computed, accepted }
     }
 
-    /// Reports the accepted tokens of a row and removes the sequence if it has ended.
-    fn report_tokens(
+    /// Reports an accepted token and removes the sequence if it has ended.
+    fn report_token(
         &mut self,
-        id: SeqId,
-        sampled: impl Iterator<Item = Sampled>,
-        accepted: Option<Accepted>,
-        outputs: &mut Vec<SequenceOutput>,
-    ) {
-        let Accepted { tokens, finish } = accepted.unwrap_or_default();
-        for (index, sampled) in sampled.enumerate() {
-            if index < tokens {
-                let finish = finish.filter(|_| index + 1 == tokens);
-                outputs.push(SequenceOutput { sequence: id, event: SequenceEvent::Token(sampled), finish });
-            }
-        }
+        sequence: SeqId,
+        sampled: Sampled,
+        AcceptedToken { finish }: AcceptedToken,
+    ) -> SequenceOutput {
         if finish.is_some() {
-            self.cancel(id);
+            self.cancel(sequence);
         }
+        SequenceOutput { sequence, event: SequenceEvent::Token(sampled), finish }
     }
 
     /// Reports the scores of a part of the prompt, or the end of a sequence that generates nothing.

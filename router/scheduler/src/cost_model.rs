@@ -56,9 +56,9 @@ impl StepLoad {
         self.sampled += f64::from(u8::from(samples));
     }
 
-    /// The load of a row of a step. A lookahead counts as if all of its tokens came.
+    /// Adds a row of a step.
     pub(super) fn add_row(&mut self, row: &Row) {
-        self.add(row.start as usize, (row.count + row.lookahead) as usize, row.sample);
+        self.add(row.start as usize, row.count as usize, row.sample);
     }
 
     fn terms(&self) -> [f64; TERMS] {

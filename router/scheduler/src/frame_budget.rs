@@ -10,7 +10,7 @@
 use millrace_proto::rules::mask_words;
 
 use super::limits::SchedulerLimits;
-use super::message_size::{self, ADMISSION, ALTERNATIVE, BLOCK, FIXED_ROW, MESSAGE, SAMPLED, varint};
+use super::message_size::{self, ADMISSION, ALTERNATIVE, FIXED_ROW, MESSAGE, varint};
 
 /// Checks that an admission of `tokens` tokens, beside the largest mask, fits the half of a step
 /// that decode rows leave.
@@ -66,17 +66,14 @@ pub(super) struct RowContent {
     pub(super) score_top_n: usize,
     /// Length of the vector that the row completes.
     pub(super) features: usize,
-    /// Tokens that the answer may hold beyond the first one.
-    pub(super) lookahead: usize,
 }
 
 impl RowContent {
     pub(super) fn bytes(&self) -> RowBytes {
         let alternatives = self.top_n * ALTERNATIVE;
         let scores = self.scores * message_size::scored_token(self.score_top_n);
-        let further = self.lookahead * (SAMPLED + alternatives);
-        let answer = alternatives + further + scores + self.features * size_of::<f32>();
-        RowBytes { step: self.mask_words * size_of::<u32>() + self.lookahead * BLOCK, answer }
+        let answer = alternatives + scores + self.features * size_of::<f32>();
+        RowBytes { step: self.mask_words * size_of::<u32>(), answer }
     }
 }
 

@@ -27,12 +27,10 @@ pub(super) struct RowInFlight {
     pub(super) slot: SlotId,
     /// Number of positions that are computed before the row.
     pub(super) start: usize,
-    /// Maximum number of positions that are computed when the step has been answered: with a
-    /// lookahead the shards may compute fewer.
+    /// Number of positions that are computed when the step has been answered.
     pub(super) computed: usize,
-    /// Maximum number of tokens in the answer. The minimum is 1, or 0 if the row does not sample or
-    /// is deferred.
-    pub(super) max_tokens: usize,
+    /// Whether the answer has a token of the row: it samples, and is not deferred.
+    pub(super) samples: bool,
     /// Whether the mask of the row follows the step.
     pub(super) mask_follows: bool,
     /// Whether the row is not sampled, because its mask came late.
@@ -53,14 +51,6 @@ pub(super) enum FinalResult {
     Vector,
 }
 
-impl RowInFlight {
-    /// Number of tokens at the beginning of `sampled` that belong to this row.
-    pub(super) fn tokens_in(&self, sampled: &[Sampled]) -> usize {
-        let own = |sampled: &&Sampled| sampled.slot == self.slot.0;
-        sampled.iter().take(self.max_tokens).take_while(own).count()
-    }
-}
-
 /// An answer that does not match its step. The shard that gave it cannot be trusted any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts say what the fields are")]
@@ -74,7 +64,7 @@ pub enum MalformedAnswer {
     /// The answer comes before the masks of the step.
     #[error("an answer to step {step} before its masks")]
     BeforeMasks { step: u64 },
-    /// A row that samples has no token, or there are more tokens than the rows allow.
+    /// A row that samples has no token, or there are more tokens than rows that sample.
     #[error("{got} tokens for step {step}, which has {expected} rows that sample")]
     TokenCount { step: u64, expected: usize, got: usize },
     /// The number of scores differs from the number of prompt tokens to be scored.
@@ -117,7 +107,7 @@ impl StepInFlight {
         }
         let failed = self.check_errors(output)?;
         let rows = || self.rows.iter().filter(|row| !failed.contains_key(&row.slot.0));
-        check_tokens(step, rows().filter(|row| row.max_tokens > 0), &output.sampled)?;
+        check_tokens(step, rows().filter(|row| row.samples), &output.sampled)?;
         let scored = rows().filter(|row| !row.scores.is_empty());
         if !scored
             .map(|row| (row.slot.0, row.scores.len()))
@@ -155,24 +145,21 @@ impl StepInFlight {
     }
 }
 
-/// Checks that each of the sampling `rows` has one token or more, as many as it allows, in the
-/// order of the rows.
+/// Checks that each of the sampling `rows` has one token, in the order of the rows.
 fn check_tokens<'a>(
     step: u64,
     rows: impl Iterator<Item = &'a RowInFlight> + Clone,
     sampled: &[Sampled],
 ) -> Result<(), MalformedAnswer> {
     let count = || MalformedAnswer::TokenCount { step, expected: rows.clone().count(), got: sampled.len() };
-    let mut rest = sampled;
+    let mut rest = sampled.iter();
     for row in rows.clone() {
-        let next = rest.first().ok_or_else(count)?;
-        let tokens = row.tokens_in(rest);
-        if tokens == 0 {
+        let next = rest.next().ok_or_else(count)?;
+        if next.slot != row.slot.0 {
             return Err(MalformedAnswer::WrongSlot { step, expected: row.slot.0, got: next.slot });
         }
-        rest = &rest[tokens..];
     }
-    if rest.is_empty() { Ok(()) } else { Err(count()) }
+    if rest.next().is_none() { Ok(()) } else { Err(count()) }
 }
 
 /// Iterates over every token id of an answer: sampled tokens and alternatives.

@@ -60,7 +60,7 @@ impl Scheduler {
         let number = step.step;
         let row = &mut step.rows[index];
         let id = row.sequence;
-        (row.max_tokens, row.deferred) = (0, true);
+        (row.samples, row.deferred) = (false, true);
         let later = self.in_flight.iter_mut().skip(1).flat_map(|step| &mut step.rows);
         later.filter(|row| row.sequence == id).for_each(|row| row.computed -= 1);
         if self.update(id, |sequence| sequence.defer()).is_some() {
@@ -69,7 +69,7 @@ impl Scheduler {
         if let Some(index) = self.position(id)
             && self.running[index].first_step <= number
         {
-            self.running[index].roll_back(1);
+            self.running[index].take_back_position();
         }
     }
 }

@@ -20,8 +20,7 @@
 //! A step is a mixed batch. Sequences that decode come first, with one token each, so a long prompt
 //! never stalls a running stream. Prompts share a budget in chunks ([`prompt_shares`]). The budget
 //! bounds the time by which they extend the step ([`prompt_budget`]), as predicted from the times
-//! of earlier steps ([`cost_model`]). Rows that sample may then get a lookahead from what is left:
-//! the shards may answer such a row with several tokens.
+//! of earlier steps ([`cost_model`]).
 //!
 //! Sequences are ordered by arrival and priority, and [`admission`] decides which of them leave the
 //! queue. Several tenants get fair shares of the tokens ([`fair_share`]), of the slots

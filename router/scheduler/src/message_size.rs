@@ -12,17 +12,13 @@ const ROW: usize = 64;
 const RELEASE: usize = 8;
 /// An admission without its tokens, its blocks and its sampling parameters.
 pub(super) const ADMISSION: usize = 64;
-/// The answer to a row without alternatives, scores, vector and further tokens: an error, or the
-/// headers of the other results.
+/// The answer to a row without alternatives, scores and vector: an error, or the sampled token and
+/// the headers of the other results.
 const ANSWER: usize = MAX_ROW_ERROR + 64;
 /// A token with its log-probability.
 pub(super) const ALTERNATIVE: usize = 16;
-/// A sampled token without alternatives.
-pub(super) const SAMPLED: usize = 32;
 /// A scored token of a prompt without alternatives.
 const PROMPT_TOKEN: usize = 24;
-/// A block of a row's table.
-pub(super) const BLOCK: usize = 5;
 
 /// The fixed part of each row: the larger of its parts in the step and in the answer.
 pub(super) const FIXED_ROW: usize = if ROW + RELEASE > ANSWER { ROW + RELEASE } else { ANSWER };

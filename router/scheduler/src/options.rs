@@ -13,9 +13,6 @@ pub struct SchedulerOptions {
     /// Number of steps after which a request is ordered before new requests of the next higher
     /// priority. With 0, priorities have no effect.
     pub ageing_steps: u32,
-    /// Maximum number of tokens that an answer may hold for a row beyond the token that the row
-    /// samples. It is 0 for shards that sample one token per row.
-    pub max_lookahead: usize,
     /// The order in which waiting sequences are admitted.
     pub schedule: Schedule,
     /// Target for the time between two tokens of a stream in microseconds: prompts may extend steps
@@ -30,7 +27,6 @@ impl Default for SchedulerOptions {
             prefix_cache: true,
             cache_events: false,
             ageing_steps: 512,
-            max_lookahead: 0,
             target_micros: 0.0,
             schedule: Schedule::default(),
         }

@@ -32,7 +32,6 @@ impl Scheduler {
             false => self.admit_from_quarantine(),
         };
         self.schedule_prefills(&mut bytes);
-        self.schedule_lookahead(&mut bytes);
 
         let admit = admitted.iter().filter_map(|new| self.position(new.sequence));
         let admit = admit.map(|index| self.running[index].admission()).collect();
@@ -106,27 +105,6 @@ impl Scheduler {
         let prompts = self.running.iter_mut().filter(|running| running.is_prefill());
         for (running, tokens) in prompts.zip(shares) {
             running.plan(tokens, &self.limits, bytes);
-        }
-    }
-
-    /// Gives rows that sample a lookahead from the tokens, blocks and bytes that are left. No row
-    /// gets smaller and no sequence is preempted for it.
-    fn schedule_lookahead(&mut self, bytes: &mut FrameBudget) {
-        let mut left = self.unplanned_tokens().min(self.options.max_lookahead * self.running.len());
-        for running in &mut self.running {
-            if left == 0 {
-                return;
-            }
-            let lookahead = running.max_lookahead().min(self.options.max_lookahead).min(left);
-            let positions = running.positions_after(running.planned_tokens() + lookahead);
-            // Blocks are taken last: a row may name only blocks for tokens that it can run.
-            if lookahead > 0
-                && bytes.take(running.lookahead_bytes(lookahead))
-                && self.cache.cover(&mut running.table, positions)
-            {
-                running.plan_lookahead(lookahead);
-                left -= lookahead;
-            }
         }
     }
 

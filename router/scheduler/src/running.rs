@@ -5,7 +5,7 @@ use millrace_proto::{self as proto, Admission, Row};
 
 use super::cache::{BlockHash, BlockTable};
 use super::cost_model::StepLoad;
-use super::frame_budget::{FrameBudget, RowBytes, RowContent};
+use super::frame_budget::{FrameBudget, RowContent};
 use super::id::SlotId;
 use super::in_flight::{FinalResult, RowInFlight};
 use super::limits::SchedulerLimits;
@@ -33,13 +33,10 @@ pub(super) struct RunningSequence {
     admitted_len: usize,
     /// Number of positions that were in the cache when the sequence was admitted.
     cached: usize,
-    /// Maximum number of positions that are in the cache when the planned steps have run.
+    /// Number of positions that are in the cache when the planned steps have run.
     computed: usize,
-    /// Number of known tokens that the sequence runs in the step being planned.
+    /// Number of tokens that the sequence runs in the step being planned.
     planned: usize,
-    /// Number of further tokens that the shards may run in the step being planned, after the one
-    /// that they sample.
-    lookahead: usize,
 }
 
 impl RunningSequence {
@@ -63,7 +60,6 @@ impl RunningSequence {
             computed: cached,
             sent_blocks: 0,
             planned: 0,
-            lookahead: 0,
         }
     }
 
@@ -144,7 +140,7 @@ impl RunningSequence {
 
     /// Number of tokens that the planned row takes from the token budget of the step.
     pub(super) fn planned_tokens(&self) -> usize {
-        self.planned + self.lookahead
+        self.planned
     }
 
     /// Number of positions that the block table must cover before `count` more tokens can be run.
@@ -168,7 +164,6 @@ impl RunningSequence {
             scores: sequence.scores(&(self.computed..self.computed + count)).len(),
             score_top_n: sequence.prompt_logprobs.unwrap_or(0) as usize,
             features: if complete && sequence.pooling.is_some() { limits.hidden_size } else { 0 },
-            lookahead: 0,
         }
     }
 
@@ -189,31 +184,10 @@ impl RunningSequence {
         }
     }
 
-    /// Maximum lookahead of the planned row; 0 if it does not sample.
-    pub(super) fn max_lookahead(&self) -> usize {
-        let samples = self.planned > 0 && self.computed + self.planned == self.sequence.len();
-        if samples { self.sequence.max_lookahead() } else { 0 }
-    }
-
-    /// The bytes that a lookahead adds to the planned row.
-    pub(super) fn lookahead_bytes(&self, lookahead: usize) -> RowBytes {
-        let top_n = self.sequence.sampling.top_n as usize;
-        let with = RowContent { top_n, lookahead, ..RowContent::default() }.bytes();
-        let without = RowContent { top_n, ..RowContent::default() }.bytes();
-        RowBytes { step: with.step - without.step, answer: with.answer - without.answer }
-    }
-
-    /// Gives the planned row a lookahead. The block table has room for it, and the frame budget has
-    /// its bytes.
-    pub(super) fn plan_lookahead(&mut self, lookahead: usize) {
-        self.lookahead = lookahead;
-    }
-
     /// Returns the planned row and its expected results, if a row is planned. The row samples if it
     /// runs the last tokens of the sequence.
     pub(super) fn take_row(&mut self) -> Option<(Row, RowInFlight)> {
         let (start, count) = (self.computed, std::mem::take(&mut self.planned));
-        let lookahead = std::mem::take(&mut self.lookahead);
         if count == 0 {
             return None;
         }
@@ -226,9 +200,9 @@ impl RunningSequence {
         let allowed = if sample { self.sequence.allowed().to_vec() } else { Vec::new() };
         let mask_follows = sample && self.sequence.mask_follows();
         if sample {
-            self.sequence.expect_tokens(lookahead);
+            self.sequence.expect_token();
         }
-        self.computed += count + lookahead;
+        self.computed += count;
         let new_blocks = self.table.blocks[self.sent_blocks..].iter().map(|block| block.0).collect();
         self.sent_blocks = self.table.blocks.len();
         let score = self.sequence.prompt_logprobs.filter(|_| !scores.is_empty());
@@ -241,17 +215,15 @@ impl RunningSequence {
             sample,
             allowed,
             score,
-            lookahead: lookahead as u32,
             mask_follows,
         };
-        let max_tokens = if sample { 1 + lookahead } else { 0 };
         let deferred = false;
         let in_flight = RowInFlight {
             sequence,
             slot,
             start,
             computed,
-            max_tokens,
+            samples: sample,
             mask_follows,
             deferred,
             scores,
@@ -260,9 +232,8 @@ impl RunningSequence {
         Some((row, in_flight))
     }
 
-    /// Takes back positions that a row with a lookahead was expected to compute and has not
-    /// computed, or that a deferred row must compute again.
-    pub(super) fn roll_back(&mut self, positions: usize) {
-        self.computed -= positions;
+    /// Takes back the position of a deferred row, which the next row computes again.
+    pub(super) fn take_back_position(&mut self) {
+        self.computed -= 1;
     }
 }

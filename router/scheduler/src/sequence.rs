@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use millrace_proto::rules::{MAX_TOP_N, check_sampling, is_mask_or_free};
-use millrace_proto::{Row, Sampled, Sampling};
+use millrace_proto::{Row, Sampling};
 
 use super::cache::BlockHashes;
 use super::frame_budget;
@@ -30,12 +30,8 @@ pub(super) struct Sequence {
     /// The hashes of the full blocks of `tokens`.
     pub(super) block_hashes: BlockHashes,
     pub(super) prompt_len: usize,
-    /// Maximum number of tokens that the rows in flight will add. Only the shards know these tokens
-    /// yet.
+    /// Number of tokens that the rows in flight will add. Only the shards know these tokens yet.
     pending: usize,
-    /// Number of pending tokens that may not come, because the newest row in flight has a
-    /// lookahead.
-    unconfirmed: usize,
     pub(super) max_new_tokens: usize,
     stop_tokens: Arc<[u32]>,
     pub(super) sampling: Sampling,
@@ -74,15 +70,6 @@ enum MaskState {
     Known(Mask),
 }
 
-/// The outcome of [`Sequence::accept`].
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Accepted {
-    /// Number of tokens that became part of the sequence.
-    pub(super) tokens: usize,
-    /// Set if the last of these tokens ends the sequence.
-    pub(super) finish: Option<Finish>,
-}
-
 impl Sequence {
     /// A sequence with the block hashes of the request. `block_size` is the size of the blocks to
     /// be hashed.
@@ -103,7 +90,6 @@ impl Sequence {
             prompt_len: request.prompt.len(),
             tokens: request.prompt,
             pending: 0,
-            unconfirmed: 0,
             max_new_tokens: if request.pooling.is_some() { 0 } else { request.max_new_tokens as usize },
             stop_tokens: request.stop_tokens,
             sampling_bytes: message_size::sampling(&request.sampling),
@@ -156,7 +142,7 @@ impl Sequence {
         self.block_hashes.extend(&self.tokens);
     }
 
-    /// Maximum number of tokens, accepted and pending.
+    /// Number of tokens, accepted and pending.
     pub(super) fn len(&self) -> usize {
         self.tokens.len() + self.pending
     }
@@ -172,10 +158,10 @@ impl Sequence {
     }
 
     /// Whether another row can be planned. A constrained sequence without tokens in flight needs
-    /// its mask. A sequence with unconfirmed tokens must know where the next row begins.
+    /// its mask.
     pub(super) fn can_continue(&self) -> bool {
         match self.mask {
-            MaskState::Unconstrained => self.unconfirmed == 0,
+            MaskState::Unconstrained => true,
             _ if self.has_pending() => self.tokens.len() >= self.runs_ahead_from,
             MaskState::Awaited => false,
             MaskState::Known(_) => true,
@@ -225,11 +211,6 @@ impl Sequence {
         }
     }
 
-    /// Whether the numbers of tokens in flight fit each other.
-    pub(super) fn is_consistent(&self) -> bool {
-        self.unconfirmed <= self.pending
-    }
-
     /// Whether the row runs one generated token and samples after it.
     pub(super) fn is_decode(&self, row: &Row) -> bool {
         row.sample && row.count == 1 && row.start as usize >= self.prompt_len
@@ -262,44 +243,21 @@ impl Sequence {
         limits::positions(self.prompt_len, self.max_new_tokens)
     }
 
-    /// Maximum lookahead of a row that samples the next token: 0 for a constrained sequence, which
-    /// needs a mask for each token.
-    pub(super) fn max_lookahead(&self) -> usize {
-        match self.mask {
-            MaskState::Unconstrained => self.max_positions().saturating_sub(self.len()),
-            MaskState::Awaited | MaskState::Known(_) => 0,
-        }
+    /// Notes that a row is in flight that samples a token.
+    pub(super) fn expect_token(&mut self) {
+        self.pending += 1;
     }
 
-    /// Notes that a row is in flight that samples a token, and up to `lookahead` further tokens.
-    pub(super) fn expect_tokens(&mut self, lookahead: usize) {
-        self.pending += 1 + lookahead;
-        self.unconfirmed = lookahead;
-    }
-
-    /// Accepts the tokens of the oldest row in flight, which may have had up to `expected` tokens.
-    /// The sequence changes once for all of them: tokens after one that ends the sequence are
-    /// dropped, and what was expected and did not come is rolled back.
-    pub(super) fn accept(&mut self, sampled: &[Sampled], expected: usize) -> Accepted {
-        self.pending -= expected;
-        if expected > 1 {
-            // Nothing is planned behind a row with a lookahead, so this was the newest row.
-            self.unconfirmed = 0;
-        }
-        let mut accepted = Accepted::default();
-        for sampled in sampled {
-            self.tokens.push(sampled.token);
-            accepted.tokens += 1;
-            accepted.finish = self.finish_after(sampled.token);
-            if accepted.finish.is_some() {
-                break;
-            }
-        }
+    /// Accepts the token of the oldest row in flight that samples. Returns why the sequence ends
+    /// with it, if it does.
+    pub(super) fn accept(&mut self, token: u32) -> Option<Finish> {
+        self.pending -= 1;
+        self.tokens.push(token);
         self.block_hashes.extend(&self.tokens);
-        if accepted.tokens > 0 && !matches!(self.mask, MaskState::Unconstrained) {
+        if !matches!(self.mask, MaskState::Unconstrained) {
             self.mask = MaskState::Awaited;
         }
-        accepted
+        self.finish_after(token)
     }
 
     /// Why the sequence ends with `token`, its last accepted token.
@@ -316,7 +274,6 @@ impl Sequence {
     /// Notes that the rows in flight are lost.
     pub(super) fn lose_pending(&mut self) {
         self.pending = 0;
-        self.unconfirmed = 0;
     }
 }
 
@@ -344,36 +301,29 @@ mod tests {
         sequence
     }
 
-    fn sampled(tokens: &[u32]) -> Vec<Sampled> {
-        tokens.iter().map(|&token| Sampled { token, ..Sampled::default() }).collect()
-    }
-
     #[test]
-    fn tokens_that_were_expected_and_did_not_come_are_rolled_back() {
+    fn accepted_tokens_extend_the_sequence_and_its_hashes() {
         let mut sequence = sequence(10, &[]);
-        sequence.expect_tokens(0);
-        assert!(sequence.can_continue());
-        sequence.expect_tokens(3);
-        assert_eq!((sequence.len(), sequence.can_continue()), (3 + 1 + 4, false));
-        let accepted = sequence.accept(&sampled(&[4]), 1);
-        assert_eq!((accepted.tokens, accepted.finish, sequence.can_continue()), (1, None, false));
-        let accepted = sequence.accept(&sampled(&[5, 6]), 4);
-        assert_eq!((accepted.tokens, accepted.finish), (2, None));
-        assert_eq!((sequence.len(), sequence.has_pending(), sequence.can_continue()), (6, false, true));
-        assert_eq!(sequence.tokens, [1, 2, 3, 4, 5, 6]);
-        assert_eq!(sequence.block_hashes.as_slice().len(), 3);
+        sequence.expect_token();
+        sequence.expect_token();
+        assert_eq!((sequence.len(), sequence.can_continue()), (5, true));
+        assert_eq!(sequence.accept(4), None);
+        assert_eq!((sequence.len(), sequence.has_pending()), (5, true));
+        assert_eq!(sequence.accept(5), None);
+        assert_eq!((sequence.len(), sequence.has_pending()), (5, false));
+        assert_eq!(sequence.tokens, [1, 2, 3, 4, 5]);
+        assert_eq!(sequence.block_hashes.as_slice().len(), 2);
     }
 
     #[test]
-    fn tokens_after_the_end_are_dropped() {
+    fn a_stop_token_or_the_last_token_ends_a_sequence() {
         let mut stopped = sequence(10, &[7]);
-        stopped.expect_tokens(3);
-        let accepted = stopped.accept(&sampled(&[5, 7, 8, 9]), 4);
-        assert_eq!((accepted.tokens, accepted.finish), (2, Some(Finish::StopToken)));
-        assert_eq!(stopped.tokens, [1, 2, 3, 5, 7]);
         let mut full = sequence(2, &[7]);
-        full.expect_tokens(1);
-        let accepted = full.accept(&sampled(&[5, 7]), 2);
-        assert_eq!((accepted.tokens, accepted.finish), (2, Some(Finish::Length)));
+        for _ in 0..2 {
+            stopped.expect_token();
+            full.expect_token();
+        }
+        assert_eq!([5, 7].map(|token| stopped.accept(token)), [None, Some(Finish::StopToken)]);
+        assert_eq!([5, 7].map(|token| full.accept(token)), [None, Some(Finish::Length)]);
     }
 }

@@ -56,9 +56,6 @@ impl Scheduler {
     pub fn new(limits: SchedulerLimits, options: SchedulerOptions) -> Self {
         let reuse = options.prefix_cache && limits.shares_blocks();
         let mut cache = KvCache::new(limits.num_blocks, limits.block_size, reuse);
-        // A position that was run for a token that is not accepted cannot be taken back.
-        let max_lookahead = if limits.shares_blocks() { options.max_lookahead } else { 0 };
-        let options = SchedulerOptions { max_lookahead, ..options };
         if options.cache_events {
             cache.log_events();
         }

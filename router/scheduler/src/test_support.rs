@@ -4,10 +4,8 @@
 //! scheduler, keeps a real paged cache, and derives each token from the whole contents of its
 //! sequence, which it reads back through the block table. A row that reads a position which was not
 //! computed from the sequence's own prefix is an error, and so is a row that writes a block which
-//! another sequence reads.
-//!
-//! A row with a lookahead is answered with one or more tokens. Their number depends on the sequence
-//! and the position alone, so a simulation with a seed can be replayed.
+//! another sequence reads. A token depends on its sequence and position alone, so a simulation with
+//! a seed can be replayed.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -39,7 +37,7 @@ struct Occupant {
     /// Number of computed positions; `None` before the first row, because a prefix may have been
     /// computed for others.
     computed: Option<usize>,
-    /// Largest number of positions that a row with its lookahead could have computed.
+    /// Largest number of positions that a row was planned to compute.
     reserved: usize,
     /// Start of the first row.
     begun_at: usize,
@@ -222,7 +220,7 @@ impl PretendShard {
         let slots: HashSet<u32> = step.rows.iter().map(|row| row.slot).collect();
         ensure(slots.len() == step.rows.len(), || "two rows for one slot".into())?;
         ensure(!step.rows.is_empty(), || "a step without rows".into())?;
-        let tokens: usize = step.rows.iter().map(|row| (row.count + row.lookahead) as usize).sum();
+        let tokens: usize = step.rows.iter().map(|row| row.count as usize).sum();
         ensure(tokens <= self.limits.max_step_tokens, || format!("{tokens} tokens in one step"))?;
         let (mut sampled, mut scored, mut pooled) = (Vec::new(), Vec::new(), Vec::new());
         let mut errors = Vec::new();
@@ -236,7 +234,7 @@ impl PretendShard {
                 errors.push(error(RowErrorKind::Refused));
                 continue;
             }
-            let end = self.start_of(row)? + row.count as usize + self.further_tokens(row);
+            let end = self.start_of(row)? + row.count as usize;
             match trouble {
                 Some(Trouble::Deadly(position)) if end > position => return Err(DEATH.to_owned()),
                 Some(Trouble::Broken(position)) if end > position => {
@@ -247,8 +245,8 @@ impl PretendShard {
                 }
                 _ => {}
             }
-            let (tokens, scores) = self.row(row, mask)?;
-            sampled.extend(tokens);
+            let (token, scores) = self.row(row, mask)?;
+            sampled.extend(token);
             scored.extend(scores);
             pooled.extend(self.pool(row)?);
         }
@@ -292,15 +290,6 @@ impl PretendShard {
         Ok(is_last.then_some(Pooled { slot: row.slot, values }))
     }
 
-    /// Number of tokens after the first one with which a row is answered.
-    fn further_tokens(&self, row: &Row) -> usize {
-        let seed = self.slots.get(row.slot as usize).and_then(Option::as_ref).map_or(0, |slot| slot.seed);
-        match row.lookahead {
-            0 => 0,
-            lookahead => (mix(seed, row.start) % (u64::from(lookahead) + 1)) as usize,
-        }
-    }
-
     /// The first position that a row runs. A row whose mask follows runs the last token, even if
     /// rows before it were deferred after it was planned.
     fn start_of(&self, row: &Row) -> Result<usize, String> {
@@ -320,15 +309,14 @@ impl PretendShard {
         Ok(last)
     }
 
-    /// Runs a row. Returns the tokens that it samples, and the scores that it asks for.
+    /// Runs a row. Returns the token that it samples, and the scores that it asks for.
     fn row(
         &mut self,
         row: &Row,
         late_mask: Option<&[u32]>,
-    ) -> Result<(Vec<Sampled>, Option<Scored>), String> {
+    ) -> Result<(Option<Sampled>, Option<Scored>), String> {
         let start = self.start_of(row)?;
-        let planned_end = (row.start + row.count) as usize;
-        let further = self.further_tokens(row);
+        let reserved = (row.start + row.count) as usize;
         let SchedulerLimits { block_size, max_sequence_tokens, vocab_size, .. } = self.limits;
         let occupant =
             self.slots.get_mut(row.slot as usize).and_then(Option::as_mut).ok_or("row without slot")?;
@@ -345,7 +333,6 @@ impl PretendShard {
             format!("start {start}, but {:?} are computed", occupant.computed)
         })?;
         ensure(end <= occupant.tokens.len(), || "a token is run before it is known".into())?;
-        let reserved = planned_end + row.lookahead as usize;
         ensure(reserved <= occupant.table.len() * block_size, || "positions without a block".into())?;
         occupant.reserved = occupant.reserved.max(reserved);
         let needed = occupant.reserved.div_ceil(block_size);
@@ -366,7 +353,7 @@ impl PretendShard {
         if handling != PromptHandling::Shared {
             let first = occupant.computed.is_none();
             ensure(!first || start == 0, || "a sequence begins with another one's positions".into())?;
-            ensure(row.lookahead == 0 && !row.mask_follows, || "a position may be run twice".into())?;
+            ensure(!row.mask_follows, || "a position may be run twice".into())?;
             let whole = handling != PromptHandling::Whole || !first || end >= occupant.prompt_len;
             ensure(whole, || "a part of a prompt that cannot be divided".into())?;
         }
@@ -388,41 +375,23 @@ impl PretendShard {
         occupant.computed = Some(end);
         if !row.sample {
             ensure(row.allowed.is_empty(), || "a mask for a row that does not sample".into())?;
-            ensure(row.lookahead == 0, || "a lookahead for a row that does not sample".into())?;
-            return Ok((Vec::new(), scored));
+            return Ok((None, scored));
         }
         if row.mask_follows && late_mask.is_none() {
             // The next row runs this position again.
             (occupant.computed, occupant.deferrals) = (Some(start), occupant.deferrals + 1);
-            return Ok((Vec::new(), scored));
+            return Ok((None, scored));
         }
         let allowed = late_mask.unwrap_or(&row.allowed);
         ensure(end == occupant.tokens.len(), || "a token is sampled twice".into())?;
         ensure(reserved < max_sequence_tokens, || "the sequence is full".into())?;
-        ensure(allowed.is_empty() || row.lookahead == 0, || "one mask for several tokens".into())?;
         let mut token = draw(digest, occupant.seed, vocab_size);
         if !allowed.is_empty() {
             ensure(allowed.len() == vocab_size.div_ceil(32), || "a mask for another vocabulary".into())?;
             token = nearest(token, allowed, vocab_size).ok_or("nothing is allowed")?;
         }
-        let mut sampled = Vec::new();
-        let top_n = occupant.top_n as usize;
-        let mut push = |token| {
-            let top = vec![TokenLogprob { token, logprob: -1.0 }; top_n];
-            sampled.push(Sampled { slot: row.slot, token, logprob: -1.0, top });
-        };
         occupant.tokens.push(token);
-        push(token);
-        for position in end..end + further {
-            let block = occupant.table[position / block_size];
-            ensure(self.holders[block as usize] == 1, || format!("slot {} writes shared {block}", row.slot))?;
-            digest = mix(digest, token);
-            self.cache[place(&occupant.table, position)] = digest;
-            token = draw(digest, occupant.seed, vocab_size);
-            occupant.tokens.push(token);
-            push(token);
-        }
-        occupant.computed = Some(end + further);
-        Ok((sampled, scored))
+        let top = vec![TokenLogprob { token, logprob: -1.0 }; occupant.top_n as usize];
+        Ok((Some(Sampled { slot: row.slot, token, logprob: -1.0, top }), scored))
     }
 }

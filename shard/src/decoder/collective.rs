@@ -64,17 +64,12 @@ pub trait Collective<B: Backend> {
     /// If a rank is lost.
     fn pass_on(&mut self, backend: &B, n: usize, from: usize, buf: &mut B::Buf) -> Result<(), Error>;
 
-    /// Replaces the `n` sampled tokens of the step by those of rank 0. The other ranks get token
-    /// ids without log-probabilities.
+    /// Replaces the step's sampled tokens, [`OpenStep::outputs`] of them, by the ones that rank 0
+    /// has sampled. The other ranks get token ids without log-probabilities.
     ///
     /// # Errors
     /// If a rank is lost.
-    fn broadcast_sampled(
-        &mut self,
-        backend: &B,
-        n: usize,
-        step: &mut OpenStep<'_, B::Queue>,
-    ) -> Result<(), Error>;
+    fn broadcast_sampled(&mut self, backend: &B, step: &mut OpenStep<'_, B::Queue>) -> Result<(), Error>;
 
     /// Checks whether all ranks have taken part so far. Waits neither for them nor for the device,
     /// so that it can be called at every step. A device that has waited in vain for another rank

@@ -4,11 +4,11 @@ use millrace_backend::{Backend, ExpertMlp, Result, RouterTerms, RoutingSpec, Row
 use millrace_model::step_sizes::{LayerBuffer, routings};
 use millrace_model::{ExpertsSpec, LayerSpec, SharedExpert};
 
-use super::by_width::ByWidth;
+use super::forward::StepContext;
 use super::group::RankGroup;
 use super::mlp::{MlpBuffers, MlpPlan};
-use super::step::StageStep;
 use super::weights::ExpertsWeights;
+use super::workspace::ByWidth;
 use crate::Error;
 
 /// The buffers of mixtures of experts, for up to `t` tokens.
@@ -54,11 +54,11 @@ impl<B: Backend> ExpertBuffers<B> {
     /// and `out` is the sum over all ranks then.
     pub(super) fn compute(
         &mut self,
-        step: &StageStep<'_, B>,
+        step: &StepContext<'_, B>,
         (spec, w): (&ExpertsSpec, &ExpertsWeights<B>),
         io: ExpertsIo<'_, B>,
     ) -> std::result::Result<(), Error> {
-        let &StageStep { backend, step: open, tokens: n } = step;
+        let &StepContext { backend, step: open, tokens: n, .. } = step;
         let ExpertsIo { x, residual, mlp, group, out } = io;
         let wanted = spec.routing_spec(self.hidden, self.tokens);
         let at = self.routings.iter().position(|(of, _)| *of == wanted);

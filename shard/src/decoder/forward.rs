@@ -1,4 +1,4 @@
-//! The computation of one step: embedding, stages, head, and sampling.
+//! The computation of one step: embedding, layers, head, and sampling.
 
 use std::ops::Range;
 
@@ -7,12 +7,20 @@ use millrace_backend::{
 };
 
 use super::group::RankGroup;
-use super::stage::Stage;
-use super::step::StageStep;
+use super::host_layers::HostForward;
+use super::layer_stack::LayerStack;
 use super::workspace::HiddenStates;
 use crate::Error;
 
-/// The embedding, the stages and the head of a model, and every buffer that a step needs.
+/// The step that layers compute, as they see it.
+pub(super) struct StepContext<'a, B: Backend> {
+    pub(super) backend: &'a B,
+    pub(super) step: &'a OpenStep<'a, B::Queue>,
+    /// Number of tokens.
+    pub(super) tokens: usize,
+}
+
+/// The embedding, the layers and the head of a model, and every buffer that a step needs.
 pub(super) struct ForwardPass<B: Backend> {
     /// `[vocab_rows, hidden]`; none on a rank of a pipeline that has only layers.
     pub(super) embedding: Option<B::Matrix>,
@@ -23,7 +31,12 @@ pub(super) struct ForwardPass<B: Backend> {
     pub(super) embedding_norm: Option<Norm<B::Vector>>, // [hidden]
     /// Learned positions, `[positions, hidden]`.
     pub(super) positions: Option<B::Matrix>,
-    pub(super) stages: Vec<Box<dyn Stage<B>>>,
+    /// The first layers of the model, if the host computes them.
+    pub(super) host_layers: Option<HostForward<B>>,
+    /// The layers that the device computes: all others, or this rank's in a pipeline.
+    pub(super) layers: LayerStack<B>,
+    /// The norm after the layers of the last rank of a pipeline, on the rank that has the head.
+    pub(super) pipeline_norm: Option<Norm<B::Vector>>,
     pub(super) head: Head<B>,
     pub(super) states: HiddenStates<B>,
     pub(super) group: RankGroup<B>,
@@ -48,26 +61,25 @@ pub(super) struct Head<B: Backend> {
 }
 
 impl<B: Backend> ForwardPass<B> {
-    /// Gives the stages the rows of the step that is computed next.
-    pub(super) fn begin(&mut self, input: &StepInput<'_>) -> Result<(), Error> {
-        self.stages.iter_mut().try_for_each(|stage| stage.begin(input))
-    }
-
     /// Tells whether the device can record forward passes as graphs.
     pub(super) fn is_recordable(&self) -> bool {
-        self.stages.iter().all(|stage| stage.is_recordable())
+        // The host's layers are not in a graph, and the states of a pipeline may travel through the
+        // memory of the host.
+        self.host_layers.is_none() && self.group.place_in_pipeline().is_none()
     }
 
-    /// Stores keys and values of the step's `n` tokens, leaves their states in `states.normed`, and
-    /// computes the logits of its `m` outputs.
-    pub(super) fn compute(
+    /// Computes the forward pass of a step: stores the keys and values of its tokens, leaves their
+    /// states in `states.normed`, `[tokens, hidden]`, and the logits of its outputs in
+    /// `head.logits`.
+    pub(super) fn compute<'q>(
         &mut self,
         backend: &B,
-        step: &OpenStep<'_, B::Queue>,
-        n: usize,
-        m: usize,
-    ) -> Result<(), Error> {
-        let ForwardPass { embedding, first_row, stages, head, states, group, .. } = self;
+        step: BegunStep<'q, B::Queue>,
+        input: &StepInput<'_>,
+    ) -> Result<OpenStep<'q, B::Queue>, Error> {
+        let open = backend.prepare(step)?;
+        let (step, n, m) = (&open, open.tokens(), open.outputs());
+        let ForwardPass { embedding, first_row, states, group, .. } = self;
         let HiddenStates { residual, normed } = states;
         if let Some(embedding) = embedding {
             backend.embed(step, embedding, *first_row, self.embedding_factor, residual)?; // [n, hidden]
@@ -81,27 +93,42 @@ impl<B: Backend> ForwardPass<B> {
             backend.norm(n, residual, norm, normed)?;
             backend.copy_rows(normed, 0, n, residual, 0)?;
         }
-        let of_step = StageStep { backend, step, tokens: n };
-        for stage in stages {
-            stage.forward(&of_step, states, group)?;
+        if let Some(host_layers) = &mut self.host_layers {
+            host_layers(backend, input, residual)?;
         }
+        self.layers(&StepContext { backend, step, tokens: n })?;
         if m > 0 {
-            backend.gather(step, &states.normed, &mut head.states)?; // [m, hidden]
+            backend.gather(step, &self.states.normed, &mut self.head.states)?; // [m, hidden]
             self.logits(backend, m)?;
         }
-        Ok(())
+        Ok(open)
     }
 
-    /// Computes the forward pass of a step of up to `rows` decode rows.
-    pub(super) fn decode<'q>(
-        &mut self,
-        backend: &B,
-        step: BegunStep<'q, B::Queue>,
-        rows: usize,
-    ) -> Result<OpenStep<'q, B::Queue>, Error> {
-        let open = backend.prepare(step)?;
-        self.compute(backend, &open, rows, rows)?;
-        Ok(open)
+    /// Computes the layers of the device, from `states.residual` to `states.normed`. In a pipeline,
+    /// these are the layers of all ranks, one rank after the other.
+    fn layers(&mut self, context: &StepContext<'_, B>) -> Result<(), Error> {
+        let ForwardPass { layers, pipeline_norm, states, group, .. } = self;
+        let &StepContext { backend, tokens: n, .. } = context;
+        let Some((rank, world_size)) = group.place_in_pipeline() else {
+            return layers.forward(context, states, group);
+        };
+        for from in 0..world_size {
+            if from == rank {
+                layers.forward(context, states, group)?;
+            }
+            // Only the next rank computes with these states, and rank 0 after the last one. The
+            // others take part because every rank calls the same collectives.
+            group.pass_on(backend, n, from, &mut states.residual)?;
+        }
+        if rank != 0 {
+            return Ok(());
+        }
+        let HiddenStates { residual, normed } = states;
+        match pipeline_norm {
+            Some(norm) => backend.norm(n, residual, norm, normed)?,
+            None => backend.copy_rows(residual, 0, n, normed, 0)?,
+        }
+        Ok(())
     }
 
     /// Computes the logits of the first `m` rows of `head.states`.
@@ -127,19 +154,18 @@ impl<B: Backend> ForwardPass<B> {
         Ok(())
     }
 
-    /// Samples a token for each of the step's `m` outputs, on the first rank, and appends the
-    /// tokens to their sequences on all ranks. The logits are lost.
+    /// Samples a token for each of the step's outputs, on the first rank, and appends the tokens to
+    /// their sequences on all ranks. The logits are lost.
     pub(super) fn sample<'q>(
         &mut self,
         backend: &B,
         mut step: OpenStep<'q, B::Queue>,
-        m: usize,
         samples: &[SampleRow<'_>],
     ) -> Result<ComputedStep<'q, B::Queue>, Error> {
         if self.samples() {
             backend.sample(&mut step, &mut self.head.logits, samples)?;
         }
-        self.group.broadcast_sampled(backend, m, &mut step)?;
+        self.group.broadcast_sampled(backend, &mut step)?;
         Ok(backend.append(step)?)
     }
 

@@ -108,21 +108,20 @@ impl<B: Backend> RankGroup<B> {
         }
     }
 
-    /// Gives all ranks the `n` tokens that the first rank has sampled in this step.
+    /// Gives all ranks the tokens that the first rank has sampled in this step.
     pub(super) fn broadcast_sampled(
         &mut self,
         backend: &B,
-        n: usize,
         step: &mut OpenStep<'_, B::Queue>,
     ) -> Result<(), Error> {
         match self {
             RankGroup::Alone => Ok(()),
             RankGroup::Member(member) => {
-                member.timed(|collective, _| collective.broadcast_sampled(backend, n, step))
+                member.timed(|collective, _| collective.broadcast_sampled(backend, step))
             }
             RankGroup::Pipeline(member) => {
                 let since = Instant::now();
-                member.collective.broadcast_sampled(backend, n, step)?;
+                member.collective.broadcast_sampled(backend, step)?;
                 member.elapsed += since.elapsed();
                 Ok(())
             }

@@ -1,14 +1,14 @@
 //! The first layers of a model on the host, before those of the decoder's device.
 
-use millrace_backend::{Backend, HostMemory, PausedStep, StepInput};
+use millrace_backend::{Backend, DeviceTypes, HostMemory, StepInput};
 use millrace_model::step_sizes::{attention, step_size};
 use millrace_model::{ShardLimits, WeightSource, WeightStorage};
 
+use super::forward::StepContext;
 use super::group::RankGroup;
-use super::model_part::ModelPart;
-use super::stage::{LayerStage, Stage, StageWeights};
-use super::step::StageStep;
+use super::layer_stack::{LayerStack, StackWeights};
 use super::weight_loader::{WeightLoader, query_scale, ropes};
+use super::weights::ModelPart;
 use super::workspace::HiddenStates;
 use crate::Error;
 
@@ -22,16 +22,18 @@ use crate::Error;
 pub struct HostLayers<H: HostMemory> {
     backend: H,
     queue: H::Queue,
-    layers: LayerStage<H>,
+    layers: LayerStack<H>,
     states: HiddenStates<H>,
     /// Ranks of a group do not split layers between device and host.
     group: RankGroup<H>,
-    /// The step that comes next, if its rows are known.
-    begun: Option<PausedStep>,
     /// Hidden states in the type of the device, on their way.
     scratch: Vec<u8>,
     bytes_read: usize,
 }
+
+/// [`HostLayers::forward`] of layers on a host of any kind.
+pub(super) type HostForward<B> =
+    Box<dyn FnMut(&B, &StepInput<'_>, &mut <B as DeviceTypes>::Buf) -> Result<(), Error>>;
 
 impl<H: HostMemory> HostLayers<H> {
     /// Loads the layers of `part` from `source`, in the formats that `storage` says, and allocates
@@ -53,7 +55,7 @@ impl<H: HostMemory> HostLayers<H> {
         let positions = limits.max_sequence_tokens;
         let slots = (*spec, part.slots(false));
         let mut loader = WeightLoader::new(&backend, slots, source, storage.into(), progress);
-        let weights = StageWeights {
+        let weights = StackWeights {
             layers: loader.layers(layers.clone())?,
             ropes: ropes(&backend, spec, positions)?,
             query_scale: query_scale(&backend, spec, positions)?,
@@ -63,12 +65,12 @@ impl<H: HostMemory> HostLayers<H> {
         let bytes_read = loader.read;
         let size = attention(&spec.layers[layers.clone()]);
         let queue = backend.queue(&step_size(spec, limits, &size))?;
-        let stage = LayerStage::new(&backend, spec, layers.clone(), weights, limits)?;
+        let stack = LayerStack::new(&backend, spec, layers.clone(), weights, limits)?;
         let states = HiddenStates::new(&backend, spec, limits)?;
         // No element of a device is wider than f32.
         let scratch = Vec::with_capacity(limits.max_step_tokens * spec.hidden * size_of::<f32>());
         let group = RankGroup::Alone;
-        Ok(HostLayers { backend, queue, layers: stage, states, group, begun: None, scratch, bytes_read })
+        Ok(HostLayers { backend, queue, layers: stack, states, group, scratch, bytes_read })
     }
 
     /// Returns the backend that computes the layers.
@@ -80,36 +82,22 @@ impl<H: HostMemory> HostLayers<H> {
     pub fn bytes_read(&self) -> usize {
         self.bytes_read
     }
-}
 
-impl<B: Backend, H: HostMemory> Stage<B> for HostLayers<H> {
-    fn begin(&mut self, input: &StepInput<'_>) -> Result<(), Error> {
-        let HostLayers { backend, queue, begun, .. } = self;
-        // Embedding, head and sampling are the device's.
-        let input = StepInput { outputs: &[], samples: &[], ..*input };
-        let step = backend.prepare(backend.begin(queue, &input)?)?;
-        *begun = Some(backend.pause(step)?);
-        Ok(())
-    }
-
-    fn is_recordable(&self) -> bool {
-        false
-    }
-
-    /// Waits until the device has computed the states that the layers read.
-    fn forward(
+    /// Adds the branches of the layers to `residual`, `[tokens, hidden]`, on the device. Waits until
+    /// the device has computed it.
+    pub(super) fn forward<B: Backend>(
         &mut self,
-        step: &StageStep<'_, B>,
-        states: &mut HiddenStates<B>,
-        _group: &mut RankGroup<B>,
+        device: &B,
+        input: &StepInput<'_>,
+        residual: &mut B::Buf,
     ) -> Result<(), Error> {
-        let &StageStep { backend: device, tokens: n, .. } = step;
-        let HostLayers { backend, queue, layers, states: own, group, begun, scratch, .. } = self;
-        let begun = begun.take().expect("`begin` was called for this step");
-        let open = begun.resume(queue);
-        device.download(&states.residual, n, scratch, backend.host_mut(&mut own.residual, n))?;
-        layers.forward(&StageStep { backend: &*backend, step: &open, tokens: n }, own, group)?;
-        device.upload(n, backend.host(&own.residual, n), scratch, &mut states.residual)?;
-        Ok(())
+        let HostLayers { backend, queue, layers, states, group, scratch, .. } = self;
+        let n = input.tokens.len();
+        // The device has the embedding and the head, and samples.
+        let input = &StepInput { outputs: &[], samples: &[], ..*input };
+        let open = backend.prepare(backend.begin(queue, input)?)?;
+        device.download(residual, n, scratch, backend.host_mut(&mut states.residual, n))?;
+        layers.forward(&StepContext { backend: &*backend, step: &open, tokens: n }, states, group)?;
+        Ok(device.upload(n, backend.host(&states.residual, n), scratch, residual)?)
     }
 }

@@ -4,9 +4,9 @@ use millrace_backend::{Backend, LatentSpec, Result, RopeSpec, RowParts};
 use millrace_model::step_sizes::LayerBuffer;
 use millrace_model::{AttentionHeads, LatentPlan, Positions};
 
-use super::by_width::ByWidth;
-use super::step::StageStep;
+use super::forward::StepContext;
 use super::weights::LatentWeights;
+use super::workspace::ByWidth;
 use crate::Error;
 
 /// The buffers of latent attention, for up to `t` tokens.
@@ -45,13 +45,13 @@ impl<B: Backend> LatentBuffers<B> {
     /// Stores the latents of the step's tokens in `kv`.
     pub(super) fn compute(
         &mut self,
-        step: &StageStep<'_, B>,
+        step: &StepContext<'_, B>,
         (heads, w): (&AttentionHeads, &LatentWeights<B>),
         ropes: &[RopeSpec<B::Vector>],
         x: &B::Buf,
         kv: &mut B::Kv,
     ) -> std::result::Result<&B::Buf, Error> {
-        let &StageStep { backend, step, tokens: n } = step;
+        let &StepContext { backend, step, tokens: n, .. } = step;
         let (Some(plan), Positions::Rotary { table }) = (&heads.latent, heads.positions) else {
             unreachable!("latent attention has latents and is rotated; this is a bug")
         };

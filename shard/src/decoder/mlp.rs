@@ -3,9 +3,9 @@
 use millrace_backend::{Backend, MlpKind};
 use millrace_model::DenseMlp;
 
-use super::by_width::ByWidth;
-use super::step::StageStep;
+use super::forward::StepContext;
 use super::weights::DenseWeights;
+use super::workspace::ByWidth;
 use crate::Error;
 
 /// The size of an MLP, and what it computes between its projections.
@@ -46,13 +46,13 @@ impl<B: Backend> MlpBuffers<'_, B> {
     /// hidden]`, with the factors of `plan`.
     pub(super) fn compute(
         self,
-        step: &StageStep<'_, B>,
+        step: &StepContext<'_, B>,
         plan: MlpPlan,
         w: &DenseWeights<B>,
         x: &B::Buf,
         out: &mut B::Buf,
     ) -> Result<(), Error> {
-        let &StageStep { backend, tokens: n, .. } = step;
+        let &StepContext { backend, tokens: n, .. } = step;
         let MlpPlan { width, kind, up_factor, out_factor } = plan;
         let activated = self.activated.of(width);
         let scale =

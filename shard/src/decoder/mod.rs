@@ -1,56 +1,62 @@
 //! The decoder: computes what a [`DecoderSpec`] specifies with the operations of a [`Backend`].
 //!
-//! A step goes through [`Decoder::compute`], which computes the forward pass, through
-//! [`ForwardedStep::sample`] and [`SubmittedStep::finish`], and through [`Decoder::collect`], which
-//! waits for the sampled tokens. Between the first two, a step whose masks are not known yet can be
-//! paused.
+//! The worker holds the steps, whose types are the ones of the device's queue
+//! ([`StepQueue`](millrace_backend::StepQueue)). The decoder takes a step from one of them to the
+//! next where that needs the model: [`Decoder::compute`] asks for the forward pass and
+//! [`Decoder::sample`] for the sampling.
 
-mod by_width;
 mod collective;
 mod experts;
 mod forward;
-mod graphs;
 mod group;
 mod host_layers;
 mod latent;
+mod layer_stack;
 mod mlp;
-mod model_part;
-mod pipeline;
 mod recurrent;
-mod stage;
-mod step;
-mod submitted;
+mod residual;
+mod softmax;
 mod weight_loader;
 mod weights;
 mod workspace;
 
-use std::time::{Duration, Instant};
+use std::ops::Range;
+use std::time::Duration;
 
-use millrace_backend::{Backend, HostMemory, SampledRows, SamplingParams, StepInput};
+use millrace_backend::{
+    Backend, ComputedStep, HostMemory, OpenStep, SampleRow, SampledRows, ScoreRow, Scored, StepInput,
+};
 use millrace_model::step_sizes::{attention, step_size};
 use millrace_model::{DecoderSpec, ShardLimits};
 
 pub use collective::Collective;
 pub use host_layers::HostLayers;
-pub use model_part::ModelPart;
-pub use submitted::{ForwardedStep, PausedForward, SubmittedStep};
-pub use weights::Weights;
+pub use weights::{ModelPart, Weights};
 
 use crate::Error;
 use forward::{ForwardPass, Head};
-use graphs::StepGraphs;
 use group::RankGroup;
-use stage::{LayerStage, StageWeights};
-use submitted::Progress;
+use layer_stack::{LayerStack, StackWeights};
 use workspace::HiddenStates;
 
-/// A model that is ready to compute steps: weights, KV pool and every buffer that a step needs.
+/// A model that is ready to compute steps: weights, KV pool and every buffer that a step needs but
+/// the queue.
 pub struct Decoder<B: Backend> {
     spec: DecoderSpec,
-    queue: B::Queue,
+    /// The layers that the device computes.
+    layers: Range<usize>,
     forward: ForwardPass<B>,
     /// Recorded steps of decode rows, by ascending numbers of rows.
     graphs: Vec<StepGraphs<B>>,
+}
+
+/// The recorded parts of a step of decode rows. They are separate because masks may come between
+/// them.
+struct StepGraphs<B: Backend> {
+    /// Largest number of rows.
+    rows: usize,
+    forward: B::Graph,
+    sampling: B::Graph,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -109,15 +115,12 @@ impl<B: Backend> Decoder<B> {
             ..
         } = weights;
         let held = first_layer..first_layer + layers.len();
-        let queue = backend.queue(&step_size(&spec, limits, &attention(&spec.layers[held.clone()])))?;
-        let place = group.place_in_pipeline();
-        let (exit_norm, end) = if place.is_some() { (None, final_norm) } else { (final_norm, None) };
-        let stage_weights = StageWeights { layers, ropes, query_scale, exit_norm };
-        let stage = Box::new(LayerStage::new(backend, &spec, held, stage_weights, limits)?);
-        let stages = match place {
-            Some(place) => pipeline::stages(stage, end, place),
-            None => vec![stage as _],
+        let (exit_norm, pipeline_norm) = match group.place_in_pipeline() {
+            Some(_) => (None, final_norm),
+            None => (final_norm, None),
         };
+        let stack_weights = StackWeights { layers, ropes, query_scale, exit_norm };
+        let stack = LayerStack::new(backend, &spec, held.clone(), stack_weights, limits)?;
         let max_outputs = limits.max_sequences;
         let forward = ForwardPass {
             embedding,
@@ -125,7 +128,9 @@ impl<B: Backend> Decoder<B> {
             embedding_factor,
             embedding_norm,
             positions,
-            stages,
+            host_layers: None,
+            layers: stack,
+            pipeline_norm,
             head: Head {
                 matrix: head,
                 bias: head_bias,
@@ -138,14 +143,17 @@ impl<B: Backend> Decoder<B> {
             states: HiddenStates::new(backend, &spec, limits)?,
             group,
         };
-        Ok(Decoder { spec, queue, forward, graphs: Vec::new() })
+        Ok(Decoder { spec, layers: held, forward, graphs: Vec::new() })
     }
 
     /// Lets the host compute the layers before those of the device. The weights that the decoder
     /// was created with begin with the layer after them.
     #[must_use]
-    pub fn with_host_layers<H: HostMemory>(mut self, layers: HostLayers<H>) -> Self {
-        self.forward.stages.insert(0, Box::new(layers));
+    pub fn with_host_layers<H: HostMemory>(mut self, mut layers: HostLayers<H>) -> Self {
+        let forward = move |device: &B, input: &StepInput<'_>, residual: &mut B::Buf| {
+            layers.forward(device, input, residual)
+        };
+        self.forward.host_layers = Some(Box::new(forward));
         self
     }
 
@@ -154,112 +162,102 @@ impl<B: Backend> Decoder<B> {
         &self.spec
     }
 
-    /// Gives `slot` to a sequence from the next step on. `tokens` are its tokens so far; `params`
-    /// say how the next ones are sampled.
+    /// Allocates the queue for the steps of the decoder, which keep to `limits`.
     ///
     /// # Errors
-    /// If the device fails.
-    pub fn admit(
-        &mut self,
-        backend: &B,
-        slot: usize,
-        tokens: &[u32],
-        params: &SamplingParams,
-    ) -> Result<(), Error> {
-        Ok(backend.admit(&mut self.queue, slot, tokens, params)?)
+    /// If the device has not enough memory.
+    pub fn queue(&self, backend: &B, limits: &ShardLimits) -> Result<B::Queue, Error> {
+        let attention = attention(&self.spec.layers[self.layers.clone()]);
+        Ok(backend.queue(&step_size(&self.spec, limits, &attention))?)
     }
 
-    /// Asks the device for the forward pass of one step. At most as many steps as the backend
-    /// allows may be finished and not collected, and none may be paused.
+    /// Asks the device for the forward pass of one step, as a recorded graph if there is one for
+    /// its rows. At most as many steps as the backend allows may be finished and not collected, and
+    /// none may wait for its masks.
     ///
     /// `input` holds at least one token, and keeps to the limits that the decoder was created for.
     ///
     /// # Errors
     /// If the device fails, or another rank is lost.
-    pub fn compute<'d>(
-        &'d mut self,
-        backend: &'d B,
+    pub fn compute<'q>(
+        &mut self,
+        backend: &B,
+        queue: &'q mut B::Queue,
         input: &StepInput<'_>,
-    ) -> Result<ForwardedStep<'d, B>, Error> {
-        let since = Instant::now();
-        let Decoder { spec, queue, forward, graphs } = self;
-        let hidden = spec.hidden;
+    ) -> Result<OpenStep<'q, B::Queue>, Error> {
         let mut begun = backend.begin(queue, input)?;
-        let rows = input.rows.len();
         let decodes = input.rows.iter().all(|row| row.decodes());
-        if let Some(index) = graphs.iter().position(|graphs| decodes && graphs.rows >= rows) {
-            let of_size = &graphs[index];
-            match backend.pad(begun, of_size.rows) {
-                Ok(padded) => {
-                    let step = backend.replay(padded, &of_size.forward)?;
-                    let progress = Progress { outputs: rows, graph: Some(index), time: Duration::ZERO };
-                    return Ok(ForwardedStep { backend, forward, graphs, step, hidden, progress });
-                }
+        let mut graphs = self.graphs.iter();
+        if let Some(graphs) = graphs.find(|graphs| decodes && graphs.rows >= input.rows.len()) {
+            match backend.pad(begun, graphs.rows) {
+                Ok(padded) => return Ok(backend.replay(padded, &graphs.forward)?),
                 Err(not_padded) => begun = not_padded,
             }
         }
-        forward.begin(input)?;
-        let step = backend.prepare(begun)?;
-        let outputs = input.outputs.len();
-        forward.compute(backend, &step, input.tokens.len(), outputs)?;
-        let progress = Progress { outputs, graph: None, time: since.elapsed() };
-        Ok(ForwardedStep { backend, forward, graphs, step, hidden, progress })
+        self.forward.compute(backend, begun, input)
     }
 
-    /// Continues a step that was paused after its forward pass.
-    pub fn resume<'d>(&'d mut self, backend: &'d B, paused: PausedForward) -> ForwardedStep<'d, B> {
-        let Decoder { spec, queue, forward, graphs } = self;
-        let PausedForward { step, progress } = paused;
-        ForwardedStep { backend, forward, graphs, step: step.resume(queue), hidden: spec.hidden, progress }
-    }
-
-    /// Tells whether the device has computed the forward pass of the paused step.
-    ///
-    /// # Errors
-    /// If the device has failed.
-    pub fn is_forward_done(&self, backend: &B, paused: &PausedForward) -> Result<bool, Error> {
-        Ok(backend.is_forward_done(&self.queue, &paused.step)?)
-    }
-
-    /// Runs the forward pass of one step without sampling, for tests and tools. [`Decoder::logits`]
-    /// and [`Decoder::states`] return its results.
+    /// Samples a token for each of `samples`, which are the ones of the step's input except for
+    /// masks that have come since. The logits are lost.
     ///
     /// # Errors
     /// If the device fails, or another rank is lost.
-    pub fn forward<'d>(
-        &'d mut self,
-        backend: &'d B,
-        input: &StepInput<'_>,
-    ) -> Result<SubmittedStep<'d, B>, Error> {
-        let Decoder { spec, queue, forward, .. } = self;
-        forward.begin(input)?;
-        let open = backend.prepare(backend.begin(queue, input)?)?;
-        forward.compute(backend, &open, input.tokens.len(), input.outputs.len())?;
-        let step = open.without_sampling();
-        Ok(SubmittedStep { backend, forward, step, hidden: spec.hidden, forward_time: Duration::ZERO })
-    }
-
-    /// Tells whether the device has computed a step.
-    ///
-    /// # Errors
-    /// If the device has failed.
-    pub fn is_done(&self, backend: &B, step: &B::FinishedStep) -> Result<bool, Error> {
-        Ok(backend.is_done(&self.queue, step)?)
-    }
-
-    /// Waits for a step and appends its sampled tokens to `sampled`. Steps are collected in the
-    /// order in which they were finished.
-    ///
-    /// # Errors
-    /// If the device has failed, or another rank was lost.
-    pub fn collect(
+    pub fn sample<'q>(
         &mut self,
         backend: &B,
-        step: B::FinishedStep,
-        sampled: &mut SampledRows,
+        step: OpenStep<'q, B::Queue>,
+        samples: &[SampleRow<'_>],
+    ) -> Result<ComputedStep<'q, B::Queue>, Error> {
+        let is_replayed = step.is_replayed();
+        match self.graphs.iter().find(|graphs| is_replayed && graphs.rows == step.outputs()) {
+            Some(graphs) => Ok(backend.replay_sampling(step, &graphs.sampling)?),
+            None if samples.is_empty() => Ok(step.without_sampling()),
+            None => self.forward.sample(backend, step, samples),
+        }
+    }
+
+    /// Scores one token for each of `rows`, by the states of the step's tokens in `states`, in
+    /// their order. Appends to `scored`, on the rank that samples tokens only. The states are there
+    /// until the next step begins.
+    ///
+    /// # Errors
+    /// If the device fails, or another rank is lost.
+    pub fn score(
+        &mut self,
+        backend: &B,
+        step: &mut ComputedStep<'_, B::Queue>,
+        states: impl Iterator<Item = Range<usize>>,
+        rows: &[ScoreRow],
+        scored: &mut Vec<Scored>,
     ) -> Result<(), Error> {
-        backend.collect(&mut self.queue, step, sampled)?;
-        // A device that has computed the step knows whether a rank was missing in it.
+        self.forward.score(backend, step, states, rows, scored)
+    }
+
+    /// Calls `each` with the states `[hidden]` of these tokens of the last step after the final
+    /// norm, in their order. Waits for the device. The states are there until the next step begins.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn for_states(
+        &mut self,
+        backend: &B,
+        states: impl Iterator<Item = Range<usize>>,
+        mut each: impl FnMut(&[f32]),
+    ) -> Result<(), Error> {
+        let hidden = self.spec.hidden;
+        self.forward.in_pieces(backend, states, |forward, m| {
+            let rows = backend.read(&forward.head.states, m)?;
+            rows.chunks_exact(hidden).for_each(&mut each);
+            Ok(())
+        })
+    }
+
+    /// Checks whether all ranks have taken part in the steps so far. A device that has computed a
+    /// step knows whether a rank was missing in it.
+    ///
+    /// # Errors
+    /// If another rank was lost.
+    pub fn check_ranks(&self) -> Result<(), Error> {
         self.forward.group.check()
     }
 
@@ -269,24 +267,23 @@ impl<B: Backend> Decoder<B> {
     ///
     /// # Errors
     /// If the device fails, or another rank is lost.
-    pub fn record(&mut self, backend: &B, rows: usize) -> Result<bool, Error> {
-        let Decoder { queue, forward, graphs, .. } = self;
+    pub fn record(&mut self, backend: &B, queue: &mut B::Queue, rows: usize) -> Result<bool, Error> {
+        let Decoder { forward, graphs, .. } = self;
         if !forward.is_recordable() {
             return Ok(false);
         }
+        let input = &StepInput::EMPTY;
         // The first execution is not recorded: it loads what is loaded on first use.
-        let begun = backend.begin(queue, &StepInput::EMPTY)?;
-        let Ok(padded) = backend.pad(begun, rows) else { return Ok(false) };
-        let open = forward.decode(backend, padded.into(), rows)?;
-        let _ = forward.sample(backend, open, rows, &[])?;
+        let Ok(padded) = backend.pad(backend.begin(queue, input)?, rows) else { return Ok(false) };
+        let open = forward.compute(backend, padded.into(), input)?;
+        let _ = forward.sample(backend, open, &[])?;
 
-        let begun = backend.begin(queue, &StepInput::EMPTY)?;
-        let Ok(padded) = backend.pad(begun, rows) else { return Ok(false) };
-        let (open, of_forward) = backend.record(|| forward.decode(backend, padded.into(), rows))?;
-        let (step, sampling) = backend.record(|| forward.sample(backend, open, rows, &[]))?;
+        let Ok(padded) = backend.pad(backend.begin(queue, input)?, rows) else { return Ok(false) };
+        let (open, forward_pass) = backend.record(|| forward.compute(backend, padded.into(), input))?;
+        let (step, sampling) = backend.record(|| forward.sample(backend, open, &[]))?;
         let finished = backend.finish(step)?;
         backend.collect(queue, finished, &mut SampledRows::default())?;
-        graphs.push(StepGraphs { rows, forward: of_forward, sampling });
+        graphs.push(StepGraphs { rows, forward: forward_pass, sampling });
         Ok(true)
     }
 

@@ -6,8 +6,8 @@ use millrace_backend::{
 use millrace_model::step_sizes::LayerBuffer;
 use millrace_model::{RecurrentLayer, RecurrentRule};
 
-use super::by_width::ByWidth;
-use super::step::StageStep;
+use super::forward::StepContext;
+use super::workspace::ByWidth;
 use crate::Error;
 
 /// The constants of a recurrent layer.
@@ -56,13 +56,13 @@ impl<B: Backend> RecurrentBuffers<B> {
     /// `branch = layer(x)`, `[tokens, hidden]`. Updates the states of the step's sequences.
     pub(super) fn compute(
         &mut self,
-        step: &StageStep<'_, B>,
+        step: &StepContext<'_, B>,
         (spec, w): (&RecurrentLayer, &RecurrentWeights<B>),
         x: &B::Buf,
         states: &mut B::States,
         branch: &mut B::Buf,
     ) -> std::result::Result<(), Error> {
-        let &StageStep { backend, step, tokens: n } = step;
+        let &StepContext { backend, step, tokens: n, .. } = step;
         let projected = self.projected.of(spec.projected_cols());
         backend.linear(n, x, &w.input, w.in_bias.as_ref(), projected)?; // [n, projected_cols]
         let (act, gated) = match spec.rule {

@@ -14,11 +14,10 @@ use millrace_model::{
 use millrace_numbers::tensor::flatten;
 use millrace_numbers::{DType, HostTensor, Part};
 
-use super::model_part::ModelPart;
 use super::recurrent::{RateWeights, RecurrentWeights};
 use super::weights::{
     AttentionWeights, DenseWeights, ExpertNorms, ExpertsWeights, LatentWeights, LayerWeights, MlpWeights,
-    SharedWeights, SoftmaxWeights, Weights,
+    ModelPart, SharedWeights, SoftmaxWeights, Weights,
 };
 use crate::Error;
 

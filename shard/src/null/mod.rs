@@ -21,7 +21,7 @@ use crate::null::step_time::step_time;
 use crate::options::{NullCosts, ShardOptions};
 use crate::prompt_handling::prompt_handling;
 use crate::state::StepError;
-use crate::step_engine::{StepEngine, WaitingStep};
+use crate::step_engine::{AwaitedMasks, StepEngine};
 
 /// Describes `model` to the router without reading its weights.
 ///
@@ -95,8 +95,8 @@ impl StepEngine for NullEngine {
         Ok(())
     }
 
-    fn waiting(&mut self) -> Result<Option<WaitingStep>, Error> {
-        Ok(self.waiting.as_ref().map(|(step, _)| WaitingStep { id: step.id, is_forward_done: true }))
+    fn awaited_masks(&mut self) -> Result<Option<AwaitedMasks>, Error> {
+        Ok(self.waiting.as_ref().map(|(step, _)| AwaitedMasks { step: step.id, is_forward_done: true }))
     }
 
     fn add_masks(&mut self, masks: Option<&Masks>) -> Result<(), Error> {

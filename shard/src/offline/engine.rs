@@ -46,7 +46,7 @@ pub struct BatchTimes {
 
 /// A step of a workload that the engine has computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ComputedStep {
+pub enum WorkloadStep {
     /// A step of prompts, with the number of its tokens.
     Prefill(usize),
     /// A decode step.
@@ -169,7 +169,7 @@ impl OfflineEngine {
     pub fn run_with(
         &mut self,
         workload: &BenchWorkload,
-        on_step: &mut dyn FnMut(ComputedStep),
+        on_step: &mut dyn FnMut(WorkloadStep),
     ) -> Result<BatchTimes, Error> {
         self.check(workload)?;
         let prompts = workload.prefill_steps(&self.limits, self.ready.vocab_size as usize);
@@ -177,14 +177,14 @@ impl OfflineEngine {
         let tokens = |step: &Step| step.rows.iter().map(|row| row.count as usize).sum();
         let mut computed = prompts.iter().map(tokens).collect::<Vec<usize>>().into_iter();
         self.compute(prompts, &mut || {
-            computed.next().into_iter().for_each(|n| on_step(ComputedStep::Prefill(n)))
+            computed.next().into_iter().for_each(|n| on_step(WorkloadStep::Prefill(n)))
         })?;
         let prefill = since.elapsed();
         let limits = self.limits;
         let decode = self.compute(
             (0..workload.generate).map(|index| workload.decode_step(&limits, index)),
             &mut || {
-                on_step(ComputedStep::Decode);
+                on_step(WorkloadStep::Decode);
             },
         )?;
         self.compute([workload.release_step()], &mut || {})?;

@@ -3,5 +3,5 @@
 mod engine;
 mod workload;
 
-pub use engine::{BatchTimes, ComputedStep, MachineLimits, OfflineEngine};
+pub use engine::{BatchTimes, MachineLimits, OfflineEngine, WorkloadStep};
 pub use workload::BenchWorkload;

@@ -1,6 +1,6 @@
 //! Collectives over the memory of GPUs.
 
-use millrace_backend::{DeviceTypes, ForwardOps, ModelLoading, Norm, OpenStep};
+use millrace_backend::{DeviceTypes, ModelLoading, Norm, OpenStep, TransferOps};
 use millrace_cuda::{Cuda, DeviceCollectives};
 
 use crate::Error;
@@ -115,7 +115,6 @@ impl Collective<Cuda> for GpuCollectives {
     fn broadcast_sampled(
         &mut self,
         backend: &Cuda,
-        _n: usize,
         step: &mut OpenStep<'_, <Cuda as DeviceTypes>::Queue>,
     ) -> Result<(), Error> {
         Ok(backend.broadcast_sampled(&self.gpus, step)?)

@@ -86,17 +86,13 @@ impl<B: HostMemory> Collective<B> for HostCollectives {
         Ok(self.host.all_gather(part, &mut take)?)
     }
 
-    fn broadcast_sampled(
-        &mut self,
-        backend: &B,
-        n: usize,
-        step: &mut OpenStep<'_, B::Queue>,
-    ) -> Result<(), Error> {
+    fn broadcast_sampled(&mut self, backend: &B, step: &mut OpenStep<'_, B::Queue>) -> Result<(), Error> {
         let HostCollectives { host, message } = self;
+        let outputs = step.outputs();
         let sampled = backend.sampled(step);
         message.clear();
         message.extend(sampled.iter().flat_map(|sampled| sampled.token.to_le_bytes()));
-        message.resize(n * size_of::<u32>(), 0);
+        message.resize(outputs * size_of::<u32>(), 0);
         host.broadcast(message)?;
         if host.rank() != 0 {
             sampled.clear();

@@ -118,7 +118,7 @@ pub(crate) fn start<P: Platform>(
     let looks_up = decoder.spec().has_ends() && !decoder.spec().tied_head;
     let reads_files = looks_up && !backend.copies_embedding();
     let classifier = Classifier::load(decoder.spec(), &*source)?;
-    let mut worker = Worker::new(backend, decoder, limits, reads_files.then_some(source), classifier);
+    let mut worker = Worker::new(backend, decoder, limits, reads_files.then_some(source), classifier)?;
     timer.end("allocate");
     let since = Instant::now();
     ready.warm_up_tokens = worker.warm_up()? as u32;

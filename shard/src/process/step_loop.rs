@@ -9,7 +9,7 @@ use millrace_proto::{MasksDue, StepOutput, from_shard, to_shard};
 use crate::Error;
 use crate::process::router_link::{MaskArrival, RouterLink};
 use crate::process::test_fault::TestFault;
-use crate::step_engine::{StepEngine, WaitingStep};
+use crate::step_engine::{AwaitedMasks, StepEngine};
 
 /// Time that the loop waits for a message before it checks whether a step is done.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
@@ -45,11 +45,11 @@ pub(super) fn answer_steps(
             }
             continue;
         }
-        if let Some(WaitingStep { id, is_forward_done }) = engine.waiting()? {
+        if let Some(AwaitedMasks { step, is_forward_done }) = engine.awaited_masks()? {
             // The answers to earlier steps are sent first: without them the router cannot know the
             // masks, and would not understand the question.
             let is_oldest = is_forward_done && idle_times.len() == 1;
-            let is_due = is_oldest && asked_for != Some(id);
+            let is_due = is_oldest && asked_for != Some(step);
             let timeout = match (is_due, is_oldest) {
                 (true, _) => Duration::ZERO,
                 (false, true) => MASKS_INTERVAL,
@@ -59,9 +59,9 @@ pub(super) fn answer_steps(
                 MaskArrival::Masks(masks) => engine.add_masks(Some(&masks))?,
                 MaskArrival::Never => engine.add_masks(None)?,
                 MaskArrival::NotYet if is_due => {
-                    asked_for = Some(id);
+                    asked_for = Some(step);
                     if rank == 0 {
-                        router.send(from_shard::Message::MasksDue(MasksDue { step: id }))?;
+                        router.send(from_shard::Message::MasksDue(MasksDue { step }))?;
                     }
                 }
                 MaskArrival::NotYet => {}
@@ -126,9 +126,9 @@ mod tests {
             Ok(())
         }
 
-        fn waiting(&mut self) -> Result<Option<WaitingStep>, Error> {
+        fn awaited_masks(&mut self) -> Result<Option<AwaitedMasks>, Error> {
             self.is_done |= self.waiting.is_some();
-            Ok(self.waiting.map(|id| WaitingStep { id, is_forward_done: true }))
+            Ok(self.waiting.map(|step| AwaitedMasks { step, is_forward_done: true }))
         }
 
         fn add_masks(&mut self, _: Option<&Masks>) -> Result<(), Error> {

@@ -337,7 +337,6 @@ fn steps() -> impl Strategy<Value = Step> {
     let late = prop::bool::weighted(0.2);
     let row = (number(), number(), number(), list(4), any::<bool>(), mask, score, late).prop_map(
         |(slot, start, count, new_blocks, sample, allowed, score, mask_follows)| Row {
-            lookahead: 0,
             slot,
             start,
             count,

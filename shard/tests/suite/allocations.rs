@@ -109,6 +109,7 @@ fn assert_steps_allocate_nothing(spec: &DecoderSpec, weights: &MemoryWeights, ho
         let host = HostLayers::load(cpu(), &part, weights, DType::F32, &limits, &mut ignore).unwrap();
         decoder = decoder.with_host_layers(host);
     }
+    let mut queue = decoder.queue(&device, &limits).unwrap();
     let mut table = SlotTable::new(limits, spec.vocab);
     let mut batch = Batch::new(&limits);
     let chosen = vec![Sampled { token: 1, logprob: 0.0, top: vec![] }; 2];
@@ -122,7 +123,7 @@ fn assert_steps_allocate_nothing(spec: &DecoderSpec, weights: &MemoryWeights, ho
             *place = row;
         }
         let input = StepInput { tokens: &batch.tokens, rows: &rows, outputs: &batch.outputs, samples: &[] };
-        drop(decoder.forward(&device, &input).unwrap());
+        drop(decoder.compute(&device, &mut queue, &input).unwrap());
         table.expect(&mut batch);
         table.fill(&batch, &chosen);
         let allocations = ALLOCATIONS.get() - before;

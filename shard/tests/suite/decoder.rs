@@ -152,11 +152,13 @@ fn prompts_are_scored_in_pieces() {
     let blocks = [[0, 1], [2, 3]];
     let chunk = |of: usize, to: usize| Chunk { tokens: &prompts[of][..to], start: 0, blocks: &blocks[of] };
     // All but the first token of the first prompt, five of the second.
-    let mut step = harness.forward(&[chunk(0, 10), chunk(1, 5)], &[9]);
     let followers = prompts[0][1..].iter().chain(&prompts[1][1..6]);
     let rows: Vec<ScoreRow> = followers.map(|&token| ScoreRow { token, top_n: 1 }).collect();
     let mut scored = Vec::new();
-    step.score([0..9, 10..15].into_iter(), &rows, &mut scored).unwrap();
+    harness.forward_with(&[chunk(0, 10), chunk(1, 5)], &[9], |backend, decoder, step| {
+        let step = &mut step.without_sampling();
+        decoder.score(backend, step, [0..9, 10..15].into_iter(), &rows, &mut scored).unwrap();
+    });
 
     let logits = prompts.map(|prompt| naive::logits(&spec, &weights, &prompt));
     let logits = logits[0][..9].iter().chain(&logits[1][..5]);

@@ -37,7 +37,7 @@ fn states<B: Backend>(
     let chunk = |(tokens, blocks)| Chunk { tokens, start: 0, blocks };
     let chunks: Vec<Chunk<'_>> = prompts.iter().zip(&blocks).map(|(t, b)| chunk((&t[..], &b[..]))).collect();
     let n = prompts.iter().map(Vec::len).sum();
-    let _ = harness.forward(&chunks, &[0]);
+    harness.forward(&chunks, &[0]);
     let all = harness.states(n);
     let mut rows = all.chunks_exact(spec.hidden).map(<[f32]>::to_vec);
     prompts.iter().map(|prompt| rows.by_ref().take(prompt.len()).collect()).collect()
@@ -173,7 +173,7 @@ fn check(folder: &Path) -> usize {
             .into_iter()
             .map(|word| f64::from(f32::from_le_bytes(word)))
             .collect();
-        let _ = harness.forward(&[Chunk { tokens: &ids, start: 0, blocks: &[5, 0, 3, 1] }], &[0]);
+        harness.forward(&[Chunk { tokens: &ids, start: 0, blocks: &[5, 0, 3, 1] }], &[0]);
         let found = harness.states(ids.len());
         let rows = found.chunks_exact(model.spec.hidden).zip(expected.chunks_exact(model.spec.hidden));
         assert_eq!(rows.len(), ids.len(), "{name}");

@@ -6,7 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::common::{Chunk, Harness};
-use millrace_backend::{KvFormat, SampleRow, SampledRows, SamplingParams, SeqRow, StepInput, StepQueue as _};
+use millrace_backend::{
+    DeviceTypes, KvFormat, SampleRow, SampledRows, SamplingParams, SeqRow, StepInput, StepQueue,
+};
 use millrace_cpu::{Activations, Cpu, CpuOptions};
 use millrace_cuda::{Cuda, Device, Simulated};
 use millrace_formats::Source;
@@ -79,15 +81,16 @@ fn sampled(model: &Model) -> [Vec<u32>; 4] {
     let weights =
         Weights::load(&gpu, &model.spec, &*model.weights, DType::F32, positions, &mut |_| Ok(())).unwrap();
     let mut decoder = Decoder::new(&gpu, model.spec.clone(), weights, &LIMITS, None).unwrap();
+    let mut queue = decoder.queue(&gpu, &LIMITS).unwrap();
     for rows in [2, 4] {
-        assert!(decoder.record(&gpu, rows).unwrap());
+        assert!(decoder.record(&gpu, &mut queue, rows).unwrap());
     }
     let params = SamplingParams::default();
     let (mut found, mut results) = ([const { Vec::new() }; 4], SampledRows::default());
     let mut submitted = VecDeque::new();
     for rows in STEPS {
         for &(sequence, ..) in rows.iter().filter(|row| row.1 == 0) {
-            decoder.admit(&gpu, PLACES[sequence].0, PROMPTS[sequence], &params).unwrap();
+            gpu.admit(&mut queue, PLACES[sequence].0, PROMPTS[sequence], &params).unwrap();
         }
         let of_step: Vec<SeqRow<'_>> = rows
             .iter()
@@ -118,28 +121,29 @@ fn sampled(model: &Model) -> [Vec<u32>; 4] {
         // The device knows the tokens, of which the last ones have not been collected.
         let tokens = vec![0; end as usize];
         let input = StepInput { tokens: &tokens, rows: &of_step, outputs: &outputs, samples: &samples };
-        let step = decoder.compute(&gpu, &input).unwrap().sample(&samples).unwrap();
-        submitted.push_back((step.finish().unwrap(), sequences));
+        let step = decoder.compute(&gpu, &mut queue, &input).unwrap();
+        let step = decoder.sample(&gpu, step, &samples).unwrap();
+        submitted.push_back((gpu.finish(step).unwrap(), sequences));
         if submitted.len() == gpu.steps_ahead() {
-            collect(&mut decoder, &gpu, submitted.pop_front().unwrap(), &mut results, &mut found);
+            collect(&gpu, &mut queue, submitted.pop_front().unwrap(), &mut results, &mut found);
         }
     }
     for step in submitted {
-        collect(&mut decoder, &gpu, step, &mut results, &mut found);
+        collect(&gpu, &mut queue, step, &mut results, &mut found);
     }
     found
 }
 
 /// Waits for a step, and appends a token to each of its sequences.
 fn collect(
-    decoder: &mut Decoder<Cuda>,
     gpu: &Cuda,
-    (step, sequences): (<Cuda as millrace_backend::StepQueue>::FinishedStep, Vec<usize>),
+    queue: &mut <Cuda as DeviceTypes>::Queue,
+    (step, sequences): (<Cuda as StepQueue>::FinishedStep, Vec<usize>),
     results: &mut SampledRows,
     found: &mut [Vec<u32>; 4],
 ) {
     let before = results.len();
-    decoder.collect(gpu, step, results).unwrap();
+    gpu.collect(queue, step, results).unwrap();
     let new = &results.tokens()[before..];
     assert_eq!(new.len(), sequences.len());
     sequences.iter().zip(new).for_each(|(&sequence, sampled)| found[sequence].push(sampled.token));

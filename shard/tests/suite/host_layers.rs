@@ -76,11 +76,15 @@ impl<'a> Split<'a> {
             let host = HostLayers::load(cpu(), &part, source, storage, &limits, &mut ignore).unwrap();
             decoder = decoder.with_host_layers(host);
         }
-        assert!(host_layers == 0 || !decoder.record(device, 2).unwrap(), "a graph without host layers");
+        let mut queue = decoder.queue(device, &limits).unwrap();
+        assert!(
+            host_layers == 0 || !decoder.record(device, &mut queue, 2).unwrap(),
+            "a graph without host layers"
+        );
         let token = |sequence: usize, position: usize| ((7 * sequence + 5 * position) % spec.vocab) as u32;
         for sequence in 0..BLOCKS.len() {
             let tokens: Vec<u32> = (0..21).map(|position| token(sequence, position)).collect();
-            decoder.admit(device, sequence, &tokens, &SamplingParams::default()).unwrap();
+            device.admit(&mut queue, sequence, &tokens, &SamplingParams::default()).unwrap();
         }
         let mut all = Vec::new();
         for step in STEPS {
@@ -98,7 +102,7 @@ impl<'a> Split<'a> {
             let tokens: Vec<u32> = tokens.map(|(sequence, position)| token(sequence, position)).collect();
             let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
             let input = StepInput { tokens: &tokens, rows: &rows, outputs: &outputs, samples: &[] };
-            let _ = decoder.forward(device, &input).unwrap();
+            let _ = decoder.compute(device, &mut queue, &input).unwrap();
             let logits = decoder.logits(device, tokens.len()).unwrap();
             all.extend(logits.chunks_exact(spec.vocab).map(<[f32]>::to_vec));
         }

@@ -155,7 +155,7 @@ impl StepQueue for Reference {
             queue.slots.push(row.slot);
             queue.prefixes.push(row.prefix);
         }
-        Ok(BegunStep::new(queue))
+        Ok(BegunStep::new(queue, input))
     }
 
     fn sample(&self, step: &mut OpenStep<'_, Queue>, logits: &mut Buf, rows: &[SampleRow<'_>]) -> Result<()> {

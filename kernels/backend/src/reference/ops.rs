@@ -6,8 +6,9 @@ use super::{
     recurrent,
 };
 use crate::{
-    Activation, AttentionSpec, Convolution, ExpertMlp, ForwardOps, GateFunction, Gating, LatentSpec, Norm,
-    OpenStep, Prologue, Recurrence, Result, RopeSpec, RouterTerms, RowParts, ScoreTerms,
+    Activation, AttentionOps, AttentionSpec, Convolution, ExpertMlp, ExpertOps, ForwardOps, GateFunction,
+    Gating, LatentSpec, Norm, OpenStep, Prologue, Recurrence, RecurrentOps, Result, RopeSpec, RouterTerms,
+    RowParts, ScoreTerms, TransferOps,
 };
 
 impl ForwardOps for Reference {
@@ -104,6 +105,50 @@ impl ForwardOps for Reference {
         Ok(())
     }
 
+    fn multiply_gates(
+        &self,
+        n: usize,
+        gates: (&Buf, usize),
+        function: GateFunction,
+        x: &mut Buf,
+    ) -> Result<()> {
+        recurrent::multiply_gates(n, gates, function, x);
+        Ok(())
+    }
+
+    fn gate(&self, n: usize, gating: Gating, x: &Buf, out: &mut Buf) -> Result<()> {
+        for t in 0..n {
+            let (gates, ups) = x.row(t).split_at(x.cols / 2);
+            for ((o, g), u) in out.row_mut(t).iter_mut().zip(gates).zip(ups) {
+                *o = gate(gating, *g, *u);
+            }
+        }
+        Ok(())
+    }
+
+    fn activate(&self, n: usize, act: Activation, x: &mut Buf) -> Result<()> {
+        for t in 0..n {
+            x.row_mut(t).iter_mut().for_each(|x| *x = activate(act, f64::from(*x)) as f32);
+        }
+        Ok(())
+    }
+
+    fn gather(&self, step: &OpenStep<'_, Queue>, x: &Buf, out: &mut Buf) -> Result<()> {
+        for (i, &t) in step.queue().outputs.iter().enumerate() {
+            out.row_mut(i).copy_from_slice(x.row(t as usize));
+        }
+        Ok(())
+    }
+
+    fn copy_rows(&self, x: &Buf, from: usize, n: usize, out: &mut Buf, to: usize) -> Result<()> {
+        for i in 0..n {
+            out.row_mut(to + i).copy_from_slice(x.row(from + i));
+        }
+        Ok(())
+    }
+}
+
+impl AttentionOps for Reference {
     fn prologue(
         &self,
         step: &OpenStep<'_, Queue>,
@@ -156,7 +201,9 @@ impl ForwardOps for Reference {
         latent::attention(step.queue(), (queries, kv), spec, out);
         Ok(())
     }
+}
 
+impl RecurrentOps for Reference {
     fn convolve(
         &self,
         step: &OpenStep<'_, Queue>,
@@ -180,35 +227,9 @@ impl ForwardOps for Reference {
         recurrent::recur(step.queue(), inputs, recurrence, states, out);
         Ok(())
     }
+}
 
-    fn multiply_gates(
-        &self,
-        n: usize,
-        gates: (&Buf, usize),
-        function: GateFunction,
-        x: &mut Buf,
-    ) -> Result<()> {
-        recurrent::multiply_gates(n, gates, function, x);
-        Ok(())
-    }
-
-    fn gate(&self, n: usize, gating: Gating, x: &Buf, out: &mut Buf) -> Result<()> {
-        for t in 0..n {
-            let (gates, ups) = x.row(t).split_at(x.cols / 2);
-            for ((o, g), u) in out.row_mut(t).iter_mut().zip(gates).zip(ups) {
-                *o = gate(gating, *g, *u);
-            }
-        }
-        Ok(())
-    }
-
-    fn activate(&self, n: usize, act: Activation, x: &mut Buf) -> Result<()> {
-        for t in 0..n {
-            x.row_mut(t).iter_mut().for_each(|x| *x = activate(act, f64::from(*x)) as f32);
-        }
-        Ok(())
-    }
-
+impl ExpertOps for Reference {
     fn route(
         &self,
         _step: &OpenStep<'_, Queue>,
@@ -243,21 +264,9 @@ impl ForwardOps for Reference {
         }
         Ok(())
     }
+}
 
-    fn gather(&self, step: &OpenStep<'_, Queue>, x: &Buf, out: &mut Buf) -> Result<()> {
-        for (i, &t) in step.queue().outputs.iter().enumerate() {
-            out.row_mut(i).copy_from_slice(x.row(t as usize));
-        }
-        Ok(())
-    }
-
-    fn copy_rows(&self, x: &Buf, from: usize, n: usize, out: &mut Buf, to: usize) -> Result<()> {
-        for i in 0..n {
-            out.row_mut(to + i).copy_from_slice(x.row(from + i));
-        }
-        Ok(())
-    }
-
+impl TransferOps for Reference {
     fn read(&self, buf: &Buf, n: usize) -> Result<Vec<f32>> {
         Ok(buf.data[..n * buf.cols].to_vec())
     }

@@ -1,7 +1,7 @@
 //! Attention over long contexts, with few and with many queries.
 
 use millrace_backend::{
-    AttentionSpec, DeviceTypes, ForwardOps, KvFormat, KvSpec, ModelLoading, Prologue, QkvLayout, ScoreTerms,
+    AttentionOps, AttentionSpec, DeviceTypes, KvFormat, KvSpec, ModelLoading, Prologue, QkvLayout, ScoreTerms,
 };
 use millrace_cpu::Cpu;
 use millrace_cpu::limits::{self, Instruction};

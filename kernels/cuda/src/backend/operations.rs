@@ -1,8 +1,9 @@
 //! The operations of a forward pass.
 
 use millrace_backend::{
-    Activation, AttentionSpec, Convolution, ExpertMlp, ForwardOps, GateFunction, Gating, LatentSpec, Norm,
-    NormKind, OpenStep, Prologue, Recurrence, Result, RopeSpec, RouterTerms, RowParts, ScoreTerms,
+    Activation, AttentionOps, AttentionSpec, Convolution, ExpertMlp, ExpertOps, ForwardOps, GateFunction,
+    Gating, LatentSpec, Norm, NormKind, OpenStep, Prologue, Recurrence, RecurrentOps, Result, RopeSpec,
+    RouterTerms, RowParts, ScoreTerms, TransferOps,
 };
 
 use super::activations::activation_kind;
@@ -105,6 +106,48 @@ impl ForwardOps for Cuda {
         self.multiply(n, x, w, bias, out)
     }
 
+    fn multiply_gates(
+        &self,
+        n: usize,
+        gates: (&Buf, usize),
+        function: GateFunction,
+        x: &mut Buf,
+    ) -> Result<()> {
+        self.multiply_rows(n, gates, function, x)
+    }
+
+    fn gate(&self, n: usize, gating: Gating, x: &Buf, out: &mut Buf) -> Result<()> {
+        self.gate_rows(n, gating, x, out)
+    }
+
+    fn activate(&self, n: usize, act: Activation, x: &mut Buf) -> Result<()> {
+        let rows = ActivationRows { rows: n, cols: x.cols, x: x.rows(n), out: x.rows(n) };
+        activation::activate(&self.device, KernelVersion::Fast, activation_kind(act)?, &rows)
+    }
+
+    fn gather(&self, step: &OpenStep<'_, Queue>, x: &Buf, out: &mut Buf) -> Result<()> {
+        let step = step.queue();
+        let rows = step.outputs();
+        embed::gather_rows(
+            &self.device,
+            &GatherRows {
+                rows,
+                cols: x.cols,
+                index: step.output_index(),
+                divisor: 1,
+                x: x.rows(step.tokens()),
+                out: out.rows(rows),
+            },
+        )
+    }
+
+    fn copy_rows(&self, x: &Buf, from: usize, n: usize, out: &mut Buf, to: usize) -> Result<()> {
+        let of = |start: usize| start * x.cols..(start + n) * x.cols;
+        self.device.copy(x.rows(from + n).slice(of(from)), out.rows(to + n).slice(of(to)))
+    }
+}
+
+impl AttentionOps for Cuda {
     fn prologue(
         &self,
         step: &OpenStep<'_, Queue>,
@@ -204,7 +247,9 @@ impl ForwardOps for Cuda {
     ) -> Result<()> {
         self.attend_latents(step.queue(), (queries, kv), spec, out)
     }
+}
 
+impl RecurrentOps for Cuda {
     fn convolve(
         &self,
         step: &OpenStep<'_, Queue>,
@@ -226,26 +271,9 @@ impl ForwardOps for Cuda {
     ) -> Result<()> {
         self.recur_rows(step.queue(), inputs, recurrence, states, out)
     }
+}
 
-    fn multiply_gates(
-        &self,
-        n: usize,
-        gates: (&Buf, usize),
-        function: GateFunction,
-        x: &mut Buf,
-    ) -> Result<()> {
-        self.multiply_rows(n, gates, function, x)
-    }
-
-    fn gate(&self, n: usize, gating: Gating, x: &Buf, out: &mut Buf) -> Result<()> {
-        self.gate_rows(n, gating, x, out)
-    }
-
-    fn activate(&self, n: usize, act: Activation, x: &mut Buf) -> Result<()> {
-        let rows = ActivationRows { rows: n, cols: x.cols, x: x.rows(n), out: x.rows(n) };
-        activation::activate(&self.device, KernelVersion::Fast, activation_kind(act)?, &rows)
-    }
-
+impl ExpertOps for Cuda {
     fn route(
         &self,
         step: &OpenStep<'_, Queue>,
@@ -271,28 +299,9 @@ impl ForwardOps for Cuda {
     fn add_gated(&self, n: usize, x: &Buf, gate: &Buf, routing: &mut Routing, out: &mut Buf) -> Result<()> {
         self.add_gated_rows(n, x, gate, routing, out)
     }
+}
 
-    fn gather(&self, step: &OpenStep<'_, Queue>, x: &Buf, out: &mut Buf) -> Result<()> {
-        let step = step.queue();
-        let rows = step.outputs();
-        embed::gather_rows(
-            &self.device,
-            &GatherRows {
-                rows,
-                cols: x.cols,
-                index: step.output_index(),
-                divisor: 1,
-                x: x.rows(step.tokens()),
-                out: out.rows(rows),
-            },
-        )
-    }
-
-    fn copy_rows(&self, x: &Buf, from: usize, n: usize, out: &mut Buf, to: usize) -> Result<()> {
-        let of = |start: usize| start * x.cols..(start + n) * x.cols;
-        self.device.copy(x.rows(from + n).slice(of(from)), out.rows(to + n).slice(of(to)))
-    }
-
+impl TransferOps for Cuda {
     fn read(&self, buf: &Buf, n: usize) -> Result<Vec<f32>> {
         buf.read(&self.device, n)
     }

@@ -47,7 +47,7 @@ pub struct Queue {
     results: ResultShape,
     /// Whether this rank samples tokens, and not another rank for it.
     samples: bool,
-    /// Reached when the forward pass of a paused step is done.
+    /// Reached when the forward pass of a step that waits for its masks is done.
     forward_done: DeviceEvent,
     /// The host memory to which results are copied, used in rotation.
     buffers: Vec<ResultBuffer>,

@@ -1,8 +1,8 @@
 //! The order of a step's calls on the device.
 
 use millrace_backend::{
-    BegunStep, ComputedStep, Error, OpenStep, PaddedStep, PausedStep, Result, SampleRow, SampledRows,
-    SamplingParams, ScoreRow, Scored, StepInput, StepQueue,
+    BegunStep, ComputedStep, Error, OpenStep, PaddedStep, Result, SampleRow, SampledRows, SamplingParams,
+    ScoreRow, Scored, StepInput, StepQueue, UnmaskedStep,
 };
 
 use super::buffers::Buf;
@@ -24,7 +24,7 @@ impl StepQueue for Cuda {
 
     fn begin<'q>(&self, queue: &'q mut Queue, input: &StepInput<'_>) -> Result<BegunStep<'q, Queue>> {
         queue.begin(&self.device, input)?;
-        Ok(BegunStep::new(queue))
+        Ok(BegunStep::new(queue, input))
     }
 
     fn pad<'q>(
@@ -32,7 +32,7 @@ impl StepQueue for Cuda {
         mut step: BegunStep<'q, Queue>,
         rows: usize,
     ) -> std::result::Result<PaddedStep<'q, Queue>, BegunStep<'q, Queue>> {
-        if step.queue().pad(rows) { Ok(step.padded()) } else { Err(step) }
+        if step.queue().pad(rows) { Ok(step.padded(rows)) } else { Err(step) }
     }
 
     fn record<T, E: From<Error>>(
@@ -66,17 +66,23 @@ impl StepQueue for Cuda {
         Ok(step.appended())
     }
 
-    fn pause(&self, step: OpenStep<'_, Queue>) -> Result<PausedStep> {
+    fn await_masks(&self, step: OpenStep<'_, Queue>) -> Result<UnmaskedStep> {
         step.queue().mark_forward()?;
-        Ok(step.paused())
+        Ok(step.unmasked())
     }
 
-    fn is_forward_done(&self, queue: &Queue, _step: &PausedStep) -> Result<bool> {
+    fn is_forward_done(&self, queue: &Queue, _step: &UnmaskedStep) -> Result<bool> {
         queue.is_forward_done()
     }
 
-    fn set_masks(&self, step: &mut OpenStep<'_, Queue>, rows: &[SampleRow<'_>]) -> Result<()> {
-        step.queue_mut().set_masks(&self.device, rows)
+    fn set_masks<'q>(
+        &self,
+        queue: &'q mut Queue,
+        step: UnmaskedStep,
+        rows: &[SampleRow<'_>],
+    ) -> Result<OpenStep<'q, Queue>> {
+        queue.set_masks(&self.device, rows)?;
+        Ok(step.masked(queue))
     }
 
     fn prepare<'q>(&self, mut step: BegunStep<'q, Queue>) -> Result<OpenStep<'q, Queue>> {

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock};
 use millrace_backend::reference::Reference;
 use millrace_backend::{
     Backend, ForwardOps, GateFunction, HeadRows, ModelLoading, NormKind, RowParts, SampleRow, Sampled,
-    SampledRows, SamplingParams, ScoreRow, SeqRow, StepInput, StepQueue, StepSize,
+    SampledRows, SamplingParams, ScoreRow, SeqRow, StepInput, StepQueue, StepSize, TransferOps,
 };
 use millrace_cuda::{Cuda, Device, Simulated};
 use millrace_numbers::DType;

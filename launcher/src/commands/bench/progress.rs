@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget};
-use millrace_shard::offline::ComputedStep;
+use millrace_shard::offline::WorkloadStep;
 
 use super::expectation::{Expectation, Seconds};
 use crate::progress::style;
@@ -68,7 +68,7 @@ impl BenchProgress {
     }
 
     /// Counts a step that was computed.
-    pub(super) fn add(&mut self, step: ComputedStep) {
+    pub(super) fn add(&mut self, step: WorkloadStep) {
         let Some(work) = &mut self.work else { return };
         work.add(step);
         if self.is_terminal {
@@ -85,10 +85,10 @@ impl BenchProgress {
 }
 
 impl Work {
-    fn add(&mut self, step: ComputedStep) {
+    fn add(&mut self, step: WorkloadStep) {
         self.done += match step {
-            ComputedStep::Prefill(tokens) => tokens as f64 * self.expected.token_seconds(),
-            ComputedStep::Decode => self.expected.step_seconds(self.batch),
+            WorkloadStep::Prefill(tokens) => tokens as f64 * self.expected.token_seconds(),
+            WorkloadStep::Decode => self.expected.step_seconds(self.batch),
         };
     }
 
@@ -130,7 +130,7 @@ mod tests {
         };
         let later = |seconds| since + Duration::from_secs(seconds);
         assert_eq!(work.line(later(30)), None, "nothing was computed");
-        work.add(ComputedStep::Prefill(20));
+        work.add(WorkloadStep::Prefill(20));
         assert_eq!(work.line(later(9)), None);
         let line = work.line(later(10)).unwrap();
         assert!(
@@ -138,7 +138,7 @@ mod tests {
             "{line}"
         );
         assert_eq!(work.line(later(19)), None);
-        (0..3).for_each(|_| work.add(ComputedStep::Decode));
+        (0..3).for_each(|_| work.add(WorkloadStep::Decode));
         let line = work.line(later(20)).unwrap();
         assert_eq!(line, "run 1 of 1, batch 2: 100% of all runs, about 0.0 ms left");
     }

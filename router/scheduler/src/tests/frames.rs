@@ -99,10 +99,9 @@ proptest! {
         requests in prop::collection::vec(requests(), 1..20),
         max_frame_bytes in 10_000usize..30_000,
         max_sequences in 1usize..12,
-        max_lookahead in 0usize..5,
     ) {
         let limits = SchedulerLimits { max_frame_bytes, max_sequences, max_step_tokens: 200, num_blocks: 64, hidden_size: 2, ..LIMITS };
-        let mut pair = Pair::with(limits, SchedulerOptions { max_lookahead, ..SchedulerOptions::default() });
+        let mut pair = Pair::new(limits);
         let taken = requests.iter().filter(|request| pair.scheduler.add((*request).clone()).is_ok()).count();
         prop_assert_eq!(taken, requests.len());
         let mut held: Vec<(crate::SeqId, Vec<u32>)> = Vec::new();

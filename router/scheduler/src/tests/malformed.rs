@@ -85,10 +85,8 @@ proptest! {
         answers in prop::collection::vec(
             (0u64..6, prop::collection::vec((0u32..5, 0u32..120), 0..4)), 1..60),
         prompts in prop::collection::vec(1usize..60, 1..6),
-        max_lookahead in 0usize..3,
     ) {
-        let options = SchedulerOptions { max_lookahead, ..SchedulerOptions::default() };
-        let mut scheduler = Scheduler::new(LIMITS, options);
+        let mut scheduler = Scheduler::new(LIMITS, SchedulerOptions::default());
         for prompt in prompts {
             scheduler.add(request(prompt, 4)).unwrap();
         }

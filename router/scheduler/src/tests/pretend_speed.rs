@@ -38,7 +38,7 @@ impl PretendSpeed {
     /// The time of a step with these rows.
     pub(super) fn time<'a>(&self, rows: impl IntoIterator<Item = &'a Row>) -> f64 {
         let of_row = |row: &Row| {
-            let (start, count) = (f64::from(row.start), f64::from(row.count + row.lookahead));
+            let (start, count) = (f64::from(row.start), f64::from(row.count));
             let pairs = count * (start + (count + 1.0) / 2.0);
             count * self.per_token + pairs * self.per_pair + f64::from(u8::from(row.sample)) * self.per_sample
         };

@@ -12,12 +12,12 @@ pub use specs::*;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use millrace_backend::{Backend, KvFormat, SamplingParams, SeqRow, SequencePrefix, StepInput};
+use millrace_backend::{Backend, KvFormat, OpenStep, SamplingParams, SeqRow, SequencePrefix, StepInput};
 use millrace_model::{
     DecoderSpec, ShardLimits, WeightError, WeightKind, WeightSlot, WeightSource, WeightStorage,
 };
 use millrace_numbers::{DType, HostTensor, Part};
-use millrace_shard::decoder::{Collective, Decoder, ModelPart, SubmittedStep, Weights};
+use millrace_shard::decoder::{Collective, Decoder, ModelPart, Weights};
 use millrace_test_patience::patience;
 
 /// Limits for [`SMALL_PROMPT`] in one step.
@@ -130,6 +130,7 @@ pub struct Chunk<'a> {
 pub struct Harness<'b, B: Backend> {
     backend: &'b B,
     pub decoder: Decoder<B>,
+    queue: B::Queue,
     block_size: usize,
     vocab: usize,
     /// The prefix of each sequence, by its first block.
@@ -160,8 +161,13 @@ impl<'b, B: Backend> Harness<'b, B> {
         let positions = limits.max_sequence_tokens;
         let weights = Weights::load(backend, spec, source, storage, positions, &mut ignore).unwrap();
         let decoder = Decoder::new(backend, spec.clone(), weights, limits, ranks).unwrap();
-        let (block_size, vocab) = (limits.block_size, spec.vocab);
-        Harness { backend, decoder, block_size, vocab, prefixes: HashMap::new() }
+        Harness::of(backend, decoder, limits)
+    }
+
+    fn of(backend: &'b B, decoder: Decoder<B>, limits: &ShardLimits) -> Self {
+        let queue = decoder.queue(backend, limits).unwrap();
+        let (block_size, vocab) = (limits.block_size, decoder.spec().vocab);
+        Harness { backend, decoder, queue, block_size, vocab, prefixes: HashMap::new() }
     }
 
     /// Creates one rank of a pipeline, with the layers of `part`, in single precision.
@@ -175,25 +181,35 @@ impl<'b, B: Backend> Harness<'b, B> {
         let (mut ignore, positions, spec) = (|_| Ok(()), limits.max_sequence_tokens, part.spec);
         let weights = Weights::load(backend, part, source, DType::F32, positions, &mut ignore).unwrap();
         let decoder = Decoder::in_pipeline(backend, spec.clone(), weights, limits, ranks).unwrap();
-        let (block_size, vocab) = (limits.block_size, spec.vocab);
-        Harness { backend, decoder, block_size, vocab, prefixes: HashMap::new() }
+        Harness::of(backend, decoder, limits)
     }
 
-    /// Gives a slot to a sequence with these tokens. That of a [`Chunk`] is its first block.
+    /// Gives a slot to a sequence with these tokens. The first block of a [`Chunk`] is also its slot.
     pub fn admit(&mut self, slot: u32, tokens: &[u32]) {
-        self.decoder.admit(self.backend, slot as usize, tokens, &SamplingParams::default()).unwrap();
+        let Harness { backend, queue, .. } = self;
+        backend.admit(queue, slot as usize, tokens, &SamplingParams::default()).unwrap();
     }
 
     /// Runs a step and returns the logits of all its tokens.
     pub fn step(&mut self, chunks: &[Chunk<'_>]) -> Vec<Vec<f32>> {
         let n = chunks.iter().map(|chunk| chunk.tokens.len()).sum::<usize>();
-        let _ = self.forward(chunks, &(0..n as u32).collect::<Vec<_>>());
+        self.forward(chunks, &(0..n as u32).collect::<Vec<_>>());
         let logits = self.decoder.logits(self.backend, n).unwrap();
         logits.chunks_exact(self.vocab).map(<[f32]>::to_vec).collect()
     }
 
     /// Runs the forward pass of a step.
-    pub fn forward(&mut self, chunks: &[Chunk<'_>], outputs: &[u32]) -> SubmittedStep<'_, B> {
+    pub fn forward(&mut self, chunks: &[Chunk<'_>], outputs: &[u32]) {
+        self.forward_with(chunks, outputs, |_, _, _| ());
+    }
+
+    /// Runs the forward pass of a step, and calls `then` with the open step.
+    pub fn forward_with<T>(
+        &mut self,
+        chunks: &[Chunk<'_>],
+        outputs: &[u32],
+        then: impl FnOnce(&B, &mut Decoder<B>, OpenStep<'_, B::Queue>) -> T,
+    ) -> T {
         let tokens: Vec<u32> = chunks.iter().flat_map(|chunk| chunk.tokens).copied().collect();
         let spec = self.decoder.spec();
         // The first chunk of a sequence has its whole prompt, if that has a prefix.
@@ -210,7 +226,8 @@ impl<'b, B: Backend> Harness<'b, B> {
             })
             .collect();
         let input = StepInput { tokens: &tokens, rows: &rows, outputs, samples: &[] };
-        self.decoder.forward(self.backend, &input).unwrap()
+        let step = self.decoder.compute(self.backend, &mut self.queue, &input).unwrap();
+        then(self.backend, &mut self.decoder, step)
     }
 
     /// Returns the states of the last step's tokens after the final norm.

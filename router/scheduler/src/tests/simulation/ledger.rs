@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
-use millrace_proto::{MAX_FRAME, Masks, PromptHandling, Step, StepOutput};
+use millrace_proto::{MAX_FRAME, Masks, PromptHandling, Step};
 
 use crate::test_support::Trouble;
 use crate::{PlannedStep, Pooling, Request, Schedule, SchedulerLimits, SchedulerOptions, SeqId, Tenant};
@@ -42,21 +42,16 @@ pub(super) struct Ledger {
     pub(super) shared_blocks: u64,
     /// Hits on blocks that another sequence was computing when the sequence arrived.
     pub(super) awaited_blocks: u64,
-    /// Tokens that rows brought beyond their first ones.
-    pub(super) further_tokens: u64,
 }
 
 /// A sequence in a slot.
 struct Stay {
     id: SeqId,
     table: Vec<u32>,
-    /// Maximum number of tokens, including those that steps in flight will sample.
+    /// Number of tokens, with the ones that steps in flight will sample.
     len: usize,
-    /// Maximum number of computed positions; `None` before the first row.
+    /// Number of computed positions; `None` before the first row.
     computed: Option<usize>,
-    /// The step in flight whose row has a lookahead: until its answer, `len` and `computed` may be
-    /// too large.
-    unconfirmed: Option<u64>,
     cached: usize,
     /// The step that admitted the sequence.
     since: u64,
@@ -114,7 +109,6 @@ impl Ledger {
             hit_blocks: 0,
             shared_blocks: 0,
             awaited_blocks: 0,
-            further_tokens: 0,
         }
     }
 
@@ -191,9 +185,8 @@ impl Ledger {
         deferred
     }
 
-    /// A step has been answered. Rows with a lookahead may have brought fewer tokens than they
-    /// could.
-    pub(super) fn answered(&mut self, step: &Step, output: &StepOutput) {
+    /// A step has been answered.
+    pub(super) fn answered(&mut self, step: &Step) {
         self.answered = step.id + 1;
         for row in &step.rows {
             if let Some(stay) = self.stays.get_mut(&row.slot)
@@ -205,17 +198,6 @@ impl Ledger {
         }
         self.expected.pop_front();
         self.slots_of.remove(&step.id);
-        for row in step.rows.iter().filter(|row| row.lookahead > 0) {
-            let Some(stay) = self.stays.get_mut(&row.slot) else { continue };
-            if stay.unconfirmed == Some(step.id) {
-                let tokens = output.sampled.iter().filter(|sampled| sampled.slot == row.slot).count();
-                let missing = 1 + row.lookahead as usize - tokens.max(1);
-                stay.len -= missing;
-                stay.computed = stay.computed.map(|computed| computed - missing);
-                stay.unconfirmed = None;
-                self.further_tokens += tokens.saturating_sub(1) as u64;
-            }
-        }
     }
 
     /// A step has been planned. `priority_preemptions` is the scheduler's total after it.
@@ -274,7 +256,6 @@ impl Ledger {
                 table: Vec::new(),
                 len: admission.tokens.len(),
                 computed: None,
-                unconfirmed: None,
                 cached: admitted.cached_tokens,
                 since: plan.step.id,
                 tokens: admission.tokens.clone(),
@@ -376,7 +357,7 @@ impl Ledger {
             let Some(Known { request, progress, .. }) = self.known.get(&stay.id) else { continue };
             let exhausted = stay.len >= request.prompt.len() + new_tokens(request);
             let masked = self.held.contains(&stay.id) || self.has_pending(stay.id);
-            let waits = exhausted || stay.unconfirmed.is_some() || masked;
+            let waits = exhausted || masked;
             let decodes = *progress > Some(0) && !waits && stay.computed == Some(stay.len - 1);
             let runs = plan.step.rows.iter().any(|row| row.slot == *slot);
             assert!(!decodes || runs, "slot {slot} is stalled by {plan:?}");
@@ -417,11 +398,7 @@ impl Ledger {
             let stay = self.stays.get_mut(&row.slot).expect("only taken slots run");
             let known = self.known.get_mut(&stay.id).expect("only live sequences run");
             let (start, end) = (row.start as usize, (row.start + row.count) as usize);
-            let written = end + row.lookahead as usize;
-            assert!(stay.unconfirmed.is_none(), "a row behind one with a lookahead: {row:?}");
-            for &block in
-                &stay.table[start / self.limits.block_size..written.div_ceil(self.limits.block_size)]
-            {
+            for &block in &stay.table[start / self.limits.block_size..end.div_ceil(self.limits.block_size)] {
                 let salt = known.request.cache_salt.clone();
                 self.blocks[block as usize] = Block { salt, written_by: plan.step.id };
             }
@@ -440,9 +417,7 @@ impl Ledger {
                     self.held.insert(stay.id);
                     expected.push(stay.id);
                 }
-                stay.len += 1 + row.lookahead as usize;
-                stay.computed = Some(end + row.lookahead as usize);
-                stay.unconfirmed = (row.lookahead > 0).then_some(plan.step.id);
+                stay.len += 1;
                 *known.progress.as_mut().expect("a running sequence was admitted") += 1;
             }
         }

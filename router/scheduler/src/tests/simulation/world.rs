@@ -94,7 +94,7 @@ pub(super) fn simulate(seed: u64) -> Totals {
     }
     world.drain();
     let stats = world.scheduler.stats();
-    let Ledger { overtakes, hit_blocks, shared_blocks, awaited_blocks, further_tokens, .. } = world.ledger;
+    let Ledger { overtakes, hit_blocks, shared_blocks, awaited_blocks, .. } = world.ledger;
     let priority_preemptions = world.ledger.priority_preemptions;
     let (preemptions, evictions) = (stats.preemptions, stats.prefix_evicted_blocks);
     Totals {
@@ -105,7 +105,6 @@ pub(super) fn simulate(seed: u64) -> Totals {
         hit_blocks,
         shared_blocks,
         awaited_blocks,
-        further_tokens,
         stored: world.index.stored,
         ..world.totals
     }
@@ -142,7 +141,6 @@ impl World {
             prefix_cache: random.random_bool(0.9),
             cache_events: true,
             ageing_steps: random.random_range(0..60),
-            max_lookahead: if random.random_bool(0.5) { 0 } else { random.random_range(1..6) },
             schedule: [Schedule::Fcfs, Schedule::Lpm][random.random_range(0..2)],
             target_micros: if random.random_bool(0.5) { 0.0 } else { random.random_range(1.0..1e5) },
         };
@@ -374,7 +372,7 @@ impl World {
         let output = StepOutput { step_micros, ..output };
         let message = from_shard::Message::Output(output.clone());
         self.check_frame(encoded_len(&FromShard { message: Some(message) }));
-        self.ledger.answered(&step, &output);
+        self.ledger.answered(&step);
         for output in self.scheduler.apply(output).expect("the answer is well formed") {
             let live = self.live.get_mut(&output.sequence).expect("tokens come only for live sequences");
             let (tokens, finish) = &live.expected;
