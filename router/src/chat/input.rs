@@ -49,8 +49,8 @@ pub(crate) struct ThinkingOptions {
 pub(crate) struct PreparedChat {
     /// The validated request for the service.
     pub(crate) prepared: Prepared,
-    /// Set if the answers may contain reasoning or tool calls.
-    pub(crate) format: Option<AnswerFormat>,
+    /// The form in which the answers contain reasoning and tool calls.
+    pub(crate) format: AnswerFormat,
     /// Characters of the prompt.
     pub(crate) characters: usize,
     /// Fields of the request that have no effect.
@@ -102,12 +102,11 @@ impl ConversationRequest {
         let mut ignored = std::mem::take(&mut self.ignored);
         let prompt = self.render_checked(service, may_call).await?;
         let format = format.after_prompt(service, &prompt, &mut params);
-        if let Some(tokens) = budget {
-            let is_limited =
-                format.as_ref().is_some_and(|format| format.limit_reasoning(tokens, service, &mut params));
-            if !is_limited && let Some(field) = budget_field {
-                ignored.note(field);
-            }
+        if let Some(tokens) = budget
+            && !format.limit_reasoning(tokens, service, &mut params)
+            && let Some(field) = budget_field
+        {
+            ignored.note(field);
         }
         let characters = prompt.text.chars().count();
         let prepared = service.prepare(Prompt::Chat(prompt), params).await?;

@@ -3,6 +3,7 @@
 //! The APIs translate their requests for the chat core (`crate::chat`) or for
 //! [`Service`](crate::service::Service), and write the answers in their own form.
 
+mod answer_pipeline;
 mod anthropic;
 mod api;
 mod app;

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::error::OpenAiError;
-use super::generation::ReportOptions;
+use super::types::ReportOptions;
 use crate::chat::IgnoredFields;
 use crate::http::app::App;
 use crate::http::field_names::FieldNames;
@@ -219,7 +219,6 @@ impl GenerationFields {
         let options = self.stream_options.unwrap_or_default();
         let usage = options.include_usage.unwrap_or(false);
         ReportOptions {
-            stream: self.streams(),
             usage,
             continuous_usage: usage && options.continuous_usage_stats.unwrap_or(false),
             every_token: false,

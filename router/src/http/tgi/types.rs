@@ -144,12 +144,6 @@ pub(super) struct TgiToken {
     special: bool,
 }
 
-impl From<TextToken> for TgiToken {
-    fn from(TextToken { id, text, logprob, special }: TextToken) -> Self {
-        TgiToken { id, text, logprob, special }
-    }
-}
-
 impl From<&TextToken> for TgiToken {
     fn from(token: &TextToken) -> Self {
         TgiToken { id: token.id, text: token.text.clone(), logprob: token.logprob, special: token.special }
