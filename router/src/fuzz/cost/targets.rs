@@ -10,8 +10,7 @@ use millrace_text::assets::TextAssets;
 use millrace_text::{ChatTemplate, Conversation, SpecialTokens, StopMatcher, StopText, Tokenizer};
 use serde_json::{Value, json};
 
-use super::alphabets::{self, Alphabet};
-use super::frame::InputFrame;
+use super::alphabets::{self, Alphabet, InputFrame};
 use super::target::{CostLimits, CostTarget, Work};
 use crate::assets::Assets;
 use crate::engine::EngineState;
