@@ -240,13 +240,13 @@ fn template_variables(
     readable
         .map(|(name, value)| {
             let is_reserved = RESERVED_VARIABLES.contains(&name.as_str());
-            let what = match value {
+            let problem = match value {
                 _ if is_reserved => "is set by the server or by another field of the request",
                 Value::Bool(_) | Value::Number(_) | Value::String(_) => return Ok((name, value)),
                 _ => "must be true, false, a number or a text",
             };
             let param = format!("chat_template_kwargs.{name}");
-            Err(ChatError::invalid(&param, format!("`{param}` {what}")))
+            Err(ChatError::invalid(&param, format!("`{param}` {problem}")))
         })
         .collect()
 }

@@ -195,8 +195,8 @@ impl TokenBucket {
 
     fn fill(&mut self, now: Instant) {
         let seconds = now.saturating_duration_since(self.filled).as_secs_f64();
-        let most = f64::from(self.per_minute);
-        self.tokens = (self.tokens + seconds * most / 60.0).min(most);
+        let capacity = f64::from(self.per_minute);
+        self.tokens = (self.tokens + seconds * capacity / 60.0).min(capacity);
         self.filled = self.filled.max(now);
     }
 

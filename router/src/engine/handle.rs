@@ -155,8 +155,8 @@ impl Engine {
             }
             EngineState::Loading { .. } => return Err(SubmitError::Unavailable("Model is loading".into())),
             EngineState::Draining => return Err(SubmitError::Unavailable("Server is shutting down".into())),
-            EngineState::Failed(why) => {
-                return Err(SubmitError::Unavailable(format!("Engine failed: {why}")));
+            EngineState::Failed(reason) => {
+                return Err(SubmitError::Unavailable(format!("Engine failed: {reason}")));
             }
         }
         let account = match &self.account {

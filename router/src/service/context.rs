@@ -126,8 +126,8 @@ impl RequestContext {
 
     /// The tenant of the request: that of the header, or that of the caller.
     pub(crate) fn tenant(&self) -> Tenant {
-        let of_caller = || self.caller().map(Caller::tenant);
-        self.tenant.get().or_else(of_caller).cloned().unwrap_or_default()
+        let caller_tenant = || self.caller().map(Caller::tenant);
+        self.tenant.get().or_else(caller_tenant).cloned().unwrap_or_default()
     }
 
     /// The tenant of the request for which the current task works.

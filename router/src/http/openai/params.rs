@@ -262,7 +262,7 @@ impl GenerationFields {
         const FIELD: &str = "response_format";
         let Some(format) = &self.response_format else { return Ok(None) };
         let grammar =
-            grammar::from_response_format(format).map_err(|why| OpenAiError::invalid(FIELD, why))?;
+            grammar::from_response_format(format).map_err(|reason| OpenAiError::invalid(FIELD, reason))?;
         Ok(grammar.map(|grammar| RequestedGrammar { grammar, field: FIELD, optional: false }))
     }
 
