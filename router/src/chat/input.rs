@@ -81,7 +81,8 @@ impl ConversationRequest {
     /// tools allow.
     ///
     /// # Errors
-    /// As [`ConversationRequest::render`], and [`ChatError::Service`] if `params` are wrong.
+    /// [`ChatError`] says what is wrong with the conversation or its tools;
+    /// [`ChatError::Service`] says what is wrong with `params`.
     pub(crate) async fn prepare(
         mut self,
         service: &Service,

@@ -133,7 +133,7 @@ impl Account {
     }
 
     /// Charges the work for a prompt that was refused after it had been rendered or tokenized. The
-    /// work is about that of so many tokens.
+    /// work is about as much as so many tokens need.
     pub(crate) fn charge_refused(&self, tokens: usize) {
         self.charge(tokens);
     }

@@ -91,7 +91,7 @@ impl Engine {
         }
     }
 
-    /// A handle whose requests are those of a tenant, and count for an account.
+    /// A handle whose requests belong to a tenant, and count for an account.
     #[must_use]
     pub fn on_behalf_of(&self, tenant: Tenant, account: Option<Arc<Account>>) -> Self {
         Engine { account, tenant, ..self.clone() }

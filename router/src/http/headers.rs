@@ -22,8 +22,8 @@ pub(super) fn before(app: &App, characters: usize, ignored: &IgnoredFields) -> H
     headers
 }
 
-/// Adds the headers of complete answers, which have `counts` tokens together. The times are those of
-/// the slowest answer, in milliseconds.
+/// Adds the headers of complete answers, which have `counts` tokens together. The slowest answer
+/// gives the times, in milliseconds.
 pub(super) fn after<'a>(
     mut headers: HeaderMap,
     counts: TokenCounts,

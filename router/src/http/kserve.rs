@@ -46,7 +46,7 @@ struct InferenceRequest {
     parameters: Option<GenerateParameters>,
     #[serde(deserialize_with = "crate::http::fields::objects")]
     inputs: Vec<InferenceInput>,
-    /// The names of the outputs; by default those of the inputs.
+    /// The names of the outputs; by default the outputs have the names of the inputs.
     #[serde(default, deserialize_with = "crate::http::fields::objects")]
     outputs: Vec<InferenceOutputName>,
 }

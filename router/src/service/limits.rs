@@ -9,7 +9,7 @@ use super::error::{ContextOverflow, ServiceError};
 use crate::embedding::PoolingMode;
 use crate::engine::SchedulerLimits;
 
-/// Limits and settings of requests. Names and defaults are those of TGI's flags.
+/// Limits and settings of requests. TGI's flags have the same names and defaults.
 #[derive(Debug, Clone)]
 pub struct RequestLimits {
     /// Maximum number of requests waiting or running at the same time. The engine enforces it.

@@ -94,7 +94,7 @@ pub struct Params {
     pub top_n: u32,
     /// Whether `top_n` and `prompt_logprobs` have the bounds of OpenAI's API instead of TGI's.
     pub openai_bounds: bool,
-    /// Report log-probabilities of the sampled distribution instead of those of the model.
+    /// Report log-probabilities of the sampled distribution and not of the model's.
     pub warped_logprobs: bool,
     /// Number of answers to choose the best from, with TGI's rules.
     pub best_of: Option<usize>,

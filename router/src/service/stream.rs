@@ -302,7 +302,7 @@ impl TextStream {
         TokenCounts { prompt, cached, generated: self.generated }
     }
 
-    /// Adds the figures of this answer to those of the request.
+    /// Adds the figures of this answer to the figures of the request.
     fn add_figures(&self) {
         let Some(context) = &self.prepared.context else { return };
         let queue = self.started.map_or(Duration::ZERO, |started| started.queued);

@@ -14,7 +14,7 @@ use crate::engine::timeout::running_timeout;
 impl ShardGroup {
     /// Waits until all ranks are ready. `progress` is called with the loading progress of rank 0.
     ///
-    /// The combined announcement is that of rank 0, with the smallest KV cache and the shortest
+    /// The combined announcement repeats rank 0's, with the smallest KV cache and the shortest
     /// sequences of all ranks.
     ///
     /// # Errors

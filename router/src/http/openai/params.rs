@@ -196,7 +196,7 @@ impl GenerationFields {
     /// The number of answers to each of `prompts` prompts.
     ///
     /// # Errors
-    /// As [`check_answers`].
+    /// [`OpenAiError`] if so many answers are not allowed.
     pub(super) fn choices(&self, app: &App, prompts: usize) -> Result<usize, OpenAiError> {
         let n = self.n.unwrap_or(1);
         check_answers(app, "n", n, prompts)?;

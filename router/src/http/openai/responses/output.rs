@@ -162,7 +162,7 @@ impl ResponseOutput {
 
     fn end(&mut self, block: AnswerBlock, is_cut: bool, to: &mut impl EventSink) {
         match &mut self.kind {
-            // Tokens whose text is not sent, such as those of a stop string.
+            // Tokens whose text is not sent, such as the tokens of a stop string.
             ItemKind::Message if !self.pending.is_empty() => self.append("", to),
             ItemKind::CustomCall { reader, .. } => {
                 let rest = reader.finish();
