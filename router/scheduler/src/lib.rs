@@ -33,6 +33,28 @@
 //! with a lower priority ([`priority`]). The first sequence in order is never preempted for another
 //! one, so there is always progress.
 //!
+//! # An example of admission
+//!
+//! The shards announce steps of 32 tokens, 4 slots, and blocks of 16 positions. Three streams run:
+//! each has a prompt of 20 tokens, has 22 tokens by now, and holds 2 blocks. Now a request comes
+//! whose prompt has 100 tokens. It is admitted if four reserves fit:
+//!
+//! | reserve | in the example |
+//! |---|---|
+//! | a token of the step for each other slot, so that no stream waits for a prompt | prompts have 32 − 3 = 29 tokens of each step |
+//! | blocks for the prompt | ⌈100 / 16⌉ = 7 |
+//! | blocks for the tokens that the streams generate until the prompt has been run | 3 · 1 |
+//! | blocks for the tokens that the request generates while prompts behind it are run | 0, because there are none |
+//!
+//! The prompt may have to share each step with one that comes later, so it is sure of ⌈29 / 2⌉ = 15
+//! tokens, and is run after ⌈100 / 15⌉ = 7 steps at the latest. Each stream has 22 + 7 tokens by
+//! then. With a block that it may have begun to fill, it needs ⌈(29 + 16) / 16⌉ = 3 blocks, and it
+//! holds 2. The KV cache must have 6 + 7 + 3 + 0 = 16 blocks. With 15, the prompt waits, since a
+//! stream or the prompt itself might be preempted before the first token, and its work would be
+//! lost. With 16, the next step has a token of each stream and the first 29 tokens of the prompt.
+//!
+//! `tests/admission_example.rs` computes these numbers.
+//!
 //! # Prompts that cannot be shared or divided
 //!
 //! Some models have state outside of the blocks, or attend to the prompt in both directions

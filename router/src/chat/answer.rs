@@ -15,7 +15,7 @@ use millrace_text::RenderedPrompt;
 
 use super::error::ChatError;
 use super::tools::CallableTools;
-use crate::service::{Answer, FinishReason, Params, Service, TextEvent};
+use crate::service::{FinishReason, Params, Service, TextEvent};
 
 /// The form in which the answers to one request contain reasoning and tool calls.
 #[derive(Debug, Clone)]
@@ -33,7 +33,29 @@ pub(crate) struct AnswerFormat {
     hides_reasoning: bool,
 }
 
+/// The reasoning, the text and the calls that a token adds to an answer.
+#[derive(Debug)]
+pub(crate) struct AnswerEvent<'a> {
+    pub(crate) delta: AnswerDelta,
+    /// Whether the token, or the call before it, belongs to the reasoning.
+    pub(crate) is_reasoning: bool,
+    /// The token. Its text is not separated.
+    pub(crate) generated: &'a TextEvent,
+}
+
 impl AnswerFormat {
+    /// The format of answers that are plain text.
+    pub(crate) fn plain(service: &Service) -> Self {
+        AnswerFormat {
+            tools: None,
+            custom: Arc::default(),
+            format: service.tool_format(),
+            reasoning: None,
+            begun: "".into(),
+            hides_reasoning: false,
+        }
+    }
+
     /// Constrains the answers of `params`: to calls of the tools if one must be called, and
     /// otherwise to calls or to what `params` already requires.
     ///
@@ -47,14 +69,7 @@ impl AnswerFormat {
     ) -> Result<Self, ChatError> {
         let format = service.tool_format();
         let reasoning = service.reasoning_format().map(|format| (format, ReasoningStart::Possible));
-        let answer = AnswerFormat {
-            tools: None,
-            custom: Arc::default(),
-            format,
-            reasoning,
-            begun: "".into(),
-            hides_reasoning: false,
-        };
+        let answer = AnswerFormat { reasoning, ..AnswerFormat::plain(service) };
         let Some(CallableTools { tools, custom }) = callable else { return Ok(answer) };
         let (schema, field) = match params.grammar.take() {
             None => (None, "tools"),
@@ -74,14 +89,13 @@ impl AnswerFormat {
         Ok(AnswerFormat { tools: Some(tools), custom: Arc::new(custom), ..answer })
     }
 
-    /// Adapts the format and `params` to the prompt, which may open the reasoning. Returns `None`
-    /// if the answers are plain text.
+    /// Adapts the format and `params` to the prompt, which may open the reasoning.
     pub(super) fn after_prompt(
         mut self,
         service: &Service,
         prompt: &RenderedPrompt,
         params: &mut Params,
-    ) -> Option<Self> {
+    ) -> Self {
         let tokenizer = service.tokenizer();
         let mut marks = Vec::new();
         if self.tools.is_some() {
@@ -105,7 +119,7 @@ impl AnswerFormat {
         if self.has_channels() {
             self.begun = HarmonyParser::begun_answer(&prompt.text).into();
         }
-        (self.tools.is_some() || self.reasoning.is_some()).then_some(self)
+        self
     }
 
     /// Leaves the reasoning out of the answers.
@@ -147,8 +161,8 @@ impl AnswerFormat {
         };
         AnswerReader {
             parser,
-            format: self.format,
             hides_reasoning: self.hides_reasoning,
+            separates_reasoning: self.reasoning.is_some(),
             reasoning_tokens: 0,
             unclosed_call_tokens: 0,
         }
@@ -159,9 +173,9 @@ impl AnswerFormat {
         &self.custom
     }
 
-    /// Whether reasoning is separated from the answers.
-    pub(crate) fn separates_reasoning(&self) -> bool {
-        self.reasoning.is_some()
+    /// The format of calls, which knows the form of their ids.
+    pub(crate) fn tool_format(&self) -> ToolFormat {
+        self.format
     }
 }
 
@@ -170,8 +184,8 @@ impl AnswerFormat {
 #[derive(Debug)]
 pub(crate) struct AnswerReader {
     parser: AnswerParser,
-    format: ToolFormat,
     hides_reasoning: bool,
+    separates_reasoning: bool,
     /// The tokens of the reasoning and of its marks so far.
     reasoning_tokens: usize,
     /// The tokens of a call in reasoning that is not closed. They are part of the reasoning if it
@@ -249,8 +263,9 @@ impl AnswerParser {
 }
 
 impl AnswerReader {
-    /// Returns the reasoning, the text and the calls that a token adds.
-    pub(crate) fn push(&mut self, event: &TextEvent) -> AnswerDelta {
+    /// Returns what a token adds.
+    pub(crate) fn read<'a>(&mut self, event: &'a TextEvent) -> AnswerEvent<'a> {
+        let reasoning_tokens = self.reasoning_tokens;
         let was_reasoning = self.parser.is_reasoning();
         let had_call = self.parser.has_unclosed_call();
         let mut delta = self.parser.push(&event.text, event.finished.is_some());
@@ -262,19 +277,7 @@ impl AnswerReader {
         } else if was_reasoning || self.parser.is_reasoning() {
             self.reasoning_tokens += 1 + std::mem::take(&mut self.unclosed_call_tokens);
         }
-        delta
-    }
-
-    /// Returns the reasoning, the text and the calls of a whole answer.
-    pub(crate) fn read_all(&mut self, answer: &Answer) -> AnswerDelta {
-        let mut delta = AnswerDelta::default();
-        answer.tokens.iter().for_each(|event| delta.extend(self.push(event)));
-        delta
-    }
-
-    /// Returns a new id for a call, in the form that the model's template accepts.
-    pub(crate) fn new_call_id(&self) -> String {
-        self.format.call_id()
+        AnswerEvent { delta, is_reasoning: self.reasoning_tokens > reasoning_tokens, generated: event }
     }
 
     /// Returns whether the answer ended with tool calls. An answer that was cut off did not.
@@ -282,9 +285,9 @@ impl AnswerReader {
         self.parser.calls() > 0 && reason != FinishReason::Length
     }
 
-    /// Returns the number of tokens of the reasoning so far.
-    pub(crate) fn reasoning_tokens(&self) -> usize {
-        self.reasoning_tokens
+    /// Returns the number of tokens of the reasoning so far, if it is separated from the answer.
+    pub(crate) fn reasoning_tokens(&self) -> Option<usize> {
+        self.separates_reasoning.then_some(self.reasoning_tokens)
     }
 }
 

@@ -1,10 +1,10 @@
 //! An answer as a sequence of blocks, for the APIs that name each block and end it before the next
 //! one begins.
 
-use millrace_answers::tools::AnswerDelta;
+use millrace_answers::tools::ToolFormat;
 
-use super::answer::{AnswerFormat, AnswerReader};
-use crate::service::{Answer, FinishReason, TextEvent};
+use super::answer::{AnswerEvent, AnswerFormat};
+use crate::service::FinishReason;
 
 /// A part of an answer, as far as it has been generated.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,8 +32,7 @@ pub(crate) enum BlockEvent {
 /// blocks as its stream.
 #[derive(Debug)]
 pub(crate) struct BlockReader {
-    /// Set if the answer may contain reasoning or tool calls.
-    reader: Option<AnswerReader>,
+    tool_format: ToolFormat,
     open: Option<AnswerBlock>,
     /// A call of which no argument has come. A client would take it for a call without arguments if
     /// the answer was cut off here.
@@ -43,18 +42,15 @@ pub(crate) struct BlockReader {
 }
 
 impl BlockReader {
-    /// A reader for one answer. `format` is set if the answer may contain reasoning or tool calls.
-    pub(crate) fn new(format: Option<&AnswerFormat>) -> Self {
-        BlockReader { reader: format.map(AnswerFormat::reader), open: None, bare_call: None, begun: false }
+    /// A reader for one answer.
+    pub(crate) fn new(format: &AnswerFormat) -> Self {
+        BlockReader { tool_format: format.tool_format(), open: None, bare_call: None, begun: false }
     }
 
     /// Returns the events of a token. Every answer has at least one block, if only an empty text,
     /// and its last token ends the open block.
-    pub(crate) fn push(&mut self, event: &TextEvent) -> Vec<BlockEvent> {
-        let delta = match &mut self.reader {
-            Some(reader) => reader.push(event),
-            None => AnswerDelta { content: event.text.clone(), ..AnswerDelta::default() },
-        };
+    pub(crate) fn push(&mut self, event: AnswerEvent<'_>) -> Vec<BlockEvent> {
+        let AnswerEvent { delta, generated, .. } = event;
         let mut events = Vec::new();
         if !delta.reasoning.is_empty() {
             if !matches!(self.open, Some(AnswerBlock::Reasoning(_))) {
@@ -69,8 +65,8 @@ impl BlockReader {
             self.append(delta.content, &mut events);
         }
         for call in delta.calls {
-            if let (Some(name), Some(reader)) = (call.name, &self.reader) {
-                let id = reader.new_call_id();
+            if let Some(name) = call.name {
+                let id = self.tool_format.call_id();
                 self.begin_bare_call(&mut events);
                 self.bare_call = Some(AnswerBlock::Call { id, name, arguments: String::new() });
             }
@@ -79,7 +75,7 @@ impl BlockReader {
             }
             self.append(call.arguments, &mut events);
         }
-        if let Some(finished) = &event.finished {
+        if let Some(finished) = &generated.finished {
             if finished.reason != FinishReason::Length {
                 self.begin_bare_call(&mut events);
             }
@@ -92,21 +88,11 @@ impl BlockReader {
     }
 
     /// Returns the blocks of a whole answer.
-    pub(crate) fn read_all(&mut self, answer: &Answer) -> Vec<AnswerBlock> {
-        let events = answer.tokens.iter().flat_map(|event| self.push(event));
+    pub(crate) fn read_all<'a>(&mut self, events: impl Iterator<Item = AnswerEvent<'a>>) -> Vec<AnswerBlock> {
         events
+            .flat_map(|event| self.push(event))
             .filter_map(|event| if let BlockEvent::End(block) = event { Some(block) } else { None })
             .collect()
-    }
-
-    /// Returns whether the answer ended with tool calls. An answer that was cut off did not.
-    pub(crate) fn ended_with_calls(&self, reason: FinishReason) -> bool {
-        self.reader.as_ref().is_some_and(|reader| reader.ended_with_calls(reason))
-    }
-
-    /// Returns the number of tokens of the reasoning so far.
-    pub(crate) fn reasoning_tokens(&self) -> usize {
-        self.reader.as_ref().map_or(0, AnswerReader::reasoning_tokens)
     }
 
     fn begin_bare_call(&mut self, events: &mut Vec<BlockEvent>) {

@@ -16,7 +16,7 @@ pub(crate) struct IgnoredFields(BTreeSet<String>);
 impl IgnoredFields {
     /// Adds a field by its path in the request, such as `text.verbosity`.
     ///
-    /// Names with other characters than those of identifiers and paths are left out, and so are
+    /// Names with characters that identifiers and paths do not have are left out, and so are
     /// names after the first [`MAX_NAMES`]: a client must not be able to fill a header or a log.
     pub(crate) fn note(&mut self, field: &str) {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.[]$".contains(&byte);

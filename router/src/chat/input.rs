@@ -49,8 +49,8 @@ pub(crate) struct ThinkingOptions {
 pub(crate) struct PreparedChat {
     /// The validated request for the service.
     pub(crate) prepared: Prepared,
-    /// Set if the answers may contain reasoning or tool calls.
-    pub(crate) format: Option<AnswerFormat>,
+    /// The form in which the answers contain reasoning and tool calls.
+    pub(crate) format: AnswerFormat,
     /// Characters of the prompt.
     pub(crate) characters: usize,
     /// Fields of the request that have no effect.
@@ -81,7 +81,8 @@ impl ConversationRequest {
     /// tools allow.
     ///
     /// # Errors
-    /// As [`ConversationRequest::render`], and [`ChatError::Service`] if `params` are wrong.
+    /// [`ChatError`] says what is wrong with the conversation or its tools;
+    /// [`ChatError::Service`] says what is wrong with `params`.
     pub(crate) async fn prepare(
         mut self,
         service: &Service,
@@ -102,12 +103,11 @@ impl ConversationRequest {
         let mut ignored = std::mem::take(&mut self.ignored);
         let prompt = self.render_checked(service, may_call).await?;
         let format = format.after_prompt(service, &prompt, &mut params);
-        if let Some(tokens) = budget {
-            let is_limited =
-                format.as_ref().is_some_and(|format| format.limit_reasoning(tokens, service, &mut params));
-            if !is_limited && let Some(field) = budget_field {
-                ignored.note(field);
-            }
+        if let Some(tokens) = budget
+            && !format.limit_reasoning(tokens, service, &mut params)
+            && let Some(field) = budget_field
+        {
+            ignored.note(field);
         }
         let characters = prompt.text.chars().count();
         let prepared = service.prepare(Prompt::Chat(prompt), params).await?;
@@ -241,13 +241,13 @@ fn template_variables(
     readable
         .map(|(name, value)| {
             let is_reserved = RESERVED_VARIABLES.contains(&name.as_str());
-            let what = match value {
+            let problem = match value {
                 _ if is_reserved => "is set by the server or by another field of the request",
                 Value::Bool(_) | Value::Number(_) | Value::String(_) => return Ok((name, value)),
                 _ => "must be true, false, a number or a text",
             };
             let param = format!("chat_template_kwargs.{name}");
-            Err(ChatError::invalid(&param, format!("`{param}` {what}")))
+            Err(ChatError::invalid(&param, format!("`{param}` {problem}")))
         })
         .collect()
 }

@@ -1,13 +1,13 @@
 //! The chat core: conversations and answers in a form that does not depend on an API.
 //!
-//! A route translates its request into a [`ConversationRequest`], which becomes a prompt. The
-//! model's answer is read back as text and tool calls, which the route translates into the terms of
-//! its API:
+//! A route translates its request into a [`ConversationRequest`], which becomes a prompt. An
+//! [`AnswerReader`] separates reasoning and tool calls from the text of the answer, and the route
+//! translates its events into the terms of its API:
 //!
 //! ```text
 //! request ──route──► ConversationRequest ──► PreparedChat ──service──► TextEvent
 //!                                                                          │
-//! response ◄──route── text and tool calls ◄── AnswerReader ◄───────────────┘
+//! response ◄──route── AnswerEvent ◄── AnswerReader ◄───────────────────────┘
 //! ```
 //!
 //! Messages and tools have the JSON form that chat templates read. Nothing here knows HTTP or the
@@ -46,7 +46,7 @@ mod published_tests;
 #[cfg(test)]
 mod spoken_tests;
 
-pub(crate) use answer::{AnswerFormat, AnswerReader};
+pub(crate) use answer::{AnswerEvent, AnswerFormat, AnswerReader};
 pub(crate) use blocks::{AnswerBlock, BlockEvent, BlockReader};
 pub(crate) use call_arguments::call_arguments;
 pub(crate) use custom_tools::{CUSTOM_INPUT, custom_function, is_text_format};

@@ -20,7 +20,7 @@ fn row(name: &str, calls: &str, reasoning: &str, test: &str) -> String {
 }
 
 /// Returns the table: the published templates, whose formats another test compares with the
-/// templates themselves, and those of `integration-tests/golden`.
+/// templates themselves, and the templates in `integration-tests/golden`.
 fn table() -> String {
     let mut table = "| chat template | tool calls | reasoning | proven by |\n|---|---|---|---|\n".to_owned();
     for (name, calls, reasoning) in FORMATS {

@@ -11,7 +11,7 @@ use millrace_answers::reasoning::{ReasoningFormat, ReasoningSplitter, ReasoningS
 use millrace_answers::tools::{
     AllowedTools, HarmonyParser, Tool, ToolCallParser, ToolChoice, ToolFormat, call_grammar,
 };
-use millrace_text::test_support::{self, assets_with, test_data};
+use millrace_text::test_support::{self, assets_with, template_marks, test_data};
 use millrace_text::{ChatTemplate, Conversation, SpecialTokens, Tokenizer};
 use serde_json::{Map, Value, json};
 
@@ -89,25 +89,6 @@ struct Model {
     reasoning: Option<ReasoningFormat>,
 }
 
-/// Returns the parts of a template's text that look like special tokens.
-fn marks(source: &str) -> BTreeSet<String> {
-    let mut marks = BTreeSet::new();
-    for (open, close) in [('<', '>'), ('[', ']')] {
-        for (at, _) in source.match_indices(open) {
-            let Some(length) = source[at..].chars().take(40).position(|c| c == close) else { continue };
-            let mark: String = source[at..].chars().take(length + 1).collect();
-            let inner = &mark[open.len_utf8()..mark.len() - close.len_utf8()];
-            let is_inner = |c: char| c.is_alphanumeric() || "_/|｜▁-:".contains(c);
-            let is_name = open == '<' || inner.chars().all(|c| c.is_ascii_uppercase() || "_/".contains(c));
-            if inner.len() > 1 && inner.chars().all(is_inner) && is_name {
-                marks.insert(mark);
-            }
-        }
-    }
-    marks.retain(|mark| mark != "<s>" && mark != "</s>");
-    marks
-}
-
 impl Model {
     /// Loads a template. If `are_special`, everything in it that looks like a special token is one,
     /// otherwise only the tokens in bars, one of which ends a turn.
@@ -125,12 +106,12 @@ impl Model {
         let tokens: Vec<String> =
             tokens.chain(format.syntax_marks()).map(|text| (*text).to_owned()).collect();
         let template = ChatTemplate::new(&source, None, Some("<s>".into()), Some("</s>".into()), 1).unwrap();
-        let mut texts = marks(&source);
+        let mut texts = template_marks(&source);
         // Some templates put their tokens together.
         let spoken = [("user", QUESTION), ("assistant", ANSWER), ("user", QUESTION)];
         let messages = spoken.map(|(role, content)| json!({"role": role, "content": content})).to_vec();
         let conversation = Conversation { messages, ..Conversation::default() };
-        texts.extend(marks(&template.render_now(&conversation).unwrap_or_default()));
+        texts.extend(template_marks(&template.render_now(&conversation).unwrap_or_default()));
         // Other tags, such as those around arguments, are text in every vocabulary.
         let is_token =
             |text: &str| text.contains(['|', '｜']) || text.starts_with('[') || text.starts_with("<SPECIAL");

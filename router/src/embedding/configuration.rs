@@ -22,7 +22,7 @@ impl EmbeddingError {
     }
 }
 
-/// Returns a number of features or tokens; `None` if it is no such number.
+/// Returns a number of features or tokens; `None` if the value is no number in range.
 pub(super) fn size(value: &Value) -> Option<usize> {
     let size = value.as_u64().filter(|size| (1..=MAX_SIZE).contains(size))?;
     usize::try_from(size).ok()

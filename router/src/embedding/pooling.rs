@@ -114,7 +114,7 @@ pub(super) struct PoolingConfig {
     pub(super) modes: Result<Vec<PoolingMode>, UnknownPooling>,
     /// The number of features of a state, if the file has it.
     pub(super) features: Option<usize>,
-    /// Whether the states of a prompt in front of a text are pooled with those of the text.
+    /// Whether the states of a prompt in front of a text are pooled with the text.
     pub(super) include_prompt: bool,
 }
 

@@ -133,7 +133,7 @@ impl Account {
     }
 
     /// Charges the work for a prompt that was refused after it had been rendered or tokenized. The
-    /// work is about that of so many tokens.
+    /// work is about as much as so many tokens need.
     pub(crate) fn charge_refused(&self, tokens: usize) {
         self.charge(tokens);
     }
@@ -195,8 +195,8 @@ impl TokenBucket {
 
     fn fill(&mut self, now: Instant) {
         let seconds = now.saturating_duration_since(self.filled).as_secs_f64();
-        let most = f64::from(self.per_minute);
-        self.tokens = (self.tokens + seconds * most / 60.0).min(most);
+        let capacity = f64::from(self.per_minute);
+        self.tokens = (self.tokens + seconds * capacity / 60.0).min(capacity);
         self.filled = self.filled.max(now);
     }
 

@@ -46,7 +46,7 @@ pub(super) async fn load(
         state.send_replace(EngineState::Loading { phase, done: done_bytes, total: total_bytes });
     };
     let result = tokio::select! {
-        ready = group.wait_until_ready(silence, show_progress) => ready.map(Some).map_err(|loss| loss.why),
+        ready = group.wait_until_ready(silence, show_progress) => ready.map(Some).map_err(|loss| loss.reason),
         () = drain_requested(commands) => Ok(None),
     };
     if let Ok(Some(announcement)) = result {
@@ -70,13 +70,13 @@ async fn connect(policy: RestartPolicy, start_group: &mut GroupFactory) -> Resul
             Err(error) => GroupLoss::from(error),
         };
         if loss.cause != LossCause::Shortage {
-            return Err(loss.why);
+            return Err(loss.reason);
         }
         match losses.add(&loss, Instant::now()) {
-            RestartDecision::GiveUp(why) => return Err(why),
+            RestartDecision::GiveUp(reason) => return Err(reason),
             RestartDecision::Restart { after, log } => {
                 if log {
-                    tracing::warn!("{}; trying again until the system has the resources", loss.why);
+                    tracing::warn!("{}; trying again until the system has the resources", loss.reason);
                 }
                 sleep(after).await;
             }

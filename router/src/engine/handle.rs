@@ -91,7 +91,7 @@ impl Engine {
         }
     }
 
-    /// A handle whose requests are those of a tenant, and count for an account.
+    /// A handle whose requests belong to a tenant, and count for an account.
     #[must_use]
     pub fn on_behalf_of(&self, tenant: Tenant, account: Option<Arc<Account>>) -> Self {
         Engine { account, tenant, ..self.clone() }
@@ -155,8 +155,8 @@ impl Engine {
             }
             EngineState::Loading { .. } => return Err(SubmitError::Unavailable("Model is loading".into())),
             EngineState::Draining => return Err(SubmitError::Unavailable("Server is shutting down".into())),
-            EngineState::Failed(why) => {
-                return Err(SubmitError::Unavailable(format!("Engine failed: {why}")));
+            EngineState::Failed(reason) => {
+                return Err(SubmitError::Unavailable(format!("Engine failed: {reason}")));
             }
         }
         let account = match &self.account {

@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct GroupLoss {
     /// The explanation for the operator.
-    pub(super) why: String,
+    pub(super) reason: String,
     pub(super) cause: LossCause,
 }
 
@@ -21,12 +21,12 @@ pub(super) enum LossCause {
 
 impl GroupLoss {
     /// A failure of the shards.
-    pub(super) fn of_shards(why: impl Into<String>) -> Self {
-        GroupLoss { why: why.into(), cause: LossCause::Shards }
+    pub(super) fn of_shards(reason: impl Into<String>) -> Self {
+        GroupLoss { reason: reason.into(), cause: LossCause::Shards }
     }
 
     /// A failure that another start cannot repair.
-    pub(super) fn lasting(why: impl Into<String>) -> Self {
-        GroupLoss { why: why.into(), cause: LossCause::Lasting }
+    pub(super) fn lasting(reason: impl Into<String>) -> Self {
+        GroupLoss { reason: reason.into(), cause: LossCause::Lasting }
     }
 }

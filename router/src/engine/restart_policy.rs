@@ -97,9 +97,9 @@ impl LossTracker {
     /// Counts a loss that happened `now`.
     pub(super) fn add(&mut self, loss: &GroupLoss, now: Instant) -> RestartDecision {
         match loss.cause {
-            LossCause::Lasting => RestartDecision::GiveUp(loss.why.clone()),
-            LossCause::Shortage => self.add_shortage(&loss.why, now),
-            LossCause::Shards => self.add_loss(&loss.why, now),
+            LossCause::Lasting => RestartDecision::GiveUp(loss.reason.clone()),
+            LossCause::Shortage => self.add_shortage(&loss.reason, now),
+            LossCause::Shards => self.add_loss(&loss.reason, now),
         }
     }
 
@@ -114,19 +114,19 @@ impl LossTracker {
         RestartDecision::Restart { after: Duration::ZERO, log: true }
     }
 
-    fn add_loss(&mut self, why: &str, now: Instant) -> RestartDecision {
+    fn add_loss(&mut self, reason: &str, now: Instant) -> RestartDecision {
         self.shortage = None;
         let series = self.losses.get_or_insert(LossSeries { since: now, count: 0, logged: now });
         series.count = series.count.saturating_add(1);
         let (count, spread) = (series.count, now.saturating_duration_since(series.since));
         let RestartPolicy { max, window } = self.policy;
         if max <= 1 {
-            return RestartDecision::GiveUp(why.to_owned());
+            return RestartDecision::GiveUp(reason.to_owned());
         }
         if count >= max && spread >= window {
             return RestartDecision::GiveUp(format!(
                 "the shards were lost {count} times in a row, within {:.0} s (--max-shard-failures {max}, \
-                 --shard-failure-window {}); the last loss: {why}",
+                 --shard-failure-window {}); the last loss: {reason}",
                 spread.as_secs_f64(),
                 window.as_secs_f64(),
             ));
@@ -135,7 +135,7 @@ impl LossTracker {
         RestartDecision::Restart { after, log: true }
     }
 
-    fn add_shortage(&mut self, why: &str, now: Instant) -> RestartDecision {
+    fn add_shortage(&mut self, reason: &str, now: Instant) -> RestartDecision {
         let is_first = self.shortage.is_none();
         let series = self.shortage.get_or_insert(LossSeries { since: now, count: 0, logged: now });
         series.count = series.count.saturating_add(1);
@@ -143,7 +143,7 @@ impl LossTracker {
         let window = self.policy.window;
         if lasted >= window.saturating_mul(SHORTAGE_WINDOWS) {
             return RestartDecision::GiveUp(format!(
-                "{why}; the system has not had the resources to start a shard for {:.0} s ({SHORTAGE_WINDOWS} times \
+                "{reason}; the system has not had the resources to start a shard for {:.0} s ({SHORTAGE_WINDOWS} times \
                  --shard-failure-window {}): raise the limit on open files or processes (ulimit -n, ulimit -u), or \
                  free memory",
                 lasted.as_secs_f64(),
@@ -170,7 +170,7 @@ mod tests {
     const POLICY: RestartPolicy = RestartPolicy { max: 3, window: Duration::from_secs(60) };
 
     fn shortage() -> GroupLoss {
-        GroupLoss { why: "no descriptors".into(), cause: LossCause::Shortage }
+        GroupLoss { reason: "no descriptors".into(), cause: LossCause::Shortage }
     }
 
     /// Adds the same loss after each pause until the decision is to give up. Returns the number of
@@ -190,7 +190,9 @@ mod tests {
                     starts += 1;
                     logged += u32::from(log);
                 }
-                RestartDecision::GiveUp(why) => return (starts, (now - begin).as_secs_f64(), logged, why),
+                RestartDecision::GiveUp(reason) => {
+                    return (starts, (now - begin).as_secs_f64(), logged, reason);
+                }
             }
         }
     }
@@ -199,12 +201,13 @@ mod tests {
     fn shards_that_die_at_once_are_restarted_for_the_whole_window() {
         let mut losses = LossTracker::new(POLICY);
         let loss = GroupLoss::of_shards("the volume is gone");
-        let (starts, seconds, _, why) = until_the_end(&mut losses, &loss, Duration::from_millis(10));
+        let (starts, seconds, _, reason) = until_the_end(&mut losses, &loss, Duration::from_millis(10));
         assert!((60.0..91.0).contains(&seconds), "{seconds}");
         assert!((6..=12).contains(&starts), "{starts}");
         assert!(
-            why.contains("--max-shard-failures 3") && why.ends_with("the last loss: the volume is gone"),
-            "{why}"
+            reason.contains("--max-shard-failures 3")
+                && reason.ends_with("the last loss: the volume is gone"),
+            "{reason}"
         );
     }
 
@@ -253,12 +256,12 @@ mod tests {
     #[test]
     fn a_shortage_counts_no_losses_and_is_logged_from_time_to_time() {
         let mut losses = LossTracker::new(POLICY);
-        let (starts, seconds, logged, why) =
+        let (starts, seconds, logged, reason) =
             until_the_end(&mut losses, &shortage(), Duration::from_millis(1));
         assert!((600.0..620.0).contains(&seconds), "{seconds}");
         assert!(starts > 50, "{starts}");
         assert!((15..=21).contains(&logged), "logged {logged} times");
-        assert!(why.starts_with("no descriptors; ") && why.contains("ulimit -n"), "{why}");
+        assert!(reason.starts_with("no descriptors; ") && reason.contains("ulimit -n"), "{reason}");
 
         // The next loss counts as the first one.
         let decision = losses.add(&GroupLoss::of_shards("dead"), Instant::now());

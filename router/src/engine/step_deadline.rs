@@ -56,11 +56,11 @@ impl StepDeadline {
 
     /// The work of a step, in tokens.
     pub(super) fn work(&self, step: &Step) -> f64 {
-        let of_row = |row: &Row| {
+        let row_positions = |row: &Row| {
             let keys = f64::from(row.start) + f64::from(row.count);
             f64::from(row.count) * (1.0 + keys / self.width)
         };
-        step.rows.iter().map(of_row).sum::<f64>().max(1.0)
+        step.rows.iter().map(row_positions).sum::<f64>().max(1.0)
     }
 
     /// The deadline of a step with this much work.
@@ -84,11 +84,11 @@ impl StepDeadline {
     /// that follows from any class of steps. More work takes at most proportionally longer, and
     /// less work takes no longer.
     fn predicted(&self, work: f64) -> f64 {
-        let of_class = |(class, slowest): (usize, &Option<f64>)| {
+        let class_bound = |(class, slowest): (usize, &Option<f64>)| {
             let least_work = (1u64 << class) as f64;
             slowest.map(|slowest| MARGIN * slowest * (work / least_work).max(1.0))
         };
-        let measured = self.slowest.iter().enumerate().filter_map(of_class).reduce(f64::min);
+        let measured = self.slowest.iter().enumerate().filter_map(class_bound).reduce(f64::min);
         measured.unwrap_or(2.0 * self.parameters * work / SLOWEST_DEVICE)
     }
 }

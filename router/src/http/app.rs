@@ -8,7 +8,6 @@ use metrics_exporter_prometheus::PrometheusHandle;
 
 use super::fair_by::FairBy;
 use super::keys::ApiKeys;
-use super::platforms::PlatformRoutes;
 use crate::service::Service;
 
 /// The configuration of the HTTP surface. It has no `Debug` output, since it holds keys.
@@ -26,6 +25,14 @@ pub struct HttpConfig {
     pub metrics: Option<PrometheusHandle>,
     /// Whether the page `/ui` is left out.
     pub disable_ui: bool,
+}
+
+/// The paths that a platform has chosen, where they are not served anyway: Vertex AI sets
+/// `AIP_PREDICT_ROUTE` and `AIP_HEALTH_ROUTE` to the paths that it requests.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PlatformRoutes {
+    pub(super) predict: Option<String>,
+    pub(super) health: Option<String>,
 }
 
 /// The state that all handlers share.

@@ -70,7 +70,7 @@ pub(super) async fn explain(State(app): State<App>, request: Request, next: Next
     let api = Api::of(request.uri().path());
     let announced = content_length(request.headers());
     let response = next.run(request).await;
-    let why = match outcome.map(|outcome| outcome.get()) {
+    let reason = match outcome.map(|outcome| outcome.get()) {
         Some(BodyOutcome::NoMemory) => {
             metrics::body_refused();
             "The bodies of all requests take as much memory as they may (--max-body-bytes-in-flight); try again"
@@ -83,7 +83,7 @@ pub(super) async fn explain(State(app): State<App>, request: Request, next: Next
         _ => return response,
     };
     metrics::request_rejected("unavailable");
-    api.error(ServiceError::Unavailable(why.into()))
+    api.error(ServiceError::Unavailable(reason.into()))
 }
 
 /// Returns the length of the body as the headers announce it.

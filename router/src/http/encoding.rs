@@ -116,12 +116,12 @@ pub(super) async fn decode(State(app): State<App>, request: Request, next: Next)
 
 /// The response to a request whose body could not be read.
 fn unread(api: Api, outcome: Option<&SharedBodyOutcome>) -> Response {
-    let (status, why) = match outcome.map(SharedBodyOutcome::get) {
+    let (status, reason) = match outcome.map(SharedBodyOutcome::get) {
         Some(BodyOutcome::TooSlow) => (StatusCode::BAD_REQUEST, "the body took too long"),
         Some(BodyOutcome::Incomplete) => (StatusCode::BAD_REQUEST, "the body is incomplete"),
         _ => (StatusCode::PAYLOAD_TOO_LARGE, "length limit exceeded"),
     };
-    api.refused(status, format!("Failed to buffer the request body: {why}"))
+    api.refused(status, format!("Failed to buffer the request body: {reason}"))
 }
 
 /// Returns the encoding of a body, or an error if it is not supported or there are several.

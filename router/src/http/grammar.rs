@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn errors_are_worded_like_those_of_tgi() {
-        for (grammar, why) in [
+        for (grammar, reason) in [
             (json!({"type": "json", "value": 5}), "grammar is not supported"),
             (json!({"type": "json", "value": "[]"}), "grammar is not supported"),
             (json!({"type": "json"}), "grammar is not supported"),
@@ -140,7 +140,7 @@ mod tests {
             (json!("regex"), "grammar is not valid: the `type`"),
         ] {
             let error = from_tgi(&grammar).unwrap_err();
-            assert!(error.starts_with(why), "{grammar}: {error}");
+            assert!(error.starts_with(reason), "{grammar}: {error}");
         }
         for format in
             [json!({}), json!(5), json!({"type": "yaml"}), json!({"type": "json_schema", "json_schema": {}})]

@@ -3,9 +3,12 @@
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::app::App;
-use super::{ignored, sse};
+use super::ignored;
 use crate::chat::IgnoredFields;
-use crate::service::Answer;
+use crate::service::{Finished, TokenCounts};
+
+/// The header with the number of tokens of the prompts that did not have to be computed.
+pub(super) const CACHED_TOKENS: HeaderName = HeaderName::from_static("x-cached-tokens");
 
 /// Returns the headers that are known before the first token: the device, the number of characters
 /// of the prompt, and the fields of the request that have no effect.
@@ -19,19 +22,14 @@ pub(super) fn before(app: &App, characters: usize, ignored: &IgnoredFields) -> H
     headers
 }
 
-/// Returns the headers of complete answers. `prompt_tokens` is the sum over all prompts. The times
-/// are those of the slowest answer, in milliseconds.
+/// Adds the headers of complete answers, which have `counts` tokens together. The slowest answer
+/// gives the times, in milliseconds.
 pub(super) fn after<'a>(
-    app: &App,
-    characters: usize,
-    ignored: &IgnoredFields,
-    prompt_tokens: usize,
-    answers: impl IntoIterator<Item = &'a Answer>,
+    mut headers: HeaderMap,
+    counts: TokenCounts,
+    answers: impl Iterator<Item = &'a Finished>,
 ) -> HeaderMap {
-    let mut headers = before(app, characters, ignored);
-    let answers: Vec<_> = answers.into_iter().map(|answer| &answer.finished).collect();
-    let generated: u32 = answers.iter().map(|answer| answer.generated_tokens).sum();
-    let Some(slowest) = answers.iter().max_by_key(|answer| answer.timings.total) else { return headers };
+    let Some(slowest) = answers.max_by_key(|answer| answer.timings.total) else { return headers };
     let timings = &slowest.timings;
     let mut add = |name: &'static str, value: String| {
         if let Ok(value) = HeaderValue::from_str(&value) {
@@ -44,9 +42,8 @@ pub(super) fn after<'a>(
     add("x-queue-time", timings.queue.as_millis().to_string());
     add("x-inference-time", timings.inference.as_millis().to_string());
     add("x-time-per-token", timings.per_token(slowest.generated_tokens).as_millis().to_string());
-    add("x-prompt-tokens", prompt_tokens.to_string());
-    add("x-generated-tokens", generated.to_string());
-    // The prompt was computed for the first answer.
-    headers.insert(sse::CACHED_TOKENS, answers[0].cached_tokens.into());
+    add("x-prompt-tokens", counts.prompt.to_string());
+    add("x-generated-tokens", counts.generated.to_string());
+    headers.insert(CACHED_TOKENS, counts.cached.into());
     headers
 }

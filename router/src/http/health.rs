@@ -76,7 +76,7 @@ pub(super) async fn ready(State(app): State<App>) -> Response {
         }
         EngineState::Recovering(_) => json!({"status": "recovering"}),
         EngineState::Draining => json!({"status": "draining"}),
-        EngineState::Failed(why) => json!({"status": "failed", "error": why}),
+        EngineState::Failed(reason) => json!({"status": "failed", "error": reason}),
     };
     (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "1")], Json(body)).into_response()
 }

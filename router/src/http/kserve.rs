@@ -46,7 +46,7 @@ struct InferenceRequest {
     parameters: Option<GenerateParameters>,
     #[serde(deserialize_with = "crate::http::fields::objects")]
     inputs: Vec<InferenceInput>,
-    /// The names of the outputs; by default those of the inputs.
+    /// The names of the outputs; by default the outputs have the names of the inputs.
     #[serde(default, deserialize_with = "crate::http::fields::objects")]
     outputs: Vec<InferenceOutputName>,
 }
@@ -172,9 +172,12 @@ async fn infer(
 async fn outputs(app: &App, request: &InferenceRequest) -> Result<Vec<InferenceOutput>, ServiceError> {
     let InferenceRequest { inputs, outputs, .. } = request;
     let invalid = |detail: String| Service::reject(ServiceError::invalid("inputs", detail));
-    let most = app.service.limits().max_concurrent_requests;
-    if inputs.is_empty() || inputs.len() > most {
-        return Err(invalid(format!("`inputs` must have 1 to {most} tensors. Given: {}", inputs.len())));
+    let max_inputs = app.service.limits().max_concurrent_requests;
+    if inputs.is_empty() || inputs.len() > max_inputs {
+        return Err(invalid(format!(
+            "`inputs` must have 1 to {max_inputs} tensors. Given: {}",
+            inputs.len()
+        )));
     }
     if !outputs.is_empty() && outputs.len() != inputs.len() {
         let detail = format!("Inputs and outputs length mismatch: {} and {}", inputs.len(), outputs.len());

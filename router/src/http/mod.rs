@@ -1,14 +1,15 @@
-//! The HTTP surface. There is one folder for each API, and [`router`] puts them together.
+//! The HTTP surface. There is one folder for each API, and [`router`] puts them together in the
+//! table of `routes`.
 //!
 //! The APIs translate their requests for the chat core (`crate::chat`) or for
 //! [`Service`](crate::service::Service), and write the answers in their own form.
 
+mod answer_pipeline;
 mod anthropic;
 mod api;
 mod app;
 mod auth;
 mod body;
-mod chosen_paths;
 mod cors;
 mod encoding;
 mod examples;
@@ -48,15 +49,14 @@ pub use axum::http::HeaderValue;
 use axum::{Router, middleware};
 
 use self::app::App;
-pub use self::app::HttpConfig;
+pub use self::app::{HttpConfig, PlatformRoutes};
 pub(crate) use self::body::{BodyOutcome, SharedBodyOutcome};
-pub use self::chosen_paths::RouteTaken;
 pub(crate) use self::encoding::BodyMemory;
 pub use self::fair_by::{FairBy, UnknownFairBy};
 pub(crate) use self::health::{probe_paths, stuck};
 pub use self::keys::{ApiKey, ApiKeyError, ApiKeys};
 pub use self::openapi::openapi;
-pub use self::platforms::PlatformRoutes;
+pub use self::routes::RouteTaken;
 use crate::service::Service;
 use crate::web;
 
@@ -67,11 +67,12 @@ pub fn router(service: Service, config: HttpConfig) -> Router {
     let needs_key = !config.api_keys.is_empty();
     let (routes, docs) = routes::described().split_for_parts();
     let mut routes = routes
-        .merge(platforms::chosen_routes(&config.platform))
+        .merge(routes::chosen(&config.platform))
         .merge(web::api_docs::routes(&openapi::complete(docs, needs_key), !config.disable_ui));
     if !config.disable_ui {
         routes = routes.merge(web::ui::routes(&app.service, needs_key));
     }
+    // The layer that is added last sees a request first.
     routes
         .fallback(unknown::path)
         .layer(middleware::from_fn(unknown::method))

@@ -68,14 +68,11 @@ async fn check_content_type(kind: Option<HeaderValue>) -> Result<(), JsonRejecti
     }
 }
 
-/// Returns the bytes of these answers in a response, to which the time to read and write them is
+/// Returns the bytes of an answer in a response, to which the time to read and write it is
 /// proportional.
-pub(super) fn bytes(answers: &[Answer]) -> usize {
-    let bytes = |answer: &Answer| {
-        let generated = answer.tokens.iter().map(|event| 1 + event.top.len() * SCORE_BYTES);
-        answer.finished.text.len() + generated.sum::<usize>() + prompt_bytes(&answer.prompt)
-    };
-    answers.iter().map(bytes).sum()
+pub(super) fn answer_bytes(answer: &Answer) -> usize {
+    let generated = answer.tokens.iter().map(|event| 1 + event.top.len() * SCORE_BYTES);
+    answer.finished.text.len() + generated.sum::<usize>() + prompt_bytes(&answer.prompt)
 }
 
 /// Returns the bytes of the scores of a prompt in a response.

@@ -79,7 +79,7 @@ fn add_errors(path: &str, operation: &mut Operation) {
             (Api::OpenAi, _) => response.content("application/json", json("OpenAiError")),
             (Api::Tgi, 401) => response,
             (Api::Tgi, 400 | 413 | 415) => response.content("text/plain", text()),
-            // The error of a wrong shape is plain text, and that of a wrong value is JSON.
+            // A wrong shape is answered in plain text, and a wrong value in JSON.
             (Api::Tgi, 422) => {
                 response.content("application/json", json("TgiError")).content("text/plain", text())
             }

@@ -34,8 +34,8 @@ pub(super) async fn follow(request: Request, next: Next) -> Response {
     let is_probe = request.method() != Method::POST;
     let is_anthropic =
         Api::of(request.uri().path()) == Api::Anthropic || anthropic::is_client(request.headers());
-    let context =
-        (!is_probe).then(|| RequestContext::begin(&id, request.method().as_str(), path, request.headers()));
+    let context = (!is_probe)
+        .then(|| RequestContext::start_span(&id, request.method().as_str(), path, request.headers()));
     let mut log = RequestLog {
         id: id.clone(),
         is_probe,

@@ -187,8 +187,8 @@ async fn open<S: AsyncRead + AsyncWrite + Unpin>(
     let mut stream = BufStream::new(stream);
     let theirs = zmtp::greet(&mut stream, own).await?;
     if !types.contains(&theirs.as_str()) {
-        let why = format!("a socket of type {own} cannot serve one of type {theirs:?}");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        let reason = format!("a socket of type {own} cannot serve one of type {theirs:?}");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
     }
     Ok(split(stream))
 }

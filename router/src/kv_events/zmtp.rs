@@ -142,6 +142,6 @@ async fn write_frame<W: AsyncWrite + Unpin>(stream: &mut W, flags: u8, body: &[u
     stream.write_all(body).await
 }
 
-fn invalid(why: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, why)
+fn invalid(reason: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reason)
 }

@@ -140,8 +140,8 @@ impl ConnectionServer {
                     connection.as_mut().graceful_shutdown();
                 }
                 _ = checks.tick() => {
-                    if let Some(why) = activity.too_slow(&self.limits) {
-                        tracing::debug!(?why, "a connection was too slow and is closed");
+                    if let Some(reason) = activity.too_slow(&self.limits) {
+                        tracing::debug!(why = ?reason, "a connection was too slow and is closed");
                         return;
                     }
                     // A client that does not close its HTTP/2 connection does not delay the end.

@@ -100,8 +100,8 @@ impl<B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Unpin> RequestBody<B> {
         if length > capacity {
             // The buffer doubles, but does not exceed the announced or the allowed length.
             let announced = usize::try_from(declared).unwrap_or(usize::MAX).saturating_add(self.buffer.len());
-            let most = if declared > 0 { announced.max(length) } else { self.limits.bytes };
-            let wanted = length.max(capacity * 2).min(most);
+            let max_length = if declared > 0 { announced.max(length) } else { self.limits.bytes };
+            let wanted = length.max(capacity * 2).min(max_length);
             if !self.charge.grow(wanted - capacity) {
                 return Err(BodyOutcome::NoMemory);
             }

@@ -52,7 +52,7 @@ pub(crate) struct AnswerFigures {
 }
 
 impl AnswerFigures {
-    /// Adds those of another answer to the same request.
+    /// Adds the figures of another answer to the same request.
     fn add(&mut self, other: AnswerFigures) {
         self.queue = self.queue.max(other.queue);
         self.first_token = [self.first_token, other.first_token].into_iter().flatten().min();
@@ -76,8 +76,8 @@ impl Extractor for Headers<'_> {
 }
 
 impl RequestContext {
-    /// Begins the span of a request. The header `traceparent` names its parent span.
-    pub(crate) fn begin(id: &str, method: &str, path: &str, headers: &HeaderMap) -> Arc<Self> {
+    /// Starts the span of a request. The header `traceparent` names its parent span.
+    pub(crate) fn start_span(id: &str, method: &str, path: &str, headers: &HeaderMap) -> Arc<Self> {
         let parent = global::get_text_map_propagator(|propagator| propagator.extract(&Headers(headers)));
         let tracer = global::tracer(SCOPE);
         let span = tracer
@@ -124,10 +124,10 @@ impl RequestContext {
         let _ = self.tenant.set(tenant);
     }
 
-    /// The tenant of the request: that of the header, or that of the caller.
+    /// The tenant of the request: the header names it, or the caller has one.
     pub(crate) fn tenant(&self) -> Tenant {
-        let of_caller = || self.caller().map(Caller::tenant);
-        self.tenant.get().or_else(of_caller).cloned().unwrap_or_default()
+        let caller_tenant = || self.caller().map(Caller::tenant);
+        self.tenant.get().or_else(caller_tenant).cloned().unwrap_or_default()
     }
 
     /// The tenant of the request for which the current task works.
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn the_figures_of_several_answers_are_one() {
-        let context = RequestContext::begin("a", "POST", "/generate", &HeaderMap::new());
+        let context = RequestContext::start_span("a", "POST", "/generate", &HeaderMap::new());
         assert_eq!(context.figures(), None);
         let figures = |queue, first_token: Option<u64>, prompt, generated| AnswerFigures {
             queue: Duration::from_millis(queue),

@@ -174,8 +174,8 @@ impl From<SubmitError> for ServiceError {
             SubmitError::LimitExceeded { limit, retry_after } => {
                 ServiceError::LimitExceeded { detail: limit.to_string(), retry_after }
             }
-            SubmitError::TooLarge(why) => ServiceError::invalid("inputs", why),
-            SubmitError::Unavailable(why) => ServiceError::Unavailable(why),
+            SubmitError::TooLarge(reason) => ServiceError::invalid("inputs", reason),
+            SubmitError::Unavailable(reason) => ServiceError::Unavailable(reason),
         }
     }
 }
@@ -183,10 +183,10 @@ impl From<SubmitError> for ServiceError {
 impl From<GenerationFailure> for ServiceError {
     fn from(failure: GenerationFailure) -> Self {
         match failure {
-            GenerationFailure::NotStarted(why) => ServiceError::Unavailable(why),
-            GenerationFailure::Broken(why) => ServiceError::Generation(why),
-            GenerationFailure::Constraint(why) => ServiceError::invalid("grammar", why),
-            GenerationFailure::Refused(why) => ServiceError::invalid("inputs", why),
+            GenerationFailure::NotStarted(reason) => ServiceError::Unavailable(reason),
+            GenerationFailure::Broken(reason) => ServiceError::Generation(reason),
+            GenerationFailure::Constraint(reason) => ServiceError::invalid("grammar", reason),
+            GenerationFailure::Refused(reason) => ServiceError::invalid("inputs", reason),
         }
     }
 }

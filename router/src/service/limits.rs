@@ -9,7 +9,7 @@ use super::error::{ContextOverflow, ServiceError};
 use crate::embedding::PoolingMode;
 use crate::engine::SchedulerLimits;
 
-/// Limits and settings of requests. Names and defaults are those of TGI's flags.
+/// Limits and settings of requests. TGI's flags have the same names and defaults.
 #[derive(Debug, Clone)]
 pub struct RequestLimits {
     /// Maximum number of requests waiting or running at the same time. The engine enforces it.
@@ -173,8 +173,8 @@ impl RequestLimits {
         let prompt = SchedulerLimits::new(ready).map_or(holds, |limits| limits.max_prompt_tokens());
         // A model without a head generates nothing behind a prompt.
         let generated = usize::from(!ready.headless);
-        let most = max_total.saturating_sub(generated).min(prompt);
-        let max_input = self.max_input_tokens.map_or(most, |configured| configured.min(most));
+        let max_prompt = max_total.saturating_sub(generated).min(prompt);
+        let max_input = self.max_input_tokens.map_or(max_prompt, |configured| configured.min(max_prompt));
         TokenLimits { max_input, max_total }
     }
 }

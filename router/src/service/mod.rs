@@ -52,7 +52,7 @@ pub use millrace_proto::Watermark;
 pub use self::answer::{Answer, FinishReason, Finished, TextEvent, TextToken};
 pub(crate) use self::budget::Reservation;
 pub(crate) use self::caller::Caller;
-pub(crate) use self::context::RequestContext;
+pub(crate) use self::context::{RequestContext, TokenCounts};
 pub use self::error::{AtIndex, ContextOverflow, ServiceError};
 pub use self::limits::{PayloadLimit, RequestLimits, TokenLimits};
 pub use self::model::ModelInfo;

@@ -94,7 +94,7 @@ pub struct Params {
     pub top_n: u32,
     /// Whether `top_n` and `prompt_logprobs` have the bounds of OpenAI's API instead of TGI's.
     pub openai_bounds: bool,
-    /// Report log-probabilities of the sampled distribution instead of those of the model.
+    /// Report log-probabilities of the sampled distribution and not of the model's.
     pub warped_logprobs: bool,
     /// Number of answers to choose the best from, with TGI's rules.
     pub best_of: Option<usize>,
@@ -273,18 +273,21 @@ impl Params {
             return fail("max_new_tokens", "`max_new_tokens` must be strictly positive");
         }
         if self.stop.len() > limits.max_stop_sequences {
-            let (most, given) = (limits.max_stop_sequences, self.stop.len());
-            return fail("stop", format!("`stop` supports up to {most} stop sequences. Given: {given}"));
+            let (max_allowed, given) = (limits.max_stop_sequences, self.stop.len());
+            return fail(
+                "stop",
+                format!("`stop` supports up to {max_allowed} stop sequences. Given: {given}"),
+            );
         }
         if best_of > 1 && self.seed.is_some() {
             return fail("seed", "`seed` must not be set when `best_of` > 1");
         }
-        let most = self.max_alternatives(limits, ready);
-        if self.top_n > most {
+        let max_allowed = self.max_alternatives(limits, ready);
+        if self.top_n > max_allowed {
             let given = self.top_n;
             return fail(
                 "top_n_tokens",
-                format!("`top_n_tokens` must be >= 0 and <= {most}. Given: {given}"),
+                format!("`top_n_tokens` must be >= 0 and <= {max_allowed}. Given: {given}"),
             );
         }
         Ok(())
@@ -305,12 +308,12 @@ impl Params {
         if self.cache_salt.as_ref().is_some_and(|salt| salt.len() > MAX_SALT_LENGTH) {
             return fail("cache_salt", format!("`cache_salt` must be at most {MAX_SALT_LENGTH} bytes long"));
         }
-        let most = self.max_alternatives(limits, ready);
-        if let Some(given) = self.prompt_logprobs.filter(|&given| given > most) {
-            let detail = format!("`prompt_logprobs` must be >= 0 and <= {most}. Given: {given}");
+        let max_allowed = self.max_alternatives(limits, ready);
+        if let Some(given) = self.prompt_logprobs.filter(|&given| given > max_allowed) {
+            let detail = format!("`prompt_logprobs` must be >= 0 and <= {max_allowed}. Given: {given}");
             return fail("prompt_logprobs", detail);
         }
-        if self.max_new_tokens.is_some_and(|most| self.min_new_tokens > most) {
+        if self.max_new_tokens.is_some_and(|max_allowed| self.min_new_tokens > max_allowed) {
             return fail("min_tokens", "`min_tokens` must be <= `max_new_tokens`");
         }
         if self.grammar.is_some() && (self.ignore_eos || self.min_new_tokens > 0) {

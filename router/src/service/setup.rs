@@ -242,13 +242,13 @@ impl Service {
     /// # Errors
     /// [`ServiceError::Unavailable`] while the model loads, and after the engine has ended.
     pub fn ready(&self) -> Result<Arc<Ready>, ServiceError> {
-        let why = match &*self.0.engine.state().borrow() {
+        let reason = match &*self.0.engine.state().borrow() {
             EngineState::Ready(ready) | EngineState::Recovering(ready) => return Ok(ready.clone()),
             EngineState::Loading { .. } => "Model is loading".to_owned(),
             EngineState::Draining => "Server is shutting down".to_owned(),
-            EngineState::Failed(why) => format!("Engine failed: {why}"),
+            EngineState::Failed(reason) => format!("Engine failed: {reason}"),
         };
-        Err(ServiceError::Unavailable(why))
+        Err(ServiceError::Unavailable(reason))
     }
 
     /// Checks that there is room for this many answers now. A request for several answers is

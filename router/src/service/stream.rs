@@ -121,7 +121,7 @@ impl TextStream {
     ///
     /// # Errors
     /// The failure of the request, if it fails before it leaves the queue.
-    pub async fn begin(&mut self, limit: Duration) -> Result<(), ServiceError> {
+    pub async fn wait_for_start(&mut self, limit: Duration) -> Result<(), ServiceError> {
         let Some(generation) = &mut self.generation else { return Ok(()) };
         match tokio::time::timeout(limit, generation.next()).await {
             Ok(Some(GenerationEvent::Started(started))) => self.started = Some(started),
@@ -302,7 +302,7 @@ impl TextStream {
         TokenCounts { prompt, cached, generated: self.generated }
     }
 
-    /// Adds the figures of this answer to those of the request.
+    /// Adds the figures of this answer to the figures of the request.
     fn add_figures(&self) {
         let Some(context) = &self.prepared.context else { return };
         let queue = self.started.map_or(Duration::ZERO, |started| started.queued);

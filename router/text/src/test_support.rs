@@ -2,6 +2,7 @@
 //! the inputs of the fuzzer that run as tests.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -98,6 +99,25 @@ pub fn published_tokenizer() -> Tokenizer {
     static TOKENIZER: OnceLock<Tokenizer> = OnceLock::new();
     let load = || Tokenizer::new(&TextAssets::from_dir(&test_data("stories260k")).unwrap()).unwrap();
     TOKENIZER.get_or_init(load).clone()
+}
+
+/// Returns the parts of a template's text that look like special tokens.
+pub fn template_marks(source: &str) -> BTreeSet<String> {
+    let mut marks = BTreeSet::new();
+    for (open, close) in [('<', '>'), ('[', ']')] {
+        for (at, _) in source.match_indices(open) {
+            let Some(length) = source[at..].chars().take(40).position(|c| c == close) else { continue };
+            let mark: String = source[at..].chars().take(length + 1).collect();
+            let inner = &mark[open.len_utf8()..mark.len() - close.len_utf8()];
+            let is_inner = |c: char| c.is_alphanumeric() || "_/|｜▁-:".contains(c);
+            let is_name = open == '<' || inner.chars().all(|c| c.is_ascii_uppercase() || "_/".contains(c));
+            if inner.len() > 1 && inner.chars().all(is_inner) && is_name {
+                marks.insert(mark);
+            }
+        }
+    }
+    marks.retain(|mark| mark != "<s>" && mark != "</s>");
+    marks
 }
 
 /// Returns the paths and the bytes of the inputs in `fuzz/seeds` for a target. There must be at

@@ -280,8 +280,8 @@ impl GrammarCompiler {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(_)) => Err(compile_failed()),
             Err(_) => {
-                let why = format!("it takes longer than {} s to compile", COMPILE_TIMEOUT.as_secs());
-                let error = GrammarError::TooComplex(why);
+                let reason = format!("it takes longer than {} s to compile", COMPILE_TIMEOUT.as_secs());
+                let error = GrammarError::TooComplex(reason);
                 self.cache().refuse(key, &error, true);
                 Err(error)
             }

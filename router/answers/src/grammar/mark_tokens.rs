@@ -39,7 +39,7 @@ impl<'a> MarkTokens<'a> {
     }
 
     /// Returns the rule for one special token that neither has one of these texts nor ends an
-    /// answer, or `None` if there is no such token.
+    /// answer, or `None` if the vocabulary lacks it.
     pub(crate) fn others_within(self, except: &[&str]) -> Option<String> {
         let except = except.iter().filter_map(|text| self.special(text));
         self.others_than(except.chain(self.ends.iter().copied()).collect())

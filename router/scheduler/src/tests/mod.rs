@@ -1,6 +1,7 @@
 //! Tests of the scheduler with a pretend shard: single cases, malformed answers, and a seeded
 //! simulation of traffic.
 
+mod admission_example;
 mod cases;
 mod constrained;
 mod fairness;

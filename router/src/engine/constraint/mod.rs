@@ -177,7 +177,7 @@ impl MaskJob {
         let cost = thread_time().saturating_sub(since);
         let result = match advanced {
             Ok(Ok(mask)) => constraint.account.charge(cost, generated).map(|()| (constraint, mask)),
-            Ok(Err(why)) => Err(why),
+            Ok(Err(reason)) => Err(reason),
             Err(panic) => {
                 tracing::error!("a grammar panicked: {}", text_of(&*panic));
                 Err("the grammar could not be followed".to_owned())

@@ -164,8 +164,8 @@ impl<'a> EngineLoop<'a> {
                     if !matches!(event, SupervisorEvent::MasksDue(_)) {
                         self.masks_awaited_until = None;
                     }
-                    if let Err(why) = self.on_supervisor_event(event) {
-                        return Err(self.give_up(why).await);
+                    if let Err(reason) = self.on_supervisor_event(event) {
+                        return Err(self.give_up(reason).await);
                     }
                 }
                 command = commands.recv(), if has_handles => {
@@ -271,10 +271,10 @@ impl<'a> EngineLoop<'a> {
     }
 
     /// Ends all requests and the shards, because the shards cannot be replaced. Returns the reason.
-    async fn give_up(mut self, why: String) -> String {
-        self.fail_all(&format!("Engine failed: {why}"));
+    async fn give_up(mut self, reason: String) -> String {
+        self.fail_all(&format!("Engine failed: {reason}"));
         self.publish();
         self.shards.stop(Duration::ZERO).await;
-        why
+        reason
     }
 }

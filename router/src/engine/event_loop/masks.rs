@@ -38,7 +38,7 @@ impl EngineLoop<'_> {
                 request.constraint = Some(constraint);
                 self.scheduler.release(id, generated, mask);
             }
-            Err(why) => self.fail(id, GenerationFailure::Constraint(why)),
+            Err(reason) => self.fail(id, GenerationFailure::Constraint(reason)),
         }
     }
 

@@ -49,23 +49,23 @@ pub(super) async fn run(
     state: watch::Sender<EngineState>,
     first: FirstStart,
 ) {
-    let why = match load_and_serve(config, links, &mut commands, &state, first).await {
+    let reason = match load_and_serve(config, links, &mut commands, &state, first).await {
         Ok(()) => {
             state.send_replace(EngineState::Draining);
             SHUTTING_DOWN.to_owned()
         }
-        Err(why) => {
+        Err(reason) => {
             // The caller that ends the process prints the reason.
-            tracing::debug!("the engine failed: {why}");
-            state.send_replace(EngineState::Failed(why.clone()));
-            format!("Engine failed: {why}")
+            tracing::debug!("the engine failed: {reason}");
+            state.send_replace(EngineState::Failed(reason.clone()));
+            format!("Engine failed: {reason}")
         }
     };
     // Requests may have been submitted in the meantime.
     commands.close();
     while let Some(command) = commands.recv().await {
         if let EngineCommand::Submit { events, .. } = command {
-            let failure = GenerationFailure::NotStarted(why.clone());
+            let failure = GenerationFailure::NotStarted(reason.clone());
             let _ = events.send(GenerationEvent::Failed(failure));
         }
     }

@@ -85,21 +85,21 @@ impl EngineLoop<'_> {
             self.arrivals.pop_front();
             if waits {
                 metrics::queue_timeout();
-                let why = format!("No place was free within {} s (--queue-timeout)", limit.as_secs_f32());
-                self.fail(id, GenerationFailure::NotStarted(why));
+                let reason = format!("No place was free within {} s (--queue-timeout)", limit.as_secs_f32());
+                self.fail(id, GenerationFailure::NotStarted(reason));
             }
         }
     }
 
     /// Fails all requests.
-    pub(super) fn fail_all(&mut self, why: &str) {
+    pub(super) fn fail_all(&mut self, reason: &str) {
         let ids: Vec<SeqId> = self.requests.keys().copied().collect();
         for id in ids {
-            let why = why.to_owned();
+            let reason = reason.to_owned();
             let started = self.requests.get(&id).is_some_and(|request| request.started);
             let failure = match started {
-                true => GenerationFailure::Broken(why),
-                false => GenerationFailure::NotStarted(why),
+                true => GenerationFailure::Broken(reason),
+                false => GenerationFailure::NotStarted(reason),
             };
             self.fail(id, failure);
         }
@@ -109,15 +109,15 @@ impl EngineLoop<'_> {
     pub(super) fn fail_row(&mut self, id: SeqId, failure: RowFailure) {
         metrics::row_failed(&failure);
         let failure = match failure {
-            RowFailure::Refused(why) => {
-                tracing::warn!("the shards refuse a request: {why}");
-                GenerationFailure::Refused(why)
+            RowFailure::Refused(reason) => {
+                tracing::warn!("the shards refuse a request: {reason}");
+                GenerationFailure::Refused(reason)
             }
-            RowFailure::NotFinite(why) => {
+            RowFailure::NotFinite(reason) => {
                 tracing::error!(
-                    "{why}; the request fails. If it happens often, check the checkpoint, or try another --dtype or --quantize"
+                    "{reason}; the request fails. If it happens often, check the checkpoint, or try another --dtype or --quantize"
                 );
-                GenerationFailure::Broken(why)
+                GenerationFailure::Broken(reason)
             }
         };
         self.fail(id, failure);

@@ -96,13 +96,13 @@ impl EngineLoop<'_> {
             false => self.losses.add(loss, Instant::now()),
         };
         let (after, log) = match decision {
-            RestartDecision::GiveUp(why) => return Err(why),
+            RestartDecision::GiveUp(reason) => return Err(reason),
             RestartDecision::Restart { after, log } => (after, log),
         };
         if log {
             tracing::warn!(
                 "lost the shards: {}; they are started again in {:.1} s, {} requests wait",
-                loss.why,
+                loss.reason,
                 after.as_secs_f64(),
                 self.requests.len(),
             );

@@ -30,10 +30,10 @@ pub(in crate::engine) enum StartError {
     Listen { path: PathBuf, source: io::Error },
     #[error("cannot start {}: {source}", .program.display())]
     Spawn { program: PathBuf, source: io::Error },
-    #[error("{}", .0.why)]
+    #[error("{}", .0.reason)]
     Lost(GroupLoss),
-    #[error("{why}; {unreaped}")]
-    Unreaped { why: String, unreaped: Unreaped },
+    #[error("{reason}; {unreaped}")]
+    Unreaped { reason: String, unreaped: Unreaped },
     #[error("shard {rank} did not connect within {} s", .after.as_secs())]
     NotConnected { rank: usize, after: Duration },
     #[error("cannot listen on {at} for other machines: {source} (--leader-port)")]
@@ -57,7 +57,7 @@ impl From<StartError> for GroupLoss {
             }
             _ => LossCause::Shards,
         };
-        GroupLoss { why: error.to_string(), cause }
+        GroupLoss { reason: error.to_string(), cause }
     }
 }
 

@@ -35,7 +35,7 @@ pub(super) fn explain(rank: usize, mut events: Vec<GroupEvent>) -> GroupLoss {
         GroupEvent::Closed(_) => 3,
         _ => 4,
     });
-    let why = match events.first() {
+    let reason = match events.first() {
         Some(GroupEvent::Fault(Fault { message, lasting: true })) => {
             return GroupLoss::lasting(format!("shard {rank}: {message}"));
         }
@@ -48,5 +48,5 @@ pub(super) fn explain(rank: usize, mut events: Vec<GroupEvent>) -> GroupLoss {
         Some(GroupEvent::Closed(error)) => format!("the connection to shard {rank} broke: {error}"),
         _ => format!("shard {rank} sent a message at the wrong time"),
     };
-    GroupLoss::of_shards(why)
+    GroupLoss::of_shards(reason)
 }

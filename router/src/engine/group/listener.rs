@@ -146,10 +146,10 @@ impl NodeListener {
         self.pending.push_back(self.handshakes.spawn(handshake));
     }
 
-    fn log_refusal(&mut self, peer: SocketAddr, why: &HandshakeError) {
+    fn log_refusal(&mut self, peer: SocketAddr, reason: &HandshakeError) {
         self.refusals += 1;
         if self.refusals <= LOGGED_REFUSALS {
-            tracing::warn!("refused a connection from {peer}: {why}");
+            tracing::warn!("refused a connection from {peer}: {reason}");
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::engine::timeout::running_timeout;
 impl ShardGroup {
     /// Waits until all ranks are ready. `progress` is called with the loading progress of rank 0.
     ///
-    /// The combined announcement is that of rank 0, with the smallest KV cache and the shortest
+    /// The combined announcement repeats rank 0's, with the smallest KV cache and the shortest
     /// sequences of all ranks.
     ///
     /// # Errors
@@ -48,9 +48,9 @@ impl ShardGroup {
 fn combine(mut ready: Vec<Ready>) -> Result<GroupAnnouncement, GroupLoss> {
     agreement::check(&ready).map_err(|differ| GroupLoss::of_shards(differ.to_string()))?;
     // Ranks may have different amounts of free memory.
-    let least = |size: fn(&Ready) -> u32| ready.iter().map(size).min().unwrap_or_default();
-    let num_blocks = least(|ready| ready.num_blocks);
-    let max_sequence_tokens = least(|ready| ready.max_sequence_tokens);
+    let smallest = |size: fn(&Ready) -> u32| ready.iter().map(size).min().unwrap_or_default();
+    let num_blocks = smallest(|ready| ready.num_blocks);
+    let max_sequence_tokens = smallest(|ready| ready.max_sequence_tokens);
     let checkpoints = ready.iter_mut().map(|ready| std::mem::take(&mut ready.checkpoint)).collect();
     let ready = Ready { num_blocks, max_sequence_tokens, ..ready.swap_remove(0) };
     Ok(GroupAnnouncement { ready, checkpoints })

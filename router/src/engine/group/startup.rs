@@ -56,7 +56,7 @@ impl ShardGroup {
             // Every process must have ended before the next attempt begins.
             Err(error) => match group.kill().await {
                 Ok(()) => Err(error),
-                Err(unreaped) => Err(StartError::Unreaped { why: error.to_string(), unreaped }),
+                Err(unreaped) => Err(StartError::Unreaped { reason: error.to_string(), unreaped }),
             },
         }
     }

@@ -9,9 +9,7 @@
 //! Time in which this process is suspended counts for no timeout, because the shards may have been
 //! suspended with it.
 
-mod event;
 mod failure;
-mod timeouts;
 mod watched_group;
 
 use std::time::Duration;
@@ -26,9 +24,8 @@ use super::baseline::{GroupAnnouncement, GroupBaseline};
 use super::group::{ShardGroup, StartError};
 use super::loss::GroupLoss;
 
-pub(super) use self::event::SupervisorEvent;
 pub(super) use self::failure::GroupFailure;
-pub(super) use self::timeouts::ShardTimeouts;
+pub(super) use self::watched_group::{ShardTimeouts, SupervisorEvent};
 
 /// Starts a group. The argument tells what the group must have in common with the first one, if
 /// there was one.
@@ -164,7 +161,7 @@ async fn start(
         Ok(announcement) => Ok((group, announcement)),
         Err(loss) => match group.kill().await {
             Ok(()) => Err(loss),
-            Err(unreaped) => Err(GroupLoss::lasting(format!("{}; {unreaped}", loss.why))),
+            Err(unreaped) => Err(GroupLoss::lasting(format!("{}; {unreaped}", loss.reason))),
         },
     }
 }

@@ -1,18 +1,45 @@
-//! A running group, and the timeouts of its steps and pings.
+//! A running group, its events, and the timeouts of its steps and pings.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use millrace_proto::{Masks, Ping, Ready, Step, to_shard};
+use millrace_proto::{Masks, Ping, Ready, Step, StepOutput, to_shard};
 use tokio::time::{Instant, sleep_until};
 
-use super::event::SupervisorEvent;
 use super::failure::GroupFailure;
-use super::timeouts::ShardTimeouts;
 use crate::engine::group::{GroupEvent, ShardGroup};
 use crate::engine::loss::GroupLoss;
 use crate::engine::step_deadline::StepDeadline;
 use crate::engine::timeout::MAX_SLICE;
+
+/// Maximum times for which a shard may be silent.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::engine) struct ShardTimeouts {
+    /// While a group starts.
+    pub(in crate::engine) startup: Duration,
+    /// Between a ping and its answer.
+    pub(in crate::engine) heartbeat: Duration,
+    /// While a step is computed. Without a value it is derived from the steps before.
+    pub(in crate::engine) step: Option<Duration>,
+}
+
+/// An event of the supervisor.
+#[derive(Debug)]
+pub(in crate::engine) enum SupervisorEvent {
+    /// The answer to a step.
+    Answer(StepOutput),
+    /// The forward pass of the step with this number is done, and its masks have not come.
+    MasksDue(u64),
+    /// The group has been healthy for some time without work.
+    Settled,
+    /// A shard is lost, and with it all steps in flight. [`SupervisorEvent::Ended`] follows.
+    Lost,
+    /// The group has ended, or could not be started. The next one starts after
+    /// [`Supervisor::pause`](super::Supervisor::pause).
+    Ended(GroupLoss),
+    /// A new group is ready.
+    Ready(Box<Ready>),
+}
 
 /// Number of pings that a rank may leave unanswered. Pings are counted instead of time: after this
 /// process was suspended, it must not blame the shards.
@@ -124,7 +151,7 @@ impl WatchedGroup {
         };
         match group.kill().await {
             Ok(()) => loss,
-            Err(unreaped) => GroupLoss::lasting(format!("{}; {unreaped}", loss.why)),
+            Err(unreaped) => GroupLoss::lasting(format!("{}; {unreaped}", loss.reason)),
         }
     }
 

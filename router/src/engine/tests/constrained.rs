@@ -143,10 +143,10 @@ async fn a_failed_constraint_ends_only_its_request() {
     let fails = PretendConstraint { fails_after: Some(3), ..PretendConstraint::default() };
     let panics = PretendConstraint { panics_after: Some(3), ..PretendConstraint::default() };
     let held = [submit(&engine, &constrained(7), fails), submit(&engine, &constrained(7), panics)];
-    let whys = ["too complex", "the grammar could not be followed"];
-    for (generation, why) in held.into_iter().zip(whys) {
+    let reasons = ["too complex", "the grammar could not be followed"];
+    for (generation, reason) in held.into_iter().zip(reasons) {
         let received = listen(generation).await;
-        assert_eq!((received.tokens.len(), received.failed.as_deref()), (3, Some(why)));
+        assert_eq!((received.tokens.len(), received.failed.as_deref()), (3, Some(reason)));
     }
     assert_all_equal_runs_alone(&engine).await;
     assert_eq!(engine.in_flight(), 0);
@@ -234,7 +234,7 @@ async fn a_request_whose_masks_take_too_much_time_ends_with_an_error() {
     let spin = Box::new(Spin(Duration::from_millis(300)));
     let received = listen(engine.submit_constrained(endless(7), spin).unwrap()).await;
     assert_eq!(received.tokens.len(), 7);
-    let why = received.failed.unwrap_or_default();
-    assert!(why.starts_with("grammar is too complex: its masks took"), "{why}");
+    let reason = received.failed.unwrap_or_default();
+    assert!(reason.starts_with("grammar is too complex: its masks took"), "{reason}");
     assert_eq!(engine.in_flight(), 0);
 }

@@ -35,12 +35,12 @@ async fn after_three_steps<F: Future<Output = FakeShard> + Send + 'static>(
     }
     assert!(tokens > 0, "the failure happened during the generations");
     soon("the engine's end", task).await.unwrap();
-    let EngineState::Failed(why) = engine.state().borrow().clone() else { panic!("not failed") };
-    assert!(texts.iter().all(|text| *text == format!("Engine failed: {why}")), "{texts:?}");
+    let EngineState::Failed(reason) = engine.state().borrow().clone() else { panic!("not failed") };
+    assert!(texts.iter().all(|text| *text == format!("Engine failed: {reason}")), "{texts:?}");
     assert!(matches!(engine.submit(request(0, 5, 5)), Err(SubmitError::Unavailable(_))));
     assert_eq!(engine.in_flight(), 0);
     drop(soon("the shard's end", shard).await);
-    why
+    reason
 }
 
 async fn answering(output: impl FnOnce(StepOutput) -> StepOutput + Send + 'static) -> String {
@@ -54,60 +54,60 @@ async fn answering(output: impl FnOnce(StepOutput) -> StepOutput + Send + 'stati
 
 #[tokio::test(start_paused = true)]
 async fn the_death_of_the_shard_fails_every_request() {
-    let why = after_three_steps(|shard| async move {
+    let reason = after_three_steps(|shard| async move {
         drop(shard);
         FakeShard::new(0).0
     })
     .await;
-    assert!(why.starts_with("shard 0 closed its connection") || why.contains("broke"), "{why}");
+    assert!(reason.starts_with("shard 0 closed its connection") || reason.contains("broke"), "{reason}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_text_of_a_fault_is_passed_on() {
-    let why = after_three_steps(|mut shard| async move {
+    let reason = after_three_steps(|mut shard| async move {
         shard.send(Message::Fault(fault("out of memory; lower --max-batch-total-tokens"))).await;
         shard
     })
     .await;
-    assert_eq!(why, "shard 0: out of memory; lower --max-batch-total-tokens");
+    assert_eq!(reason, "shard 0: out of memory; lower --max-batch-total-tokens");
 }
 
 #[tokio::test(start_paused = true)]
 async fn malformed_answers_fail_the_engine_without_a_panic() {
     let stray = Sampled { slot: 0, token: 1, ..Default::default() };
-    let why = answering(|good| StepOutput { step: good.step + 1, ..good }).await;
-    assert!(why.contains("step 4 instead of step 3"), "{why}");
-    let why = answering(|good| StepOutput { sampled: vec![], ..good }).await;
-    assert!(why.contains("0 tokens for step 3"), "{why}");
-    let why = answering(move |mut good| {
+    let reason = answering(|good| StepOutput { step: good.step + 1, ..good }).await;
+    assert!(reason.contains("step 4 instead of step 3"), "{reason}");
+    let reason = answering(|good| StepOutput { sampled: vec![], ..good }).await;
+    assert!(reason.contains("0 tokens for step 3"), "{reason}");
+    let reason = answering(move |mut good| {
         good.sampled.push(stray);
         good
     })
     .await;
-    assert!(why.contains("tokens for step 3"), "{why}");
-    let why = answering(|mut good| {
+    assert!(reason.contains("tokens for step 3"), "{reason}");
+    let reason = answering(|mut good| {
         good.sampled[0].slot = u32::MAX;
         good
     })
     .await;
-    assert!(why.contains("slot 4294967295"), "{why}");
-    let why = answering(|mut good| {
+    assert!(reason.contains("slot 4294967295"), "{reason}");
+    let reason = answering(|mut good| {
         good.sampled[0].token = 1000;
         good
     })
     .await;
-    assert!(why.contains("outside the vocabulary of 1000"), "{why}");
+    assert!(reason.contains("outside the vocabulary of 1000"), "{reason}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn unexpected_messages_fail_the_engine() {
     for message in [Some(Message::Ready(ready())), Some(Message::Loading(Loading::default())), None] {
-        let why = after_three_steps(|mut shard| async move {
+        let reason = after_three_steps(|mut shard| async move {
             shard.send_bytes(&millrace_proto::frame::encode(&FromShard { message }).unwrap()).await;
             shard
         })
         .await;
-        assert!(why.contains("no place while serving"), "{why}");
+        assert!(reason.contains("no place while serving"), "{reason}");
     }
 }
 
@@ -116,12 +116,12 @@ async fn garbled_bytes_fail_the_engine() {
     for (bytes, text) in
         [([5u8, 0, 0, 0, 255, 255, 255, 255, 255], "malformed message"), ([255; 9], "over the limit")]
     {
-        let why = after_three_steps(move |mut shard| async move {
+        let reason = after_three_steps(move |mut shard| async move {
             shard.send_bytes(&bytes).await;
             shard
         })
         .await;
-        assert!(why.contains(text), "{why}");
+        assert!(reason.contains(text), "{reason}");
     }
 }
 
@@ -146,5 +146,5 @@ async fn an_announced_limit_of_zero_fails() {
     let (engine, _task) = engine_over(config(), stream);
     shard.send(Message::Ready(millrace_proto::Ready { num_blocks: 0, ..ready() })).await;
     let state = until(&engine, "failure", |state| matches!(state, EngineState::Failed(_))).await;
-    assert!(matches!(&state, EngineState::Failed(why) if why.contains("num_blocks = 0")), "{state:?}");
+    assert!(matches!(&state, EngineState::Failed(reason) if reason.contains("num_blocks = 0")), "{state:?}");
 }

@@ -81,7 +81,7 @@ impl FakeShard {
             false => Masks { step: step.id, rows: Vec::new() },
         };
         let output = match self.pretend.run_masked(&step, &masks) {
-            Err(why) if why == DEATH => return None,
+            Err(reason) if reason == DEATH => return None,
             output => output.expect("the step keeps the contract"),
         };
         let _ = self.seen.send(step);

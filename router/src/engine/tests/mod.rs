@@ -122,7 +122,7 @@ async fn listen(mut generation: Generation) -> Received {
                 received.tokens.push(token.id);
                 received.finish = finish;
             }
-            GenerationEvent::Failed(why) => received.failed = Some(why.to_string()),
+            GenerationEvent::Failed(reason) => received.failed = Some(reason.to_string()),
         }
     }
     received

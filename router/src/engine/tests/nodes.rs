@@ -178,7 +178,7 @@ async fn machines_with_other_flags_are_refused() {
     });
     let state = super::until(&engine, "failure", |state| matches!(state, EngineState::Failed(_))).await;
     assert!(
-        matches!(&state, EngineState::Failed(why) if why.contains("rank 1") && why.contains("float16")),
+        matches!(&state, EngineState::Failed(reason) if reason.contains("rank 1") && reason.contains("float16")),
         "{state:?}"
     );
     soon("the engine's end", task).await.unwrap();
@@ -191,5 +191,5 @@ async fn a_port_in_use_is_reported_with_the_flag_that_changes_it() {
     let _taken = TcpListener::bind(others.listen).unwrap();
     let (engine, _task) = engine(&others, 2);
     let state = super::until(&engine, "failure", |state| matches!(state, EngineState::Failed(_))).await;
-    assert!(matches!(&state, EngineState::Failed(why) if why.contains("--leader-port")), "{state:?}");
+    assert!(matches!(&state, EngineState::Failed(reason) if reason.contains("--leader-port")), "{state:?}");
 }

@@ -89,7 +89,7 @@ fn identity(engine: &Engine) -> (String, String) {
 
 async fn failure(engine: &Engine) -> String {
     match until(engine, "failure", |state| matches!(state, EngineState::Failed(_))).await {
-        EngineState::Failed(why) => why,
+        EngineState::Failed(reason) => reason,
         state => panic!("{state:?}"),
     }
 }
@@ -135,20 +135,20 @@ async fn killing_a_rank_ends_all_of_them() {
 #[tokio::test]
 async fn a_failed_start_is_explained() {
     let missing = ShardCommand { program: "/nowhere/millrace".into(), ..pretend() };
-    let why = failure(&start(config(), missing).0).await;
-    assert!(why.starts_with("cannot start /nowhere/millrace: "), "{why}");
+    let reason = failure(&start(config(), missing).0).await;
+    assert!(reason.starts_with("cannot start /nowhere/millrace: "), "{reason}");
 
-    let why = failure(&start(config(), shell("exit 3")).0).await;
-    assert!(why.starts_with("shard 0 ended (exit status: 3)"), "{why}");
+    let reason = failure(&start(config(), shell("exit 3")).0).await;
+    assert!(reason.starts_with("shard 0 ended (exit status: 3)"), "{reason}");
 
     let mut faulty = pretend();
     faulty.env.insert("PRETEND_FAULT".into(), "config.json: unknown model_type \"x\"".into());
-    let why = failure(&start(config(), faulty).0).await;
-    assert_eq!(why, "shard 0: config.json: unknown model_type \"x\"");
+    let reason = failure(&start(config(), faulty).0).await;
+    assert_eq!(reason, "shard 0: config.json: unknown model_type \"x\"");
 
     let short = EngineConfig { startup_silence: Duration::from_millis(200), ..config() };
-    let why = failure(&start(short, shell("exec sleep 1000")).0).await;
-    assert!(why.starts_with("shard 0 did not connect within"), "{why}");
+    let reason = failure(&start(short, shell("exec sleep 1000")).0).await;
+    assert!(reason.starts_with("shard 0 did not connect within"), "{reason}");
 }
 
 #[tokio::test]

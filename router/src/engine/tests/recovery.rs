@@ -126,8 +126,8 @@ async fn losses_without_a_token_between_them_end_the_engine() {
         assert!(failed.starts_with("Engine failed: "), "{failed}");
     }
     soon("the engine's end", task).await.unwrap();
-    let EngineState::Failed(why) = engine.state().borrow().clone() else { panic!("not failed") };
-    assert!(why.starts_with("the shards were lost 2 times in a row"), "{why}");
+    let EngineState::Failed(reason) = engine.state().borrow().clone() else { panic!("not failed") };
+    assert!(reason.starts_with("the shards were lost 2 times in a row"), "{reason}");
     assert_eq!(engine.in_flight(), 0);
 }
 
@@ -225,7 +225,7 @@ async fn gives_up_after(message: from_shard::Message) -> String {
     });
     soon("the engine's end", task).await.unwrap();
     match engine.state().borrow().clone() {
-        EngineState::Failed(why) => why,
+        EngineState::Failed(reason) => reason,
         state => panic!("{state:?}"),
     }
 }
@@ -233,11 +233,11 @@ async fn gives_up_after(message: from_shard::Message) -> String {
 #[tokio::test(start_paused = true)]
 async fn a_lasting_fault_and_another_model_end_the_engine() {
     let fault = Fault { message: "model.safetensors has been changed".into(), lasting: true };
-    let why = gives_up_after(from_shard::Message::Fault(fault)).await;
-    assert_eq!(why, "shard 0: model.safetensors has been changed");
+    let reason = gives_up_after(from_shard::Message::Fault(fault)).await;
+    assert_eq!(reason, "shard 0: model.safetensors has been changed");
     let other = Ready { checkpoint: "9 9 model.safetensors".into(), ..ready() };
-    let why = gives_up_after(from_shard::Message::Ready(other)).await;
-    assert!(why.starts_with("shard 0 has loaded other files than before"), "{why}");
+    let reason = gives_up_after(from_shard::Message::Ready(other)).await;
+    assert!(reason.starts_with("shard 0 has loaded other files than before"), "{reason}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -265,7 +265,10 @@ async fn a_request_that_is_queued_for_too_long_fails() {
     let running: Vec<_> = (0..8).map(|i| engine.submit(endless(i)).unwrap()).collect();
     let waiting = engine.submit(request(9, 10, 10)).unwrap();
     let received = listen(waiting).await;
-    assert!(received.failed.as_deref().is_some_and(|why| why.contains("--queue-timeout")), "{received:?}");
+    assert!(
+        received.failed.as_deref().is_some_and(|reason| reason.contains("--queue-timeout")),
+        "{received:?}"
+    );
     assert_eq!((received.started, engine.in_flight()), (0, 8));
     drop(running);
 }

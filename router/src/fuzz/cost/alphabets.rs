@@ -16,6 +16,16 @@ impl Alphabet {
     }
 }
 
+/// The position of the growing part in a larger text, and the alphabet of that part.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct InputFrame {
+    pub(super) before: &'static str,
+    /// The text between two repetitions.
+    pub(super) between: &'static str,
+    pub(super) after: &'static str,
+    pub(super) alphabet: &'static Alphabet,
+}
+
 /// Valid and invalid JSON.
 pub(super) const JSON: Alphabet = Alphabet {
     pieces: &[

@@ -6,7 +6,6 @@
 //! It measures nothing.
 
 mod alphabets;
-mod frame;
 mod pattern;
 mod target;
 mod targets;

@@ -4,7 +4,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use super::frame::InputFrame;
+use super::alphabets::InputFrame;
 
 /// The placeholder in a piece for a number that differs each time.
 const COUNTER: char = '§';
@@ -91,11 +91,10 @@ impl InputPattern {
 /// Returns the pattern for the single piece or pair with this index, if it exists.
 fn plain(frame: &InputFrame, index: usize) -> Option<PatternShape> {
     let (pieces, pairs) = (frame.alphabet.pieces, frame.alphabet.pairs);
-    let of_pair =
-        |(open, close): &(&str, &str)| PatternShape::Halves((*open).to_owned(), (*close).to_owned());
+    let halves = |(open, close): &(&str, &str)| PatternShape::Halves((*open).to_owned(), (*close).to_owned());
     match pieces.get(index) {
         Some(piece) => Some(PatternShape::Repeat((*piece).to_owned())),
-        None => pairs.get(index - pieces.len()).map(of_pair),
+        None => pairs.get(index - pieces.len()).map(halves),
     }
 }
 

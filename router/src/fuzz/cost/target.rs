@@ -1,6 +1,6 @@
 //! Targets whose cost is measured.
 
-use super::frame::InputFrame;
+use super::alphabets::InputFrame;
 use super::pattern::InputPattern;
 
 /// A piece of work with its input prepared.

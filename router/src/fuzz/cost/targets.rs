@@ -10,8 +10,7 @@ use millrace_text::assets::TextAssets;
 use millrace_text::{ChatTemplate, Conversation, SpecialTokens, StopMatcher, StopText, Tokenizer};
 use serde_json::{Value, json};
 
-use super::alphabets::{self, Alphabet};
-use super::frame::InputFrame;
+use super::alphabets::{self, Alphabet, InputFrame};
 use super::target::{CostLimits, CostTarget, Work};
 use crate::assets::Assets;
 use crate::engine::EngineState;
@@ -535,7 +534,7 @@ mod tests {
     fn every_route_that_takes_a_body_is_a_target() {
         let targets: BTreeSet<&str> = BODIES.iter().map(|(path, _)| *path).collect();
         let served: BTreeSet<&str> = fuzz::post_paths().iter().map(String::as_str).collect();
-        // `/` reads the body of `/invocations`, and `/generate_stream` that of `/generate`.
+        // `/` reads the body that `/invocations` reads, and `/generate_stream` the one of `/generate`.
         let others = BTreeSet::from(["/", "/generate_stream"]);
         assert_eq!(targets, &served - &others, "BODIES has an entry for each of these routes");
     }

@@ -3,19 +3,20 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use millrace_text::SpecialTokens;
 use serde_json::{Value, json};
 
 use super::error::{MessagesError, MessagesJson};
+use super::renderer::MessageRenderer;
 use super::request::{CountRequest, MessagesRequest};
-use super::stream::MessageStreamWriter;
-use super::types::{AnthropicMessage, AnthropicUsage, content, stop_reason};
-use crate::chat::{BlockReader, PreparedChat};
+use super::types::AnthropicMessage;
+use crate::chat::BlockReader;
+use crate::http::answer_pipeline::AnswerPipeline;
 use crate::http::app::App;
+use crate::http::ignored;
 use crate::http::model_name::served_model;
-use crate::http::sse::{self, EventDescription};
-use crate::http::{headers, ignored, offload};
+use crate::http::sse::EventDescription;
 use crate::service::Service;
 
 /// Answers a conversation, at once or as a stream of Anthropic's events. If the last message is the
@@ -32,34 +33,9 @@ pub(super) async fn messages(
         .await
         .inspect_err(|_| Service::charge_refused_body())?;
     let chat = chat.prepare(&app.service, params).await?;
-    let PreparedChat { prepared, format, characters, ignored } = chat;
-    let prompt_tokens = prepared.prompt().len();
-    let mut message = AnthropicMessage::new(model, AnthropicUsage::new(prompt_tokens, 0, 0));
-    let mut blocks = BlockReader::new(format.as_ref());
-    let mut streams = vec![app.service.start(prepared)?];
-    if request.stream.unwrap_or(false) {
-        sse::begin(&mut streams).await?;
-        let cached = streams[0].cached_tokens();
-        message.usage = AnthropicUsage::new(prompt_tokens, cached.unwrap_or(0), 0);
-        let headers = headers::before(&app, characters, &ignored);
-        let writer = MessageStreamWriter::new(message, blocks);
-        return Ok((headers, sse::response(&app, streams, cached, writer)).into_response());
-    }
-    let answers = Service::collect(streams).await?;
-    let headers = headers::after(&app, characters, &ignored, prompt_tokens, &answers);
-    let bytes = offload::bytes(&answers);
-    let write = move || {
-        if let Some(answer) = answers.into_iter().next() {
-            message.content = blocks.read_all(&answer).iter().filter_map(content).collect();
-            let finished = answer.finished;
-            let (reason, sequence) = stop_reason(&finished, &blocks);
-            (message.stop_reason, message.stop_sequence) = (Some(reason), sequence);
-            message.usage =
-                AnthropicUsage::new(prompt_tokens, finished.cached_tokens, finished.generated_tokens);
-        }
-        Json(message).into_response()
-    };
-    Ok((headers, app.service.in_turn_for(bytes, write).await).into_response())
+    let renderer = MessageRenderer::new(AnthropicMessage::new(model), BlockReader::new(&chat.format));
+    let is_stream = request.stream.unwrap_or(false);
+    Ok(AnswerPipeline::for_chat(chat, 1, is_stream, renderer).respond(&app).await?)
 }
 
 /// Returns the number of tokens of a conversation, as the model's chat template writes it.

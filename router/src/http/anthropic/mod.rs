@@ -4,8 +4,8 @@ mod error;
 mod input;
 mod messages;
 mod models;
+mod renderer;
 mod request;
-mod stream;
 mod tools;
 mod types;
 

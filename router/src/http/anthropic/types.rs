@@ -6,8 +6,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use crate::chat::{AnswerBlock, BlockReader};
-use crate::service::{FinishReason, Finished};
+use crate::chat::AnswerBlock;
+use crate::http::answer_pipeline::AnswerProgress;
+use crate::service::{FinishReason, Finished, TokenCounts};
 
 /// An answer, as far as it is known.
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -24,7 +25,7 @@ pub(super) struct AnthropicMessage {
 }
 
 /// The tokens of a request. Tokens from the cache do not count as input tokens.
-#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Default, Serialize, ToSchema)]
 pub(super) struct AnthropicUsage {
     input_tokens: usize,
     cache_creation_input_tokens: usize,
@@ -34,7 +35,7 @@ pub(super) struct AnthropicUsage {
 
 impl AnthropicMessage {
     /// A message before its first token.
-    pub(super) fn new(model: String, usage: AnthropicUsage) -> Self {
+    pub(super) fn new(model: String) -> Self {
         AnthropicMessage {
             id: format!("msg_{:032x}", rand::random::<u128>()),
             kind: "message",
@@ -43,19 +44,18 @@ impl AnthropicMessage {
             content: Vec::new(),
             stop_reason: None,
             stop_sequence: None,
-            usage,
+            usage: AnthropicUsage::default(),
         }
     }
 }
 
 impl AnthropicUsage {
-    /// `prompt_tokens` includes the `cached_tokens`.
-    pub(super) fn new(prompt_tokens: usize, cached_tokens: usize, output_tokens: u32) -> Self {
+    pub(super) fn new(counts: TokenCounts) -> Self {
         AnthropicUsage {
-            input_tokens: prompt_tokens.saturating_sub(cached_tokens),
+            input_tokens: counts.prompt.saturating_sub(counts.cached),
             cache_creation_input_tokens: 0,
-            cache_read_input_tokens: cached_tokens,
-            output_tokens,
+            cache_read_input_tokens: counts.cached,
+            output_tokens: counts.generated,
         }
     }
 }
@@ -93,9 +93,9 @@ pub(super) fn signature(thinking: &str) -> String {
 }
 
 /// Returns the reason why an answer ended, and the stop string that ended it.
-pub(super) fn stop_reason(finished: &Finished, blocks: &BlockReader) -> (&'static str, Option<String>) {
+pub(super) fn stop_reason(finished: &Finished, answer: &AnswerProgress) -> (&'static str, Option<String>) {
     match finished.reason {
-        reason if blocks.ended_with_calls(reason) => ("tool_use", None),
+        reason if answer.ended_with_calls(reason) => ("tool_use", None),
         FinishReason::Length => ("max_tokens", None),
         FinishReason::EosToken => ("end_turn", None),
         FinishReason::StopSequence => ("stop_sequence", finished.stop.clone()),

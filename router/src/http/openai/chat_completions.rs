@@ -3,30 +3,29 @@
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use millrace_answers::tools::AnswerDelta;
 use millrace_text::Tokenizer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::error::{OpenAiError, OpenAiJson};
-use super::generation::{
-    AnswerCounts, AnswerPipeline, PreparedPrompt, PromptAnswers, Renderer, ReportOptions, StreamedAnswer,
-};
 use super::guided::GuidedFields;
 use super::logprobs::{ChatLogprobs, PromptLogprobs, prompt_logprobs};
 use super::params::{GenerationFields, check_rest};
-use super::tool_calls::{ChatAnswerReader, ChatDelta, ToolCall};
+use super::tool_calls::{CallWriter, ChatDelta, ToolCall};
 use super::tool_choice::tool_selection;
-use super::types::{FINGERPRINT, ResponseHeader, TokenUsage, finish_reason};
+use super::types::{FINGERPRINT, ReportOptions, ResponseHeader, STREAM_END, TokenUsage, finish_reason};
 use crate::chat::{
-    AnswerFormat, ContinuationOptions, ConversationRequest, IgnoredFields, PreparedChat, ThinkingOptions,
-    ToolOptions,
+    AnswerEvent, ContinuationOptions, ConversationRequest, IgnoredFields, ThinkingOptions, ToolOptions,
 };
+use crate::http::answer_pipeline::{AnswerPipeline, AnswerProgress, CompleteAnswer, Renderer};
 use crate::http::app::App;
 use crate::http::json_errors::flattened;
-use crate::http::sse::{self, EventDescription};
+use crate::http::offload;
+use crate::http::sse::{EventDescription, Events};
 use crate::http::thinking::{ReasoningField, ThinkingFields, thinking_options};
-use crate::service::{Answer, Params, TextEvent};
+use crate::service::{FinishReason, Params, ServiceError, TextEvent, TokenCounts};
 
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct ChatRequest {
@@ -132,9 +131,6 @@ struct ChatChunkChoice {
     token_ids: Option<[u32; 1]>,
 }
 
-/// The finish reason of an answer that ended with tool calls.
-const TOOL_CALLS: &str = "tool_calls";
-
 /// Answers a conversation, at once or as a stream.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "OpenAI", request_body = ChatRequest, responses((status = 200, description = "The answer, or chunks of it as a stream if `stream` is true", content((ChatCompletion = "application/json"), (inline(EventDescription) = "text/event-stream")))))]
 pub(super) async fn chat_completions(
@@ -152,30 +148,23 @@ pub(super) async fn chat_completions(
     let wants_ids = request.common.return_token_ids.unwrap_or(false);
     let report =
         ReportOptions { every_token: wants_logprobs || wants_ids, ..request.common.report_options() };
-    let prompt_top_n = request.prompt_logprobs;
+    let (prompt_top_n, is_stream) = (request.prompt_logprobs, request.common.streams());
     let chat = chat_input(request, ignored).map_err(|error| OpenAiError::from_chat(error, &names))?;
     let chat = ConversationRequest { thinking, ..chat };
     let chat = chat.prepare(&app.service, params).await;
-    let PreparedChat { prepared, format, characters, ignored } =
-        chat.map_err(|error| OpenAiError::from_chat(error, &names))?;
+    let chat = chat.map_err(|error| OpenAiError::from_chat(error, &names))?;
     let renderer = ChatRenderer {
+        header,
+        report,
         tokenizer: app.service.tokenizer().clone(),
-        readers: format.iter().flat_map(|format| (0..n).map(|_| ChatAnswerReader::new(format))).collect(),
-        format,
+        calls: (0..n).map(|_| CallWriter::new(&chat.format)).collect(),
         wants_logprobs,
         wants_ids,
         prompt_top_n,
-        prompt_token_ids: wants_ids.then(|| prepared.prompt().to_vec()),
+        prompt: if prompt_top_n.is_some() { chat.prepared.prompt().to_vec() } else { Vec::new() },
+        prompt_token_ids: wants_ids.then(|| chat.prepared.prompt().to_vec()),
     };
-    let generation = AnswerPipeline {
-        header,
-        prompts: vec![PreparedPrompt { prepared, echo: String::new(), characters }],
-        counts: AnswerCounts { sent: n, generated: n, concurrent_prompts: 1 },
-        report,
-        ignored,
-        renderer,
-    };
-    generation.respond(&app).await
+    Ok(AnswerPipeline::for_chat(chat, n, is_stream, renderer).respond(&app).await?)
 }
 
 /// The parameters of the generation.
@@ -226,58 +215,67 @@ fn chat_input(
 
 /// Writes the objects of `/v1/chat/completions`.
 struct ChatRenderer {
+    header: ResponseHeader,
+    report: ReportOptions,
     tokenizer: Tokenizer,
-    /// Set if the answers may contain reasoning or tool calls.
-    format: Option<AnswerFormat>,
-    /// One for each answer of a stream if `format` is set, otherwise none.
-    readers: Vec<ChatAnswerReader>,
+    /// One for each answer.
+    calls: Vec<CallWriter>,
     wants_logprobs: bool,
     wants_ids: bool,
     /// The alternatives to report for each token of the prompt, if they were asked for.
     prompt_top_n: Option<u32>,
+    /// The tokens of the prompt if their log-probabilities were asked for.
+    prompt: Vec<u32>,
     /// The tokens of the prompt if they were asked for, until they have been sent.
     prompt_token_ids: Option<Vec<u32>>,
 }
 
 impl ChatRenderer {
-    /// Returns an answer and the number of tokens of its reasoning, if it is separated.
-    fn choice(&self, index: usize, answer: Answer) -> (ChatChoice, Option<usize>) {
-        let reason = answer.finished.reason;
-        let (delta, ended_with_calls, reasoning_tokens) = match &self.format {
-            None => (ChatDelta { content: answer.finished.text, ..ChatDelta::default() }, false, None),
-            Some(format) => {
-                let mut reader = ChatAnswerReader::new(format);
-                let delta = reader.read_all(&answer);
-                (delta, reader.ended_with_calls(reason), reader.reasoning_tokens())
-            }
-        };
-        let message = ChatMessage::new(delta);
+    /// Returns a complete answer, and the number of tokens of its reasoning if it is separated.
+    fn complete_choice(&mut self, mut complete: CompleteAnswer) -> (ChatChoice, Option<usize>) {
+        let mut delta = AnswerDelta::default();
+        complete.events().for_each(|event| delta.extend(event.delta));
+        let CompleteAnswer { progress, answer } = complete;
+        let calls = self.calls.get_mut(progress.index);
+        let delta = calls.map(|calls| calls.translate_all(delta)).unwrap_or_default();
         let choice = ChatChoice {
-            index,
-            message,
+            index: progress.index,
+            message: ChatMessage::new(delta),
             logprobs: self.wants_logprobs.then(|| ChatLogprobs::new(&self.tokenizer, &answer.tokens)),
-            finish_reason: if ended_with_calls { TOOL_CALLS } else { finish_reason(reason) },
+            finish_reason: chat_finish_reason(&progress, answer.finished.reason),
             token_ids: self.wants_ids.then(|| answer.tokens.iter().map(|event| event.token.id).collect()),
         };
-        (choice, reasoning_tokens)
+        (choice, progress.reasoning_tokens())
+    }
+
+    fn chunk(&mut self, choices: &[ChatChunkChoice], usage: Option<TokenUsage>, to: &mut Events) {
+        to.json(&ChatChunk {
+            object: "chat.completion.chunk",
+            id: &self.header.id,
+            created: self.header.created,
+            model: &self.header.model,
+            system_fingerprint: FINGERPRINT,
+            choices,
+            usage,
+            prompt_token_ids: self.prompt_token_ids.take(),
+        });
     }
 }
 
+/// Returns why an answer ended. An answer that was cut off did not end with its calls.
+fn chat_finish_reason(answer: &AnswerProgress, reason: FinishReason) -> &'static str {
+    if answer.ended_with_calls(reason) { "tool_calls" } else { finish_reason(reason) }
+}
+
 impl Renderer for ChatRenderer {
-    type ChunkChoice = ChatChunkChoice;
-
-    const USAGE_WITH_LAST_TOKEN: bool = false;
-
-    fn body(self, header: ResponseHeader, prompts: Vec<PromptAnswers>, usage: TokenUsage) -> Response {
-        let first = prompts.first().and_then(|prompt| Some((prompt, prompt.answers.first()?)));
-        let prompt_logprobs = first.zip(self.prompt_top_n).map(|((prompt, answer), top_n)| {
-            prompt_logprobs(&self.tokenizer, &prompt.prompt, &answer.prompt, top_n)
+    fn body(mut self, answers: Vec<CompleteAnswer>, counts: TokenCounts) -> Response {
+        let first = answers.first().zip(self.prompt_top_n);
+        let prompt_logprobs = first.map(|(first, top_n)| {
+            prompt_logprobs(&self.tokenizer, &self.prompt, &first.answer.prompt, top_n)
         });
-        let answers = prompts.into_iter().flat_map(|prompt| prompt.answers).enumerate();
-        let (choices, reasoning): (Vec<_>, Vec<_>) =
-            answers.map(|(index, answer)| self.choice(index, answer)).unzip();
-        let usage = usage.with_reasoning(reasoning.into_iter().sum());
-        let ResponseHeader { id, created, model } = header;
+        let answers = answers.into_iter().map(|answer| self.complete_choice(answer));
+        let (choices, reasoning): (Vec<_>, Vec<_>) = answers.unzip();
+        let ResponseHeader { id, created, model } = self.header;
         let completion = ChatCompletion {
             object: "chat.completion",
             id,
@@ -285,59 +283,45 @@ impl Renderer for ChatRenderer {
             model,
             system_fingerprint: FINGERPRINT,
             choices,
-            usage,
+            usage: TokenUsage::from(counts).with_reasoning(reasoning.into_iter().sum()),
             prompt_token_ids: self.prompt_token_ids,
             prompt_logprobs,
         };
         Json(completion).into_response()
     }
 
-    fn choice(
-        &mut self,
-        answer: &mut StreamedAnswer,
-        event: TextEvent,
-        is_reported: bool,
-    ) -> Option<ChatChunkChoice> {
-        let mut reader = self.readers.get_mut(answer.index);
-        let delta = match &mut reader {
-            Some(reader) => reader.push(&event),
-            None => ChatDelta { content: event.text.clone(), ..ChatDelta::default() },
-        };
-        answer.reasoning_tokens = reader.as_ref().and_then(|reader| reader.reasoning_tokens());
-        if delta.is_empty() && !is_reported {
-            return None;
-        }
-        let logprobs =
-            self.wants_logprobs.then(|| ChatLogprobs::new(&self.tokenizer, std::slice::from_ref(&event)));
-        let reason = event.finished.as_ref().map(|finished| finished.reason);
-        let ended_with_calls = |reason| reader.as_ref().is_some_and(|reader| reader.ended_with_calls(reason));
-        let finish_reason =
-            reason.map(|reason| if ended_with_calls(reason) { TOOL_CALLS } else { finish_reason(reason) });
-        Some(ChatChunkChoice {
-            index: answer.index,
-            delta: ChatMessage::new(delta),
-            logprobs,
-            finish_reason,
-            token_ids: self.wants_ids.then_some([event.token.id]),
-        })
+    /// The first event has the tokens of the prompt if they were asked for.
+    fn event_bytes(&self, _: &AnswerProgress, _: &TextEvent) -> usize {
+        self.prompt_token_ids.as_ref().map_or(0, |prompt| prompt.len() * offload::TOKEN_BYTES)
     }
 
-    fn chunk(
-        &mut self,
-        header: &ResponseHeader,
-        choice: Option<ChatChunkChoice>,
-        usage: Option<TokenUsage>,
-        to: &mut sse::Events,
-    ) {
-        to.json(&ChatChunk {
-            object: "chat.completion.chunk",
-            id: &header.id,
-            created: header.created,
-            model: &header.model,
-            system_fingerprint: FINGERPRINT,
-            choices: choice.as_slice(),
-            usage,
-            prompt_token_ids: self.prompt_token_ids.take(),
-        });
+    fn event(&mut self, answer: &AnswerProgress, event: AnswerEvent<'_>, to: &mut Events) {
+        let AnswerEvent { delta, generated, .. } = event;
+        let reason = generated.finished.as_ref().map(|finished| finished.reason);
+        let Some(calls) = self.calls.get_mut(answer.index) else { return };
+        let delta = calls.translate(delta, reason.is_some());
+        if delta.is_empty() && reason.is_none() && !self.report.every_token {
+            return;
+        }
+        let logprobs = || ChatLogprobs::new(&self.tokenizer, std::slice::from_ref(generated));
+        let choice = ChatChunkChoice {
+            index: answer.index,
+            delta: ChatMessage::new(delta),
+            logprobs: self.wants_logprobs.then(logprobs),
+            finish_reason: reason.map(|reason| chat_finish_reason(answer, reason)),
+            token_ids: self.wants_ids.then_some([generated.token.id]),
+        };
+        self.chunk(&[choice], self.report.chunk_usage(answer), to);
+    }
+
+    fn error(&mut self, error: ServiceError, to: &mut Events) {
+        OpenAiError::from(error).write(to);
+    }
+
+    fn end(&mut self, answers: &[AnswerProgress], to: &mut Events) {
+        if let Some(usage) = self.report.total_usage(answers) {
+            self.chunk(&[], Some(usage), to);
+        }
+        to.line(STREAM_END);
     }
 }

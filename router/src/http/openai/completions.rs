@@ -10,20 +10,23 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::error::{OpenAiError, OpenAiJson};
-use super::generation::{
-    AnswerCounts, AnswerPipeline, PreparedPrompt, PromptAnswers, Renderer, ReportOptions, StreamedAnswer,
-};
 use super::guided::GuidedFields;
 use super::logprobs::{CompletionLogprobs, PromptLogprobs, prompt_logprobs};
 use super::params::{GenerationFields, check_answers, check_rest, concurrent_prompts};
 use super::prompts::{PromptList, prompt_text};
-use super::types::{FINGERPRINT, ResponseHeader, TokenUsage, finish_reason};
-use crate::chat::IgnoredFields;
+use super::types::{
+    FINGERPRINT, ReportOptions, ResponseHeader, STREAM_END, TokenUsage, answer_usage, finish_reason,
+};
+use crate::chat::{AnswerEvent, AnswerFormat, IgnoredFields};
+use crate::http::answer_pipeline::{
+    AnswerCounts, AnswerPipeline, AnswerProgress, CompleteAnswer, PreparedPrompt, Renderer,
+};
 use crate::http::app::App;
 use crate::http::json_errors::flattened;
-use crate::http::sse::{self, EventDescription};
+use crate::http::offload;
+use crate::http::sse::{EventDescription, Events};
 use crate::http::thinking::raw_budget;
-use crate::service::{Answer, BYTES_PER_TOKEN, Params, Prompt, PromptToken, TextEvent};
+use crate::service::{BYTES_PER_TOKEN, Params, Prompt, PromptToken, ServiceError, TextEvent, TokenCounts};
 
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct CompletionRequest {
@@ -105,24 +108,34 @@ pub(super) async fn completions(
         let (characters, echo) =
             app.service.in_turn_for(prompt.estimated_tokens() * BYTES_PER_TOKEN, read).await;
         let prepared = app.service.prepare(prompt, params.clone()).await?;
-        Ok::<_, OpenAiError>(PreparedPrompt { prepared, echo, characters })
+        Ok::<_, OpenAiError>((PreparedPrompt { prepared, characters }, echo))
     };
     // All prompts are validated before the first is computed.
     let prepared = stream::iter(prompts).map(prepare).buffered(concurrent_prompts(&app, 1));
-    let prompts: Vec<PreparedPrompt> = prepared.try_collect().await?;
+    let prepared: Vec<(PreparedPrompt, String)> = prepared.try_collect().await?;
+    let (prompts, echoes): (Vec<_>, Vec<_>) = prepared.into_iter().unzip();
     prompts.iter().for_each(|prompt| ignored.note_unenforced(&prompt.prepared));
     let wants_logprobs = request.logprobs.is_some();
     let wants_ids = request.common.return_token_ids.unwrap_or(false);
+    let is_stream = request.common.streams();
     let renderer = CompletionRenderer {
+        header,
+        report: ReportOptions { every_token: wants_logprobs || wants_ids, ..request.common.report_options() },
         tokenizer: app.service.tokenizer().clone(),
+        prompts: prompts.iter().map(|prompt| prompt.prepared.prompt().to_vec()).collect(),
+        offsets: echoes
+            .iter()
+            .flat_map(|echo| std::iter::repeat_n(echo.chars().count(), counts.generated))
+            .collect(),
+        echoes,
         wants_logprobs,
         echoed_logprobs,
         wants_ids,
         prompt_top_n: request.prompt_logprobs,
     };
-    let report =
-        ReportOptions { every_token: wants_logprobs || wants_ids, ..request.common.report_options() };
-    AnswerPipeline { header, prompts, counts, report, ignored, renderer }.respond(&app).await
+    let format = AnswerFormat::plain(&app.service);
+    let pipeline = AnswerPipeline { prompts, counts, format, ignored, is_stream, renderer };
+    Ok(pipeline.respond(&app).await?)
 }
 
 /// Refuses a request without prompts, and one with more prompts than `most`.
@@ -188,7 +201,16 @@ fn check_stream(
 
 /// Writes the objects of `/v1/completions`.
 struct CompletionRenderer {
+    header: ResponseHeader,
+    report: ReportOptions,
     tokenizer: Tokenizer,
+    /// The tokens of each prompt.
+    prompts: Vec<Vec<u32>>,
+    /// The text with which the answers to each prompt begin: the prompt itself if `echo` asks for
+    /// it.
+    echoes: Vec<String>,
+    /// Characters of each answer of a stream that have been sent, `echoes` included.
+    offsets: Vec<usize>,
     wants_logprobs: bool,
     /// The alternatives to report for each token of the prompt, if the prompt is part of the text
     /// and log-probabilities were asked for.
@@ -199,16 +221,29 @@ struct CompletionRenderer {
 }
 
 impl CompletionRenderer {
-    fn choice(&self, index: usize, echo: &str, prompt: &[u32], answer: Answer) -> CompletionChoice {
+    fn complete_choice(&self, CompleteAnswer { progress, answer }: CompleteAnswer) -> CompletionChoice {
+        let (prompt, echo) = (&self.prompts[progress.prompt_index], &self.echoes[progress.prompt_index]);
         let logprobs = |top_n| prompt_logprobs(&self.tokenizer, prompt, &answer.prompt, top_n);
         CompletionChoice {
-            index,
+            index: progress.index,
             logprobs: self.logprobs(Some((prompt, &answer.prompt)), &answer.tokens, echo.chars().count()),
             finish_reason: Some(finish_reason(answer.finished.reason)),
-            prompt_token_ids: self.wants_ids.then(|| prompt.to_vec()),
+            prompt_token_ids: self.wants_ids.then(|| prompt.clone()),
             token_ids: self.wants_ids.then(|| answer.tokens.iter().map(|event| event.token.id).collect()),
             prompt_logprobs: self.prompt_top_n.map(logprobs),
             text: format!("{echo}{}", answer.finished.text),
+        }
+    }
+
+    fn completion(&self, choices: Vec<CompletionChoice>, usage: Option<TokenUsage>) -> Completion<'_> {
+        Completion {
+            object: "text_completion",
+            id: &self.header.id,
+            created: self.header.created,
+            model: &self.header.model,
+            system_fingerprint: FINGERPRINT,
+            choices,
+            usage,
         }
     }
 
@@ -235,70 +270,56 @@ impl CompletionRenderer {
     }
 }
 
-fn completion(
-    header: &ResponseHeader,
-    choices: Vec<CompletionChoice>,
-    usage: Option<TokenUsage>,
-) -> Completion<'_> {
-    Completion {
-        object: "text_completion",
-        id: &header.id,
-        created: header.created,
-        model: &header.model,
-        system_fingerprint: FINGERPRINT,
-        choices,
-        usage,
-    }
-}
-
 impl Renderer for CompletionRenderer {
-    type ChunkChoice = CompletionChoice;
-
-    /// As in TGI.
-    const USAGE_WITH_LAST_TOKEN: bool = true;
-
-    fn body(self, header: ResponseHeader, prompts: Vec<PromptAnswers>, usage: TokenUsage) -> Response {
-        let mut choices = Vec::new();
-        for PromptAnswers { prompt, echo, answers } in prompts {
-            for answer in answers {
-                choices.push(self.choice(choices.len(), &echo, &prompt, answer));
-            }
-        }
-        Json(completion(&header, choices, Some(usage))).into_response()
+    fn body(self, answers: Vec<CompleteAnswer>, counts: TokenCounts) -> Response {
+        let choices = answers.into_iter().map(|answer| self.complete_choice(answer)).collect();
+        Json(self.completion(choices, Some(counts.into()))).into_response()
     }
 
-    fn choice(
-        &mut self,
-        answer: &mut StreamedAnswer,
-        event: TextEvent,
-        is_reported: bool,
-    ) -> Option<CompletionChoice> {
-        let echo = std::mem::take(&mut answer.echo);
-        if echo.is_empty() && event.text.is_empty() && !is_reported {
-            return None;
+    /// The first event of an answer may have the prompt: as text, as tokens, or as scores.
+    fn event_bytes(&self, answer: &AnswerProgress, event: &TextEvent) -> usize {
+        if answer.counts.generated > 0 {
+            return 0;
         }
-        let offset = answer.characters;
-        answer.characters += event.text.chars().count();
-        let prompt_ids = answer.prompt.take();
-        let prompt = prompt_ids.as_deref().map(|ids| (ids, event.prompt.as_slice()));
-        Some(CompletionChoice {
+        let tokens = if self.wants_ids { self.prompts[answer.prompt_index].len() } else { 0 };
+        let prompt = self.echoes[answer.prompt_index].len() + tokens * offload::TOKEN_BYTES;
+        prompt + offload::prompt_bytes(&event.prompt)
+    }
+
+    fn event(&mut self, answer: &AnswerProgress, event: AnswerEvent<'_>, to: &mut Events) {
+        let event = event.generated;
+        let is_first = answer.counts.generated == 1;
+        let echo = if is_first { self.echoes[answer.prompt_index].as_str() } else { "" };
+        let is_last = event.finished.is_some();
+        if echo.is_empty() && event.text.is_empty() && !is_last && !self.report.every_token {
+            return;
+        }
+        let offset = self.offsets[answer.index];
+        self.offsets[answer.index] += event.text.chars().count();
+        let prompt = is_first.then(|| self.prompts[answer.prompt_index].as_slice());
+        let logprobs_of = prompt.map(|ids| (ids, event.prompt.as_slice()));
+        let choice = CompletionChoice {
             index: answer.index,
-            logprobs: self.logprobs(prompt, std::slice::from_ref(&event), offset),
+            logprobs: self.logprobs(logprobs_of, std::slice::from_ref(event), offset),
             finish_reason: event.finished.as_ref().map(|finished| finish_reason(finished.reason)),
-            prompt_token_ids: prompt_ids.filter(|_| self.wants_ids),
+            prompt_token_ids: prompt.filter(|_| self.wants_ids).map(<[u32]>::to_vec),
             token_ids: self.wants_ids.then(|| vec![event.token.id]),
             prompt_logprobs: None,
-            text: if echo.is_empty() { event.text } else { echo + &event.text },
-        })
+            text: format!("{echo}{}", event.text),
+        };
+        // As in TGI, the last token has the usage if no chunk of its own has it.
+        let usage = (is_last && !self.report.usage).then(|| answer_usage(answer));
+        to.json(&self.completion(vec![choice], usage.or_else(|| self.report.chunk_usage(answer))));
     }
 
-    fn chunk(
-        &mut self,
-        header: &ResponseHeader,
-        choice: Option<CompletionChoice>,
-        usage: Option<TokenUsage>,
-        to: &mut sse::Events,
-    ) {
-        to.json(&completion(header, choice.into_iter().collect(), usage));
+    fn error(&mut self, error: ServiceError, to: &mut Events) {
+        OpenAiError::from(error).write(to);
+    }
+
+    fn end(&mut self, answers: &[AnswerProgress], to: &mut Events) {
+        if let Some(usage) = self.report.total_usage(answers) {
+            to.json(&self.completion(Vec::new(), Some(usage)));
+        }
+        to.line(STREAM_END);
     }
 }

@@ -8,13 +8,14 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::types::STREAM_END;
 use crate::chat::ChatError;
 use crate::http::app::App;
 use crate::http::field_names::FieldNames;
 use crate::http::json_errors::BodyError;
 use crate::http::model_name::UnknownModel;
 use crate::http::offload::TurnJson;
-use crate::http::sse;
+use crate::http::sse::Events;
 use crate::http::thinking::WrongThinking;
 use crate::metrics;
 use crate::service::{ContextOverflow, ServiceError};
@@ -163,10 +164,11 @@ impl OpenAiError {
         }
     }
 
-    /// Writes the error as an event of a stream that has begun.
-    pub(super) fn write(mut self, to: &mut sse::Events) {
+    /// Writes the error as the last events of a stream of chunks.
+    pub(super) fn write(mut self, to: &mut Events) {
         self.body.http_status_code = Some(self.status.as_u16());
         to.json(&OpenAiErrorEnvelope { error: self.body });
+        to.line(STREAM_END);
     }
 }
 

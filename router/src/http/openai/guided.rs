@@ -69,7 +69,7 @@ impl GuidedFields {
             Some(Value::String(text)) => add("grammar", grammar_text("grammar", text)?),
             Some(other) => {
                 let grammar = grammar::from_tgi(other);
-                add("grammar", grammar.map_err(|why| OpenAiError::invalid("grammar", why))?);
+                add("grammar", grammar.map_err(|reason| OpenAiError::invalid("grammar", reason))?);
             }
         }
         if let Some(grammar) = self.structured_outputs.as_ref().map(structured).transpose()?.flatten() {
@@ -133,7 +133,7 @@ fn structured(fields: &Map<String, Value>) -> Result<Option<Grammar>, OpenAiErro
 
 /// Returns the grammar of a JSON schema, which is an object or its text.
 fn json_schema(field: &str, schema: &Value) -> Result<Grammar, OpenAiError> {
-    let wrong = |why: String| OpenAiError::invalid(field, format!("`{field}`: {why}"));
+    let wrong = |reason: String| OpenAiError::invalid(field, format!("`{field}`: {reason}"));
     match schema {
         Value::Object(_) | Value::String(_) => {
             grammar::from_tgi(&json!({"type": "json", "value": schema})).map_err(wrong)
@@ -166,5 +166,5 @@ fn escaped(text: &str) -> String {
 
 /// Returns a grammar in Lark's language or in GBNF.
 fn grammar_text(field: &str, text: &str) -> Result<Grammar, OpenAiError> {
-    grammar::from_text(text).map_err(|why| OpenAiError::invalid(field, format!("`{field}`: {why}")))
+    grammar::from_text(text).map_err(|reason| OpenAiError::invalid(field, format!("`{field}`: {reason}")))
 }

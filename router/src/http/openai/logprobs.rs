@@ -122,13 +122,13 @@ pub(super) fn prompt_logprobs(
 ) -> PromptLogprobs {
     let entry =
         |id, logprob, rank| (id, RankedLogprob { logprob, rank, decoded_token: tokenizer.token_text(id) });
-    let of_token = |(&id, token): (&u32, &PromptToken)| {
+    let ranked = |(&id, token): (&u32, &PromptToken)| {
         let top = token.top.iter().take(top_n as usize).zip(1..);
         let top = top.map(|(&(id, logprob), rank)| entry(id, logprob, rank));
         // The token itself is added last, since equally likely tokens may have its rank.
         top.chain([entry(id, token.logprob, token.rank)]).collect()
     };
-    prompt.iter().zip(with_first_absent(tokens)).map(|(id, token)| Some(of_token((id, token?)))).collect()
+    prompt.iter().zip(with_first_absent(tokens)).map(|(id, token)| Some(ranked((id, token?)))).collect()
 }
 
 /// Returns one entry for each token of a prompt. The first token has none, since it follows no

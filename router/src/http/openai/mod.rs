@@ -4,7 +4,6 @@ mod chat_completions;
 mod completions;
 mod embeddings;
 mod error;
-mod generation;
 mod guided;
 mod logprobs;
 mod models;

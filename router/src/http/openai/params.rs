@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::error::OpenAiError;
-use super::generation::ReportOptions;
+use super::types::ReportOptions;
 use crate::chat::IgnoredFields;
 use crate::http::app::App;
 use crate::http::field_names::FieldNames;
@@ -196,7 +196,7 @@ impl GenerationFields {
     /// The number of answers to each of `prompts` prompts.
     ///
     /// # Errors
-    /// As [`check_answers`].
+    /// [`OpenAiError`] if so many answers are not allowed.
     pub(super) fn choices(&self, app: &App, prompts: usize) -> Result<usize, OpenAiError> {
         let n = self.n.unwrap_or(1);
         check_answers(app, "n", n, prompts)?;
@@ -219,7 +219,6 @@ impl GenerationFields {
         let options = self.stream_options.unwrap_or_default();
         let usage = options.include_usage.unwrap_or(false);
         ReportOptions {
-            stream: self.streams(),
             usage,
             continuous_usage: usage && options.continuous_usage_stats.unwrap_or(false),
             every_token: false,
@@ -263,7 +262,7 @@ impl GenerationFields {
         const FIELD: &str = "response_format";
         let Some(format) = &self.response_format else { return Ok(None) };
         let grammar =
-            grammar::from_response_format(format).map_err(|why| OpenAiError::invalid(FIELD, why))?;
+            grammar::from_response_format(format).map_err(|reason| OpenAiError::invalid(FIELD, reason))?;
         Ok(grammar.map(|grammar| RequestedGrammar { grammar, field: FIELD, optional: false }))
     }
 

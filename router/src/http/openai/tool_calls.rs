@@ -3,12 +3,11 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use millrace_answers::tools::{AnswerDelta, CallDelta, TextArgument};
+use millrace_answers::tools::{AnswerDelta, CallDelta, TextArgument, ToolFormat};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::chat::{AnswerFormat, AnswerReader, CUSTOM_INPUT};
-use crate::service::{Answer, FinishReason, TextEvent};
+use crate::chat::{AnswerFormat, CUSTOM_INPUT};
 
 /// A tool call, or the next part of it in a stream.
 #[derive(Debug, Serialize, ToSchema)]
@@ -54,53 +53,34 @@ impl ChatDelta {
     }
 }
 
-/// Reads the reasoning, the text and the calls of one answer.
+/// Writes the calls of one answer in the form of chats.
 #[derive(Debug)]
-pub(super) struct ChatAnswerReader {
-    reader: AnswerReader,
-    separates_reasoning: bool,
+pub(super) struct CallWriter {
+    tool_format: ToolFormat,
     /// The names of the custom tools.
     custom: Arc<HashSet<String>>,
     /// The index of the last call and its text, if it is a call of a custom tool.
     custom_call: Option<(usize, TextArgument)>,
 }
 
-impl ChatAnswerReader {
+impl CallWriter {
     pub(super) fn new(format: &AnswerFormat) -> Self {
-        ChatAnswerReader {
-            reader: format.reader(),
-            separates_reasoning: format.separates_reasoning(),
+        CallWriter {
+            tool_format: format.tool_format(),
             custom: format.custom_tools().clone(),
             custom_call: None,
         }
     }
 
-    /// Returns the parts of a whole answer.
-    pub(super) fn read_all(&mut self, answer: &Answer) -> ChatDelta {
-        let delta = self.reader.read_all(answer);
+    /// Translates the parts of a whole answer.
+    pub(super) fn translate_all(&mut self, delta: AnswerDelta) -> ChatDelta {
         let mut delta = self.translate(delta, true);
         delta.calls.iter_mut().for_each(|call| call.index = None);
         delta
     }
 
-    /// Returns the number of tokens of the reasoning so far, if it is separated from the answer.
-    pub(super) fn reasoning_tokens(&self) -> Option<usize> {
-        self.separates_reasoning.then(|| self.reader.reasoning_tokens())
-    }
-
-    /// Returns the parts that a token adds.
-    pub(super) fn push(&mut self, event: &TextEvent) -> ChatDelta {
-        let delta = self.reader.push(event);
-        self.translate(delta, event.finished.is_some())
-    }
-
-    /// Returns whether the answer ended with tool calls. An answer that was cut off did not.
-    pub(super) fn ended_with_calls(&self, reason: FinishReason) -> bool {
-        self.reader.ended_with_calls(reason)
-    }
-
-    /// Translates what has come. `is_last` says that nothing comes after it.
-    fn translate(&mut self, delta: AnswerDelta, is_last: bool) -> ChatDelta {
+    /// Translates the parts that a token adds. `is_last` says that nothing comes after it.
+    pub(super) fn translate(&mut self, delta: AnswerDelta, is_last: bool) -> ChatDelta {
         let mut calls = Vec::new();
         for call in delta.calls {
             let begins_another = self.custom_call.as_ref().is_some_and(|(index, _)| *index != call.index);
@@ -120,7 +100,7 @@ impl ChatAnswerReader {
 
     fn tool_call(&mut self, call: CallDelta) -> ToolCall {
         let CallDelta { index, name, arguments } = call;
-        let id = name.is_some().then(|| self.reader.new_call_id());
+        let id = name.is_some().then(|| self.tool_format.call_id());
         let begins = name.is_some();
         let kind = |kind| begins.then_some(kind);
         match &mut self.custom_call {

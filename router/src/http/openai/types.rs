@@ -1,12 +1,12 @@
 //! Parts that several of OpenAI's responses have.
 
-use std::iter::Sum;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::service::{Answer, FinishReason};
+use crate::http::answer_pipeline::{AnswerProgress, total_counts};
+use crate::service::{FinishReason, TokenCounts};
 
 /// The fields that identify a response. All chunks of a stream repeat them.
 #[derive(Debug, Clone)]
@@ -19,6 +19,9 @@ pub(super) struct ResponseHeader {
 /// Names the build, so that clients can tell when answers may change.
 pub(super) const FINGERPRINT: &str = concat!(env!("CARGO_PKG_VERSION"), "-native");
 
+/// The data of the event that ends a stream of chunks.
+pub(super) const STREAM_END: &str = "[DONE]";
+
 impl ResponseHeader {
     /// A header with a new id that begins with `prefix`.
     pub(super) fn new(prefix: &str, model: String) -> Self {
@@ -28,7 +31,7 @@ impl ResponseHeader {
 }
 
 /// The tokens that a request has used.
-#[derive(Debug, Default, Clone, Copy, Serialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 #[schema(as = Usage)]
 pub(super) struct TokenUsage {
     prompt_tokens: usize,
@@ -45,54 +48,59 @@ struct CompletionTokensDetails {
     reasoning_tokens: usize,
 }
 
-#[derive(Debug, Default, Clone, Copy, Serialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 struct PromptTokensDetails {
     cached_tokens: usize,
 }
 
-impl TokenUsage {
-    /// `cached_tokens` is the part of the prompt that did not have to be computed.
-    pub(super) fn new(prompt_tokens: usize, cached_tokens: usize, completion_tokens: usize) -> Self {
+impl From<TokenCounts> for TokenUsage {
+    fn from(counts: TokenCounts) -> Self {
         TokenUsage {
-            prompt_tokens,
-            completion_tokens,
-            total_tokens: prompt_tokens + completion_tokens,
-            prompt_tokens_details: PromptTokensDetails { cached_tokens },
+            prompt_tokens: counts.prompt,
+            completion_tokens: counts.generated as usize,
+            total_tokens: counts.prompt + counts.generated as usize,
+            prompt_tokens_details: PromptTokensDetails { cached_tokens: counts.cached },
             completion_tokens_details: None,
         }
     }
+}
 
+impl TokenUsage {
     /// Adds the number of the completion's tokens that are reasoning, if it is separated.
     pub(super) fn with_reasoning(mut self, tokens: Option<usize>) -> Self {
         self.completion_tokens_details =
             tokens.map(|reasoning_tokens| CompletionTokensDetails { reasoning_tokens });
         self
     }
+}
 
-    /// The usage of several answers to one prompt. The prompt counts once, since it is computed for
-    /// the first answer.
-    pub(super) fn of_answers(prompt_tokens: usize, answers: &[Answer]) -> Self {
-        let completion = answers.iter().map(|answer| answer.finished.generated_tokens as usize).sum();
-        let cached = answers.first().map_or(0, |answer| answer.finished.cached_tokens);
-        TokenUsage::new(prompt_tokens, cached, completion)
+/// The parts of a stream that a request asks for beside the text.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ReportOptions {
+    /// Whether a stream ends with a chunk that has the usage.
+    pub(super) usage: bool,
+    /// Whether each chunk of a stream has the usage so far.
+    pub(super) continuous_usage: bool,
+    /// Whether each token is reported even if it has no text: its id or its log-probability.
+    pub(super) every_token: bool,
+}
+
+impl ReportOptions {
+    /// Returns the usage of an answer for a chunk with one of its tokens.
+    pub(super) fn chunk_usage(&self, answer: &AnswerProgress) -> Option<TokenUsage> {
+        self.continuous_usage.then(|| answer_usage(answer))
     }
 
-    /// Cached tokens of all prompts.
-    pub(super) fn cached_tokens(&self) -> usize {
-        self.prompt_tokens_details.cached_tokens
+    /// Returns the usage for the chunk that ends a stream, if there is one.
+    pub(super) fn total_usage(&self, answers: &[AnswerProgress]) -> Option<TokenUsage> {
+        let reasoning = answers.iter().map(AnswerProgress::reasoning_tokens).sum();
+        self.usage.then(|| TokenUsage::from(total_counts(answers)).with_reasoning(reasoning))
     }
 }
 
-impl Sum for TokenUsage {
-    fn sum<I: Iterator<Item = TokenUsage>>(usages: I) -> Self {
-        usages.fold(TokenUsage::default(), |sum, usage| {
-            TokenUsage::new(
-                sum.prompt_tokens + usage.prompt_tokens,
-                sum.cached_tokens() + usage.cached_tokens(),
-                sum.completion_tokens + usage.completion_tokens,
-            )
-        })
-    }
+/// Returns the usage of one answer so far.
+pub(super) fn answer_usage(answer: &AnswerProgress) -> TokenUsage {
+    TokenUsage::from(answer.counts).with_reasoning(answer.reasoning_tokens())
 }
 
 /// OpenAI's word for the reason why an answer ended.

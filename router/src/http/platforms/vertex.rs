@@ -16,7 +16,7 @@ use crate::http::tgi::{self, ErrorBody, GenerateRequest, TgiError};
 use crate::service::{Service, ServiceError};
 
 #[derive(Debug, Deserialize, ToSchema)]
-pub(super) struct VertexRequest {
+pub(in crate::http) struct VertexRequest {
     instances: Vec<Value>,
 }
 
@@ -28,14 +28,17 @@ struct VertexResponse {
 /// Returns a text for each instance, in their order. If one cannot be answered, the whole request
 /// fails, since the client could not see which text is missing.
 #[utoipa::path(post, path = "/vertex", tag = "Platforms", request_body = VertexRequest, responses((status = 200, description = "One text per instance", body = VertexResponse)))]
-pub(super) async fn predict(State(app): State<App>, TurnJson(request): TurnJson<VertexRequest>) -> Response {
-    let (given, most) = (request.instances.len(), app.service.limits().max_concurrent_requests);
+pub(in crate::http) async fn predict(
+    State(app): State<App>,
+    TurnJson(request): TurnJson<VertexRequest>,
+) -> Response {
+    let (given, max_instances) = (request.instances.len(), app.service.limits().max_concurrent_requests);
     if given == 0 {
         let body = ErrorBody { error: "Input validation error".into(), error_type: "Input validation error" };
         return (StatusCode::UNPROCESSABLE_ENTITY, Json(body)).into_response();
     }
-    if given > most {
-        let detail = format!("`instances` supports up to {most} instances. Given: {given}");
+    if given > max_instances {
+        let detail = format!("`instances` supports up to {max_instances} instances. Given: {given}");
         return TgiError(Service::reject(ServiceError::invalid("instances", detail))).into_response();
     }
     match try_join_all(request.instances.into_iter().map(|instance| answer(&app, instance))).await {

@@ -1,5 +1,6 @@
 //! Tests of the whole HTTP surface with a fake engine.
 
+mod answer_bytes;
 mod anthropic;
 mod anthropic_agents;
 mod anthropic_tools;

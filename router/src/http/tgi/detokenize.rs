@@ -45,9 +45,12 @@ pub(super) async fn detokenize(
     served_model(&app, model.as_deref())?;
     let wrong = |detail: String| TgiError(Service::reject(ServiceError::invalid("tokens", detail)));
     let (service, ready) = (&app.service, app.service.ready()?);
-    let most = service.limits().tokens(&ready).max_total;
-    if tokens.len() > most {
-        return Err(wrong(format!("`tokens` must have at most {most} tokens. Given: {}", tokens.len())));
+    let max_tokens = service.limits().tokens(&ready).max_total;
+    if tokens.len() > max_tokens {
+        return Err(wrong(format!(
+            "`tokens` must have at most {max_tokens} tokens. Given: {}",
+            tokens.len()
+        )));
     }
     let tokenizer = service.tokenizer();
     if let Some(id) = tokens.iter().find(|&&id| id >= tokenizer.size()) {

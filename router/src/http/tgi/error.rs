@@ -93,8 +93,8 @@ pub(in crate::http) fn unhealthy() -> Response {
 }
 
 /// The response of `/health` when the server has failed for a reason.
-pub(in crate::http) fn unhealthy_because(why: &str) -> Response {
-    let body = ErrorBody { error: why.into(), error_type: "healthcheck" };
+pub(in crate::http) fn unhealthy_because(reason: &str) -> Response {
+    let body = ErrorBody { error: reason.into(), error_type: "healthcheck" };
     (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
 }
 

@@ -23,7 +23,7 @@ pub(super) struct ServerVersion {
     version: &'static str,
 }
 
-/// Returns the version of this server, which is not that of TGI's API.
+/// Returns the version of this server, which differs from the version of TGI's API.
 #[utoipa::path(get, path = "/version", tag = "Server", responses((status = 200, description = "The version of this server", body = ServerVersion)))]
 pub(super) async fn version() -> Json<ServerVersion> {
     Json(ServerVersion { version: env!("CARGO_PKG_VERSION") })

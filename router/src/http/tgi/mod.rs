@@ -5,7 +5,7 @@ mod detokenize;
 mod error;
 mod generate;
 mod info;
-mod stream;
+mod renderer;
 mod tokenize;
 mod tokenizer_info;
 mod types;
@@ -35,7 +35,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::with_openapi(TgiDocs::openapi())
         .routes(routes!(generate::compat))
         .routes(routes!(generate::generate))
-        .routes(routes!(stream::generate_stream))
+        .routes(routes!(generate::generate_stream))
         .routes(routes!(tokenize::tokenize))
         .routes(routes!(detokenize::detokenize))
         .routes(routes!(tokenizer_info::tokenizer_info))

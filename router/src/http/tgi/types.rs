@@ -94,7 +94,8 @@ impl GenerateParameters {
         let Some(grammar) = self.grammar.as_ref().filter(|grammar| !grammar.is_null()) else {
             return Ok(None);
         };
-        let grammar = grammar::from_tgi(grammar).map_err(|why| ServiceError::invalid("grammar", why))?;
+        let grammar =
+            grammar::from_tgi(grammar).map_err(|reason| ServiceError::invalid("grammar", reason))?;
         Ok(Some(RequestedGrammar { grammar, field: "grammar", optional: false }))
     }
 
@@ -142,12 +143,6 @@ pub(super) struct TgiToken {
     text: String,
     logprob: f32,
     special: bool,
-}
-
-impl From<TextToken> for TgiToken {
-    fn from(TextToken { id, text, logprob, special }: TextToken) -> Self {
-        TgiToken { id, text, logprob, special }
-    }
 }
 
 impl From<&TextToken> for TgiToken {

@@ -62,7 +62,8 @@ async fn start(script: Script, connections: ConnectionLimits, tls: Option<Tls>) 
 
 /// Options of a server that must not be ended by force.
 fn default_options() -> ServeOptions {
-    let last_resort = LastResort::new(|why| tracing::error!("a test's server was ended by force: {why}"));
+    let last_resort =
+        LastResort::new(|reason| tracing::error!("a test's server was ended by force: {reason}"));
     ServeOptions { last_resort, ..ServeOptions::default() }
 }
 

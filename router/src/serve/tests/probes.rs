@@ -44,7 +44,7 @@ impl BlockableServer {
                 probe_listener: Some(probe_listener),
                 grace: test_timeout() * 4,
                 watchdog_timeout,
-                last_resort: LastResort::new(move |why| told.send(why).unwrap_or_default()),
+                last_resort: LastResort::new(move |reason| told.send(reason).unwrap_or_default()),
                 ..ServeOptions::default()
             };
             tokio::spawn(serve(listener, service, HttpConfig::default(), options, heard));

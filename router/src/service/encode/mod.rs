@@ -82,6 +82,9 @@ impl TextEncoder {
         keep: usize,
         tenant: &Tenant,
     ) -> Result<EncodedText, TextError> {
+        if keep == usize::MAX {
+            return self.encode_first(text, specials, keep, tenant).await;
+        }
         let text = Arc::new(text.into());
         let turns = |lane| EncodeTurns { lane, tenant };
         let long = turns(&self.lanes.long);
@@ -93,14 +96,6 @@ impl TextEncoder {
         };
         let (tokenizer, shared) = (self.tokenizer.clone(), text.clone());
         let mut chunks = blocking(move || Ok(tokenizer.chunks(&shared.text, CHUNK_BYTES))).await?;
-        if keep == usize::MAX {
-            let mut all = before;
-            for chunk in chunks {
-                all.append(self.encode_in_turn(long, text.clone(), TextPart::Chunk(chunk)).await?);
-            }
-            all.append(after);
-            return Ok(all);
-        }
         // Chunks are encoded from the end of the text backwards.
         let mut parts = Vec::new();
         let mut count = after.ids.len();

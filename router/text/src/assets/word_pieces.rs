@@ -114,7 +114,7 @@ mod tests {
         ids.iter().map(|&id| tokenizer.vocabulary_text(id).unwrap()).collect()
     }
 
-    /// The expected tokens are those of transformers' `BertTokenizer` for the same files.
+    /// transformers' `BertTokenizer` gives the expected tokens for the same files.
     #[test]
     fn texts_are_divided_as_the_configuration_says() {
         for (config, text, want) in [

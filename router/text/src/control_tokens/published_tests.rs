@@ -1,33 +1,13 @@
 //! Tests guarded conversations with chat templates of many families, against the unguarded
 //! rendering.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
 use super::{ControlTokenGuard, RenderedPrompt};
-use crate::test_support::{assets_with, test_data};
+use crate::test_support::{assets_with, template_marks, test_data};
 use crate::{ChatTemplate, Conversation, SpecialTokens, Tokenizer};
-
-/// Returns the parts of a template's text that look like special tokens.
-fn marks(source: &str) -> BTreeSet<String> {
-    let mut marks = BTreeSet::new();
-    for (open, close) in [('<', '>'), ('[', ']')] {
-        for (at, _) in source.match_indices(open) {
-            let Some(length) = source[at..].chars().take(40).position(|c| c == close) else { continue };
-            let mark: String = source[at..].chars().take(length + 1).collect();
-            let inner = &mark[open.len_utf8()..mark.len() - close.len_utf8()];
-            let is_inner = |c: char| c.is_alphanumeric() || "_/|｜▁-:".contains(c);
-            let is_name = open == '<' || inner.chars().all(|c| c.is_ascii_uppercase() || "_/".contains(c));
-            if inner.len() > 1 && inner.chars().all(is_inner) && is_name {
-                marks.insert(mark);
-            }
-        }
-    }
-    marks.retain(|mark| mark != "<s>" && mark != "</s>");
-    marks
-}
 
 struct Family {
     name: String,
@@ -38,7 +18,7 @@ struct Family {
 
 impl Family {
     fn new(name: &str, source: &str) -> Self {
-        let marks: Vec<String> = marks(source).into_iter().collect();
+        let marks: Vec<String> = template_marks(source).into_iter().collect();
         let texts: Vec<&str> = marks.iter().map(String::as_str).collect();
         let tokenizer = Tokenizer::new(&assets_with(&texts)).unwrap();
         let template = ChatTemplate::new(source, None, Some("<s>".into()), Some("</s>".into()), 1).unwrap();

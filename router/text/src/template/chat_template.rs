@@ -163,7 +163,7 @@ impl ChatTemplate {
     ) -> Result<RenderedPrompt, TemplateError> {
         let written = |conversation: &Conversation| match self.render_now(conversation) {
             Ok(text) => Ok(guard.reveal(&text)),
-            Err(TemplateError::Render(why)) => Err(TemplateError::Render(guard.reveal(&why).text)),
+            Err(TemplateError::Render(reason)) => Err(TemplateError::Render(guard.reveal(&reason).text)),
             Err(other) => Err(other),
         };
         let hidden = written(&conversation);

@@ -148,7 +148,10 @@ mod tests {
         let conversation = Conversation { messages, ..Conversation::default() };
         let error =
             RoleSupport::default().check(&conversation, &|probe| template.render_now(probe)).unwrap_err();
-        assert!(matches!(&error, TemplateError::Render(why) if why.contains("role `system`")), "{error}");
+        assert!(
+            matches!(&error, TemplateError::Render(reason) if reason.contains("role `system`")),
+            "{error}"
+        );
         // An empty message has no text that could be left out.
         let mut empty = conversation;
         empty.messages[0]["content"] = json!(" ");

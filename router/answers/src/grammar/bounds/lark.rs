@@ -294,7 +294,7 @@ mod tests {
         let all_of =
             format!(r#"{{"type": "string", "allOf": [{}]}}"#, patterns.collect::<Vec<_>>().join(","));
         let deep = format!(r#"{}"a"{}"#, r#"{"not":"#.repeat(70), "}".repeat(70));
-        for (schema, why) in [
+        for (schema, reason) in [
             (all_of.as_str(), "expressions may be for the same text"),
             (r#"{"type": "string", "pattern": "(a{500}){500}"}"#, "repetitions of more than"),
             (r#"{"type": "array", "minItems": 20000}"#, "`minItems` at the top: more than"),
@@ -305,7 +305,7 @@ mod tests {
                 format!("start: \"a\" %json{schema} \"b\"\n"),
                 format!("start: %lark {{\n start: %json {schema}\n}}\n"),
             ] {
-                assert!(refused(&text).contains(why), "{text}");
+                assert!(refused(&text).contains(reason), "{text}");
             }
         }
         let half = format!("%json {{\"enum\": [{}1]}}", "1,".repeat(12_000));
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn expressions_and_counts_are_bounded() {
-        for (grammar, why) in [
+        for (grammar, reason) in [
             ("start: /(a{500}){500}/", "repetitions of more than"),
             ("start: A\nA: /a{1000}/{1000}", "repetitions of more than"),
             ("start: A ~ 20000", "a count of more than"),
@@ -324,7 +324,7 @@ mod tests {
             ("start: /a", "is not closed"),
             ("start: \"a", "is not closed"),
         ] {
-            assert!(refused(grammar).contains(why), "{grammar}");
+            assert!(refused(grammar).contains(reason), "{grammar}");
         }
         let conjuncts = (0..10).map(|i| format!("/.*a.{{{i}}}/")).collect::<Vec<_>>().join(" & ");
         assert!(refused(&format!("start: A\nA: {conjuncts}")).contains("expressions"));

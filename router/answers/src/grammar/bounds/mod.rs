@@ -170,7 +170,7 @@ mod tests {
             }
             let took = thread_time() - since;
             assert!(took < Duration::from_secs(1), "{took:?}");
-            assert!(matches!(refused, Err(GrammarError::TooComplex(why)) if why.contains("bytes")));
+            assert!(matches!(refused, Err(GrammarError::TooComplex(reason)) if reason.contains("bytes")));
         }
         assert_eq!(size_within(&bomb(1000)), Ok(1000));
     }

@@ -35,12 +35,12 @@ struct Excess {
     /// The keyword, and the keys that lead to its schema, innermost first. `None` if the bound does
     /// not concern a keyword.
     at: Option<(String, Vec<String>)>,
-    why: String,
+    reason: String,
 }
 
 impl From<String> for Excess {
-    fn from(why: String) -> Self {
-        Excess { at: None, why }
+    fn from(reason: String) -> Self {
+        Excess { at: None, reason }
     }
 }
 
@@ -60,12 +60,12 @@ impl SchemaBudget {
 
     /// Checks the schema of the rule with this name in the same way.
     pub(super) fn take_named(&mut self, schema: &Value, name: &str) -> Result<(), GrammarError> {
-        let described = |Excess { at, why }: Excess| match at {
+        let described = |Excess { at, reason }: Excess| match at {
             Some((keyword, keys)) => {
                 let location = location(name, keys.iter().rev().map(String::as_str));
-                GrammarError::too_complex(format!("`{keyword}` {location}: {why}"))
+                GrammarError::too_complex(format!("`{keyword}` {location}: {reason}"))
             }
-            None => GrammarError::too_complex(why),
+            None => GrammarError::too_complex(reason),
         };
         self.within(schema, MAX_DEPTH).map_err(described)?;
         intersections::check(schema)
@@ -97,14 +97,14 @@ impl SchemaBudget {
 
     /// Bounds the counts and expressions of one keyword of a schema.
     fn keyword_within(&self, name: &str, value: &Value) -> Result<(), Excess> {
-        let at = |why: String| Excess { at: Some((name.to_owned(), Vec::new())), why };
+        let at = |reason: String| Excess { at: Some((name.to_owned(), Vec::new())), reason };
         let unbounded = self.upper_counts_unbounded && name.starts_with("max");
         if COUNT_KEYWORDS.contains(&name) && !unbounded && exceeds_max_count(value) {
             return Err(at(format!("more than {}", MAX_REPETITIONS)));
         }
         let check = |pattern: &str| match regex::check(pattern) {
             Ok(_) => Ok(()),
-            Err(GrammarError::TooComplex(why)) => Err(at(why)),
+            Err(GrammarError::TooComplex(reason)) => Err(at(reason)),
             Err(other) => Err(at(other.to_string())),
         };
         match (name, value) {

@@ -38,7 +38,7 @@ pub fn to_lark(text: &str) -> Result<String, String> {
     }
     parse::parse(text)
         .and_then(|grammar| write::write(&grammar))
-        .map_err(|why| format!("grammar is not valid: {why}"))
+        .map_err(|reason| format!("grammar is not valid: {reason}"))
 }
 
 #[cfg(test)]

@@ -32,13 +32,13 @@ pub(super) struct Element {
 /// A number of repetitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Repeat {
-    pub(super) least: u32,
+    pub(super) min: u32,
     /// `None` if there may be any number.
-    pub(super) most: Option<u32>,
+    pub(super) max: Option<u32>,
 }
 
 impl Repeat {
-    pub(super) const ONCE: Repeat = Repeat { least: 1, most: Some(1) };
+    pub(super) const ONCE: Repeat = Repeat { min: 1, max: Some(1) };
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -321,9 +321,9 @@ impl<'a> Parser<'a> {
         // Several operators in a row apply one after the other only if the result is the same.
         loop {
             let next = match self.peek() {
-                Some('*') => Repeat { least: 0, most: None },
-                Some('+') => Repeat { least: 1, most: None },
-                Some('?') => Repeat { least: 0, most: Some(1) },
+                Some('*') => Repeat { min: 0, max: None },
+                Some('+') => Repeat { min: 1, max: None },
+                Some('?') => Repeat { min: 0, max: Some(1) },
                 Some('{') => {
                     if repeat != Repeat::ONCE {
                         return Err(self.wrong("an element has several numbers of repetitions"));
@@ -347,21 +347,21 @@ impl<'a> Parser<'a> {
         };
         let counts = &self.rest()[1..end];
         let count = |text: &str| text.trim().parse::<u32>().ok().filter(|count| *count <= MAX_REPETITIONS);
-        let (least, most) = match counts.split_once(',') {
+        let (min, max) = match counts.split_once(',') {
             None => (count(counts), count(counts).map(Some)),
-            Some((least, most)) => (
-                if least.trim().is_empty() { Some(0) } else { count(least) },
-                if most.trim().is_empty() { Some(None) } else { count(most).map(Some) },
+            Some((min, max)) => (
+                if min.trim().is_empty() { Some(0) } else { count(min) },
+                if max.trim().is_empty() { Some(None) } else { count(max).map(Some) },
             ),
         };
-        let (Some(least), Some(most)) = (least, most) else {
+        let (Some(min), Some(max)) = (min, max) else {
             return Err(self.wrong(&format!("repetitions must be numbers of at most {MAX_REPETITIONS}")));
         };
-        if most.is_some_and(|most| most < least) {
+        if max.is_some_and(|max| max < min) {
             return Err(self.wrong("the most repetitions are fewer than the least"));
         }
         self.at += end + 1;
-        Ok(Repeat { least, most })
+        Ok(Repeat { min, max })
     }
 }
 

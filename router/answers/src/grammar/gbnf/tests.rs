@@ -109,7 +109,7 @@ fn every_element_is_translated() {
 
 #[test]
 fn errors_name_the_line_and_the_part() {
-    for (grammar, why) in [
+    for (grammar, reason) in [
         ("rot ::= \"a\"", "no rule `root`"),
         ("root ::= other", "the rule `other` is not defined"),
         ("root ::= \"a\"\nroot ::= \"b\"", "line 2: the rule `root` is defined twice"),
@@ -130,7 +130,7 @@ fn errors_name_the_line_and_the_part() {
         ("root ::= \"a\" ::= \"b\"", "unexpected character at `::="),
     ] {
         let error = to_lark(grammar).unwrap_err();
-        assert!(error.starts_with("grammar is not valid: ") && error.contains(why), "{grammar}: {error}");
+        assert!(error.starts_with("grammar is not valid: ") && error.contains(reason), "{grammar}: {error}");
     }
     let deep = format!("root ::= {}\"a\"{}", "(".repeat(100), ")".repeat(100));
     assert!(to_lark(&deep).unwrap_err().contains("more than 64 groups"));
@@ -171,8 +171,8 @@ fn ends(rules: &Rules, alternatives: &Alternatives, text: &[char], start: usize)
         let mut places = BTreeSet::from([start]);
         for element in sequence {
             let (mut reached, mut round) = (BTreeSet::new(), places);
-            for count in 0..=element.repeat.most.unwrap_or(text.len() as u32 + 2) {
-                if count >= element.repeat.least {
+            for count in 0..=element.repeat.max.unwrap_or(text.len() as u32 + 2) {
+                if count >= element.repeat.min {
                     reached.extend(round.iter().copied());
                 }
                 round = round.iter().flat_map(|&from| once(&element.atom, from)).collect();

@@ -172,13 +172,13 @@ fn quoted(text: &str) -> String {
 
 /// Writes the repetitions of an atom.
 fn repeated(atom: &str, repeat: Repeat) -> String {
-    match (repeat.least, repeat.most) {
+    match (repeat.min, repeat.max) {
         (1, Some(1)) => atom.to_owned(),
         (0, Some(0)) => "\"\"".to_owned(),
         (0, Some(1)) => format!("{atom}?"),
         (0, None) => format!("{atom}*"),
         (1, None) => format!("{atom}+"),
-        (least, None) => format!("{atom}{{{least},}}"),
-        (least, Some(most)) => format!("{atom}{{{least},{most}}}"),
+        (min, None) => format!("{atom}{{{min},}}"),
+        (min, Some(max)) => format!("{atom}{{{min},{max}}}"),
     }
 }

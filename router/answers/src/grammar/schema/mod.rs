@@ -303,7 +303,7 @@ impl<'a> SchemaAdapter<'a> {
                 KeywordAction::Refuse(keyword, _) if self.purpose == SchemaPurpose::Arguments => {
                     self.dropped.insert(keyword);
                 }
-                KeywordAction::Refuse(keyword, why) => return Err(self.refusal(keyword, &why)),
+                KeywordAction::Refuse(keyword, reason) => return Err(self.refusal(keyword, &reason)),
             }
         }
         tighten_format(&mut adapted);
@@ -333,10 +333,10 @@ impl<'a> SchemaAdapter<'a> {
                 let mut adapted = Map::new();
                 for (name, schema) in named {
                     if keyword == "patternProperties"
-                        && let Some(why) = self.unsupported(name)
+                        && let Some(reason) = self.unsupported(name)
                     {
                         if self.purpose == SchemaPurpose::Answer {
-                            return Err(self.refusal(name, &why));
+                            return Err(self.refusal(name, &reason));
                         }
                         self.dropped.insert("patternProperties");
                         continue;
@@ -403,7 +403,7 @@ impl<'a> SchemaAdapter<'a> {
                 None => KeywordAction::Keep,
                 // The format describes the same texts, as in the schemas that pydantic writes.
                 Some(_) if has_known_format(fields) => KeywordAction::Unenforced("pattern"),
-                Some(why) => KeywordAction::Refuse("pattern", why),
+                Some(reason) => KeywordAction::Refuse("pattern", reason),
             },
             ("multipleOf", value) if !is_short_decimal(value) => {
                 KeywordAction::Refuse("multipleOf", "has too many digits".into())
@@ -414,8 +414,8 @@ impl<'a> SchemaAdapter<'a> {
             // This keyword was a boolean in draft 3.
             ("required", value) if lenient && !value.is_array() => KeywordAction::Drop,
             ("$ref", Value::String(reference)) if target(self.root, reference).is_none() => {
-                let why = "leads to no place in the schema, and nothing is fetched".to_owned();
-                KeywordAction::Refuse("$ref", why)
+                let reason = "leads to no place in the schema, and nothing is fetched".to_owned();
+                KeywordAction::Refuse("$ref", reason)
             }
             ("then" | "else", _) if !fields.contains_key("if") => KeywordAction::Drop,
             _ => match UNSUPPORTED_KEYWORDS.iter().find(|unsupported| **unsupported == keyword) {
@@ -431,8 +431,8 @@ impl<'a> SchemaAdapter<'a> {
         if ["(?=", "(?!", "(?<=", "(?<!"].iter().any(|look| expression.contains(look)) {
             return Some("has look-around, which is not supported".into());
         }
-        let why = error.lines().last().unwrap_or_default().trim_start_matches("error: ");
-        Some(format!("is no expression that can be followed: {}", shortened(why)))
+        let reason = error.lines().last().unwrap_or_default().trim_start_matches("error: ");
+        Some(format!("is no expression that can be followed: {}", shortened(reason)))
     }
 
     /// Allows additional properties if patterns were removed, because the model may need properties
@@ -447,9 +447,9 @@ impl<'a> SchemaAdapter<'a> {
         }
     }
 
-    fn refusal(&self, keyword: &str, why: &str) -> GrammarError {
+    fn refusal(&self, keyword: &str, reason: &str) -> GrammarError {
         let path = self.path.iter().map(String::as_str);
-        GrammarError::Invalid(format!("`{}` {} {why}", shortened(keyword), location(self.name, path)))
+        GrammarError::Invalid(format!("`{}` {} {reason}", shortened(keyword), location(self.name, path)))
     }
 }
 

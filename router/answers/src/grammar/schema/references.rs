@@ -360,7 +360,7 @@ mod tests {
             ("https://a.example/own.json", "#/$defs/own"),
             ("https://a.example/own.json#x", "#/$defs/own/$defs/x"),
             ("https://a.example/own.json#/$defs/x", "#/$defs/own/$defs/x"),
-            // There is no such part, and nothing is fetched.
+            // The schema lacks the part, and nothing is fetched.
             ("#nowhere", "#nowhere"),
             ("https://b.example/", "https://b.example/"),
         ] {

@@ -207,7 +207,7 @@ async fn tool_schemas_of_agents_are_accepted() {
 async fn a_refusal_names_the_keyword_and_its_place() {
     let inside = |schema: Value| json!({"type": "object", "properties": {"user": {"anyOf": [{"type": "null"}, schema]}}});
     let place = "at /properties/user/anyOf/1";
-    for (schema, keyword, why) in [
+    for (schema, keyword, reason) in [
         (json!({"not": {"type": "string"}}), "not", "is not supported"),
         (json!({"if": {}, "then": {}}), "if", "is not supported"),
         (json!({"type": "string", "pattern": "a(?=b)"}), "pattern", "look-around"),
@@ -220,9 +220,9 @@ async fn a_refusal_names_the_keyword_and_its_place() {
         let error = compile(ANSWER(inside(schema))).await.unwrap_err();
         assert!(matches!(error, GrammarError::Invalid(_)));
         let text = error.to_string();
-        assert!(text.contains(&format!("`{keyword}` {place}")) && text.contains(why), "{text}");
+        assert!(text.contains(&format!("`{keyword}` {place}")) && text.contains(reason), "{text}");
     }
-    for (schema, why) in [
+    for (schema, reason) in [
         (
             json!({"type": "string", "maxLength": 20_000}),
             "`maxLength` at /properties/user/anyOf/1: more than 10000",
@@ -233,7 +233,10 @@ async fn a_refusal_names_the_keyword_and_its_place() {
         ),
     ] {
         let error = compile(ANSWER(inside(schema))).await.unwrap_err();
-        assert!(matches!(error, GrammarError::TooComplex(_)) && error.to_string().contains(why), "{error}");
+        assert!(
+            matches!(error, GrammarError::TooComplex(_)) && error.to_string().contains(reason),
+            "{error}"
+        );
     }
     let deep = (0..20)
         .fold(json!({"not": {}}), |inner, _| json!({"properties": {"property of a long name": inner}}));

@@ -187,7 +187,7 @@ impl GrammarTrial<'_> {
                 // The worker has ended or is ending, so only the exit itself can take time.
                 let status = timeout(WALL_TIME, self.worker.child.wait()).await;
                 let status = status.ok().and_then(Result::ok);
-                let Some((why, reason)) = exceeded_limit(status) else {
+                let Some((message, reason)) = exceeded_limit(status) else {
                     metrics::worker_killed("other");
                     tracing::warn!(
                         "a process that compiles grammars has ended: {}",
@@ -196,14 +196,14 @@ impl GrammarTrial<'_> {
                     return Err(AttemptError::WorkerLost);
                 };
                 metrics::worker_killed(reason);
-                return Err(AttemptError::refused(GrammarError::too_complex(why)));
+                return Err(AttemptError::refused(GrammarError::too_complex(message)));
             }
             Err(_) => {
                 // Dropping the child would also kill it, but would reap it later.
                 let _ = self.worker.child.kill().await;
                 metrics::worker_killed("wall_time");
-                let why = format!("it takes longer than {} s to compile", WALL_TIME.as_secs());
-                let error = GrammarError::too_complex(why);
+                let message = format!("it takes longer than {} s to compile", WALL_TIME.as_secs());
+                let error = GrammarError::too_complex(message);
                 return Err(AttemptError::Refused(TrialError { error, may_succeed_later: true }));
             }
         };
@@ -212,8 +212,8 @@ impl GrammarTrial<'_> {
         }
         match answer.verdict {
             Verdict::Fits => Ok(()),
-            Verdict::Invalid(why) => Err(AttemptError::refused(GrammarError::Invalid(why))),
-            Verdict::TooComplex(why) => Err(AttemptError::refused(GrammarError::TooComplex(why))),
+            Verdict::Invalid(message) => Err(AttemptError::refused(GrammarError::Invalid(message))),
+            Verdict::TooComplex(message) => Err(AttemptError::refused(GrammarError::TooComplex(message))),
         }
     }
 }
@@ -223,13 +223,16 @@ impl GrammarTrial<'_> {
 fn exceeded_limit(status: Option<ExitStatus>) -> Option<(String, &'static str)> {
     let signal = status?.signal()?;
     if signal == Signal::XCPU.as_raw() {
-        let why = format!("it takes more than {} s of CPU time to compile", CPU_TIME.as_secs());
-        return Some((why, "cpu_time"));
+        let message = format!("it takes more than {} s of CPU time to compile", CPU_TIME.as_secs());
+        return Some((message, "cpu_time"));
     }
     // A failed allocation aborts the process, and a stack overflow ends it with one of these too.
-    let of_memory = [Signal::ABORT, Signal::SEGV, Signal::BUS, Signal::ILL, Signal::TRAP];
-    let why = || format!("it takes more than {} MiB of memory to compile", MEMORY >> 20);
-    of_memory.into_iter().any(|of_memory| of_memory.as_raw() == signal).then(|| (why(), "memory"))
+    let memory_signals = [Signal::ABORT, Signal::SEGV, Signal::BUS, Signal::ILL, Signal::TRAP];
+    let message = || format!("it takes more than {} MiB of memory to compile", MEMORY >> 20);
+    memory_signals
+        .into_iter()
+        .any(|memory_signals| memory_signals.as_raw() == signal)
+        .then(|| (message(), "memory"))
 }
 
 impl WorkerProcess {

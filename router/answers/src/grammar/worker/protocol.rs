@@ -53,8 +53,8 @@ impl From<Result<(), GrammarError>> for Verdict {
     fn from(result: Result<(), GrammarError>) -> Self {
         match result {
             Ok(()) => Verdict::Fits,
-            Err(GrammarError::TooComplex(why)) => Verdict::TooComplex(why),
-            Err(GrammarError::Invalid(why)) => Verdict::Invalid(why),
+            Err(GrammarError::TooComplex(reason)) => Verdict::TooComplex(reason),
+            Err(GrammarError::Invalid(reason)) => Verdict::Invalid(reason),
             Err(error @ (GrammarError::Unsupported(_) | GrammarError::Busy)) => {
                 Verdict::Invalid(error.to_string())
             }

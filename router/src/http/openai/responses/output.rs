@@ -7,9 +7,8 @@ use serde_json::{Value, json};
 
 use super::super::logprobs::ChatLogprobs;
 use super::tool_set::{ClientTool, ClientTools};
-use super::types::CompleteOutput;
-use crate::chat::{AnswerBlock, AnswerFormat, BlockEvent, BlockReader, CUSTOM_INPUT};
-use crate::service::{FinishReason, TextEvent};
+use crate::chat::{AnswerBlock, AnswerEvent, AnswerFormat, BlockEvent, BlockReader, CUSTOM_INPUT};
+use crate::service::FinishReason;
 
 /// Receives OpenAI's events about an output.
 pub(super) trait EventSink {
@@ -53,13 +52,8 @@ pub(super) struct ResponseOutput {
 }
 
 impl ResponseOutput {
-    /// An empty output. `format` is set if the answer may contain reasoning or tool calls, and
-    /// `tokenizer` if log-probabilities were asked for.
-    pub(super) fn new(
-        format: Option<&AnswerFormat>,
-        tools: ClientTools,
-        tokenizer: Option<Tokenizer>,
-    ) -> Self {
+    /// An empty output. `tokenizer` is set if log-probabilities were asked for.
+    pub(super) fn new(format: &AnswerFormat, tools: ClientTools, tokenizer: Option<Tokenizer>) -> Self {
         ResponseOutput {
             blocks: BlockReader::new(format),
             tools,
@@ -73,25 +67,24 @@ impl ResponseOutput {
     }
 
     /// Takes the items of an output that is complete.
-    pub(super) fn take(&mut self) -> CompleteOutput {
-        let reasoning_tokens = self.blocks.reasoning_tokens();
-        CompleteOutput { items: std::mem::take(&mut self.items), reasoning_tokens }
+    pub(super) fn take(&mut self) -> Vec<Value> {
+        std::mem::take(&mut self.items)
     }
 
     /// Adds a token.
-    pub(super) fn push(&mut self, event: &TextEvent, to: &mut impl EventSink) {
+    pub(super) fn push(&mut self, event: AnswerEvent<'_>, to: &mut impl EventSink) {
         if let Some(tokenizer) = &self.tokenizer {
-            let new = ChatLogprobs::new(tokenizer, std::slice::from_ref(event));
+            let new = ChatLogprobs::new(tokenizer, std::slice::from_ref(event.generated));
             self.pending.extend(new.content.iter().map(|token| json!(token)));
         }
-        let reasoning_tokens = self.blocks.reasoning_tokens();
-        let events = self.blocks.push(event);
-        if self.blocks.reasoning_tokens() != reasoning_tokens {
+        if event.is_reasoning {
             // Only messages have log-probabilities.
             self.pending.clear();
         }
+        let finished = event.generated.finished.as_ref();
+        let events = self.blocks.push(event);
         let last = events.len().saturating_sub(1);
-        let is_cut = event.finished.as_ref().is_some_and(|finished| finished.reason == FinishReason::Length);
+        let is_cut = finished.is_some_and(|finished| finished.reason == FinishReason::Length);
         for (index, event) in events.into_iter().enumerate() {
             match event {
                 BlockEvent::Begin(block) => self.begin(&block, to),
@@ -169,7 +162,7 @@ impl ResponseOutput {
 
     fn end(&mut self, block: AnswerBlock, is_cut: bool, to: &mut impl EventSink) {
         match &mut self.kind {
-            // Tokens whose text is not sent, such as those of a stop string.
+            // Tokens whose text is not sent, such as the tokens of a stop string.
             ItemKind::Message if !self.pending.is_empty() => self.append("", to),
             ItemKind::CustomCall { reader, .. } => {
                 let rest = reader.finish();

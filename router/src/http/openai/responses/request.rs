@@ -176,7 +176,7 @@ impl ResponsesRequest {
         let format = self.text.as_ref().and_then(|text| text.format.as_ref());
         let Some(format) = format.filter(|format| !format.is_null()) else { return Ok(None) };
         let grammar = grammar::from_response_format(format)
-            .map_err(|why| OpenAiError::invalid(FIELD, why.replace("response_format", FIELD)))?;
+            .map_err(|reason| OpenAiError::invalid(FIELD, reason.replace("response_format", FIELD)))?;
         Ok(grammar.map(|grammar| RequestedGrammar { grammar, field: FIELD, optional: false }))
     }
 }

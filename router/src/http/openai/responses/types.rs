@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 use super::super::types::ResponseHeader;
 use super::request::ResponsesRequest;
 use crate::assets::SamplingDefaults;
+use crate::http::answer_pipeline::AnswerProgress;
 use crate::service::{FinishReason, Finished};
 
 /// The state of a response.
@@ -69,14 +70,6 @@ struct ResponseUsage {
     total_tokens: usize,
 }
 
-/// The output of a complete answer.
-#[derive(Debug)]
-pub(super) struct CompleteOutput {
-    pub(super) items: Vec<Value>,
-    /// The number of tokens of the reasoning.
-    pub(super) reasoning_tokens: usize,
-}
-
 impl ResponseObject {
     /// The response before its first token. `effort` is the effort that the template was given, and
     /// `defaults` apply to parameters that the request does not have.
@@ -121,18 +114,23 @@ impl ResponseObject {
         }
     }
 
-    /// Adds the complete answer.
-    pub(super) fn complete(mut self, output: CompleteOutput, input_tokens: usize, answer: &Finished) -> Self {
-        self.status = ResponseStatus::of(answer.reason);
-        self.output = output.items;
+    /// Adds the items of the complete answer.
+    pub(super) fn complete(
+        mut self,
+        output: Vec<Value>,
+        answer: &AnswerProgress,
+        finished: &Finished,
+    ) -> Self {
+        self.status = ResponseStatus::of(finished.reason);
+        self.output = output;
         self.incomplete_details =
             (self.status == ResponseStatus::Incomplete).then(|| json!({"reason": "max_output_tokens"}));
         self.usage = Some(ResponseUsage {
-            input_tokens,
-            input_tokens_details: json!({"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0}),
-            output_tokens: answer.generated_tokens,
-            output_tokens_details: json!({"reasoning_tokens": output.reasoning_tokens}),
-            total_tokens: input_tokens + answer.generated_tokens as usize,
+            input_tokens: answer.counts.prompt,
+            input_tokens_details: json!({"cached_tokens": finished.cached_tokens, "cache_write_tokens": 0}),
+            output_tokens: finished.generated_tokens,
+            output_tokens_details: json!({"reasoning_tokens": answer.reasoning_tokens().unwrap_or(0)}),
+            total_tokens: answer.counts.prompt + finished.generated_tokens as usize,
         });
         self
     }

@@ -151,7 +151,7 @@ fn round(value: Value, given: Rest<Value>) -> Result<Value, Error> {
                 return Ok(Value::from(round_whole(number, precision)));
             }
             match usize::try_from(precision) {
-                // The digits are those of the number's exact value, as in Python.
+                // The digits spell the number's exact value, as in Python.
                 Ok(digits) => format!("{number:.digits$}").parse().unwrap_or(number),
                 Err(_) => (number * scale).round_ties_even() / scale,
             }

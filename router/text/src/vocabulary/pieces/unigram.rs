@@ -71,7 +71,8 @@ struct Best {
     piece: Option<u32>,
 }
 
-/// Divides a text. The work is bounded by the product of its length and that of the longest piece.
+/// Divides a text. The work is bounded by the length of the text times the length of the longest
+/// piece.
 pub(super) fn divide(text: &str, search: &PrefixSearch) -> Vec<Part> {
     let mut best = vec![Best { score: 0.0, start: None, piece: None }; text.len() + 1];
     for (start, c) in text.char_indices() {

@@ -1,12 +1,15 @@
-//! The events of a streamed message, in Anthropic's order.
+//! An answer as a message, or as Anthropic's events in their order.
 
+use axum::Json;
+use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::error::{MessagesError, request_id};
-use super::types::{AnthropicMessage, empty_content, signature, stop_reason};
-use crate::chat::{AnswerBlock, BlockEvent, BlockReader};
-use crate::http::sse::{self, Events};
-use crate::service::{ServiceError, TextEvent};
+use super::types::{AnthropicMessage, AnthropicUsage, content, empty_content, signature, stop_reason};
+use crate::chat::{AnswerBlock, AnswerEvent, BlockEvent, BlockReader};
+use crate::http::answer_pipeline::{AnswerProgress, CompleteAnswer, Renderer};
+use crate::http::sse::Events;
+use crate::service::{ServiceError, TokenCounts};
 
 /// The kind of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,8 +19,8 @@ enum BlockKind {
     Call,
 }
 
-/// Writes the events of one message.
-pub(super) struct MessageStreamWriter {
+/// Writes one message.
+pub(super) struct MessageRenderer {
     message: AnthropicMessage,
     blocks: BlockReader,
     /// The place of the open block in the content.
@@ -28,9 +31,9 @@ pub(super) struct MessageStreamWriter {
     request_id: Option<String>,
 }
 
-impl MessageStreamWriter {
+impl MessageRenderer {
     pub(super) fn new(message: AnthropicMessage, blocks: BlockReader) -> Self {
-        MessageStreamWriter { message, blocks, index: 0, kind: BlockKind::Text, request_id: request_id() }
+        MessageRenderer { message, blocks, index: 0, kind: BlockKind::Text, request_id: request_id() }
     }
 
     fn block_event(&mut self, event: BlockEvent, to: &mut Events) {
@@ -73,17 +76,32 @@ fn named(kind: &str, mut fields: Value, to: &mut Events) {
     to.named(kind, &fields);
 }
 
-impl sse::Write for MessageStreamWriter {
-    fn begin(&mut self, to: &mut Events) {
+impl Renderer for MessageRenderer {
+    fn body(mut self, answers: Vec<CompleteAnswer>, counts: TokenCounts) -> Response {
+        for mut answer in answers {
+            let blocks = self.blocks.read_all(answer.events());
+            self.message.content = blocks.iter().filter_map(content).collect();
+            let (reason, sequence) = stop_reason(&answer.answer.finished, &answer.progress);
+            (self.message.stop_reason, self.message.stop_sequence) = (Some(reason), sequence);
+        }
+        self.message.usage = AnthropicUsage::new(counts);
+        Json(self.message).into_response()
+    }
+
+    fn start(&mut self, answers: &[AnswerProgress], to: &mut Events) {
+        if let [answer, ..] = answers {
+            self.message.usage = AnthropicUsage::new(answer.counts);
+        }
         named("message_start", json!({"message": self.message}), to);
     }
 
-    fn event(&mut self, _: usize, event: TextEvent, to: &mut Events) {
-        for block_event in self.blocks.push(&event) {
+    fn event(&mut self, answer: &AnswerProgress, event: AnswerEvent<'_>, to: &mut Events) {
+        let finished = event.generated.finished.as_ref();
+        for block_event in self.blocks.push(event) {
             self.block_event(block_event, to);
         }
-        let Some(finished) = event.finished else { return };
-        let (reason, sequence) = stop_reason(&finished, &self.blocks);
+        let Some(finished) = finished else { return };
+        let (reason, sequence) = stop_reason(finished, answer);
         let mut usage = self.message.usage;
         usage.output_tokens = finished.generated_tokens;
         let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
@@ -91,13 +109,11 @@ impl sse::Write for MessageStreamWriter {
         named("message_stop", json!({}), to);
     }
 
-    fn error(&mut self, error: ServiceError, to: &mut Events) {
-        to.named("error", &MessagesError::from(error).into_envelope(self.request_id.take()));
-    }
-
-    fn silence(&mut self, to: &mut Events) {
+    fn keep_alive(&mut self, to: &mut Events) {
         named("ping", json!({}), to);
     }
 
-    fn end(&mut self, _: &mut Events) {}
+    fn error(&mut self, error: ServiceError, to: &mut Events) {
+        to.named("error", &MessagesError::from(error).into_envelope(self.request_id.take()));
+    }
 }
