@@ -4,9 +4,9 @@
 use millrace_cuda::Elem;
 use millrace_cuda::ops::quant::{QuantGemmPath, quant_gemm, quant_gemm_plain};
 use millrace_cuda::weights::{self, PackedWeight, WeightScales};
-use millrace_numbers::stored::{
-    AwqTensors, GptqTensors, NumberType, Numbers, awq as read_awq, gptq as read_gptq,
-};
+use millrace_numbers::formats::awq::{self, AwqTensors};
+use millrace_numbers::formats::gptq::{self, GptqTensors};
+use millrace_numbers::scales::{NumberType, Numbers};
 use millrace_numbers::{DType, HostTensor, Part};
 
 use crate::common::*;
@@ -96,7 +96,7 @@ pub(crate) fn gptq(
         scales: numbers(&scales),
         g_idx: (!in_order || rng.below(2) == 1).then(|| words(&g_idx).into()),
     };
-    QuantizedWeight { packed: pack(read_gptq(outputs, inputs, tensors)), dense }
+    QuantizedWeight { packed: pack(gptq::matrix(outputs, inputs, tensors)), dense }
 }
 
 /// A random weight in AWQ's layout.
@@ -119,7 +119,7 @@ fn awq(rng: &mut Rng, inputs: usize, outputs: usize, group_size: usize) -> Quant
     let dense = dense.collect();
     let tensors =
         AwqTensors { group_cols: group_size, gemv: false, qweight, qzeros, scales: numbers(&scales) };
-    QuantizedWeight { packed: pack(read_awq(outputs, inputs, tensors)), dense }
+    QuantizedWeight { packed: pack(awq::matrix(outputs, inputs, tensors)), dense }
 }
 
 /// FP8 by its definition.
@@ -380,7 +380,7 @@ fn bad_checkpoints_are_refused() {
             scales: numbers(&[scale; 16]),
             g_idx: None,
         };
-        Part::whole(read_gptq(8, 64, tensors).unwrap())
+        Part::whole(gptq::matrix(8, 64, tensors).unwrap())
     };
     let refused = |part: &Part| weights::int4(part).unwrap_err().to_string();
     assert!(weights::int4(&matrix(4, 1.0)).is_ok());

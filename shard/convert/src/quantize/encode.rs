@@ -1,8 +1,9 @@
 //! Encodes stacks of rows.
 
 use half::f16;
-use millrace_numbers::fp8;
-use millrace_numbers::quantize::{Group, nf4};
+use millrace_numbers::formats::fp8;
+use millrace_numbers::formats::nf4;
+use millrace_numbers::integers::Group;
 use millrace_numbers::{IntFormat, Result};
 
 use super::target::{BLOCK, Target};

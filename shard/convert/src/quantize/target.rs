@@ -2,7 +2,7 @@
 
 use millrace_formats::{DType as StoredDType, NewTensor};
 use millrace_numbers::DType;
-use millrace_numbers::quantize::nf4;
+use millrace_numbers::formats::nf4;
 use serde_json::{Value, json};
 
 /// Rows and columns of a block of [`Target::Fp8Block`].

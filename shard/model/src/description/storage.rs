@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use millrace_backend::Sizing;
-use millrace_numbers::quantize::SUPER_BLOCK;
+use millrace_numbers::formats::ggml::SUPER_BLOCK;
 use millrace_numbers::{DType, IntFormat, KFormat, WeightFormat};
 use serde::{Deserialize, Serialize};
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use millrace_formats::{Checkpoint, DType as StoredDType, Tensor};
-use millrace_numbers::stored::{ExpertRows, expert_columns};
+use millrace_numbers::experts::{ExpertColumns, ExpertRows};
 use millrace_numbers::{DType, Encoding, HostTensor, Part};
 
 use super::names::{Names, Piece, StackedExperts, StoredOrder};
@@ -224,7 +224,10 @@ impl StoredWeights {
             return Err(self.element_type(piece, tensor));
         };
         let built = match piece.shape[..] {
-            [experts, rows, cols] => expert_columns((experts * rows, cols), order, dtype, host.bytes),
+            [experts, rows, cols] => {
+                let encoding = Encoding::ExpertColumns(ExpertColumns { dtype, rows: order });
+                HostTensor::new(encoding, experts * rows, cols, host.bytes)
+            }
             _ => Ok(expert_vector(&host, dtype, order)),
         };
         built.map_err(|error| WeightError::Quantized {

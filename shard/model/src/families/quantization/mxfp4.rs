@@ -3,12 +3,10 @@
 use bytes::Bytes;
 use millrace_formats::{Checkpoint, DType as StoredDType};
 use millrace_numbers::HostTensor;
-use millrace_numbers::stored::{ExpertRows, mxfp4};
+use millrace_numbers::experts::ExpertRows;
+use millrace_numbers::formats::mxfp4::{self, BLOCK};
 
 use crate::description::WeightError;
-
-/// Columns of a block.
-const BLOCK: usize = 32;
 
 /// Returns the names of the tensors that store the weight `name` in MXFP4: its codes and its
 /// scales.
@@ -45,6 +43,7 @@ pub(in super::super) fn read(
         Ok(stored.shared_bytes())
     };
     let shape = [experts, rows, cols / BLOCK, BLOCK / 2];
-    let built = mxfp4((experts * rows, cols), order, bytes(&blocks, &shape)?, bytes(&scales, &shape[..3])?);
+    let built =
+        mxfp4::matrix(experts * rows, cols, order, bytes(&blocks, &shape)?, bytes(&scales, &shape[..3])?);
     built.map(Some).map_err(|source| error(&blocks, format!("cannot be used: {source}")))
 }

@@ -2,11 +2,13 @@
 
 use bytes::Bytes;
 use millrace_formats::{Checkpoint, DType as StoredDType, Tensor};
-use millrace_numbers::stored::{
-    AwqTensors, BlockScales, ByteTensors, GptqTensors, NumberType, Numbers, PackedTensors, TableCodes, awq,
-    float8, gptq, packed, signed_bytes, table,
-};
-use millrace_numbers::{DType, HostTensor};
+use millrace_numbers::formats::awq::{self, AwqTensors};
+use millrace_numbers::formats::bitsandbytes::{BlockScales, TableCodes};
+use millrace_numbers::formats::compressed_tensors::{ByteTensors, PackedTensors, packed, signed_bytes};
+use millrace_numbers::formats::fp8;
+use millrace_numbers::formats::gptq::{self, GptqTensors};
+use millrace_numbers::scales::{NumberType, Numbers};
+use millrace_numbers::{DType, Encoding, HostTensor};
 use serde::Deserialize;
 
 use super::compressed::{CompressedGroup, CompressedKind, Strategy};
@@ -90,7 +92,7 @@ impl ModuleTensors<'_> {
             scales: self.numbers("scales", &[groups, rows])?,
             g_idx: self.optional_bytes("g_idx", &[cols], &StoredDType::I32)?,
         };
-        self.built("g_idx", gptq(rows, cols, tensors)).map(Some)
+        self.built("g_idx", gptq::matrix(rows, cols, tensors)).map(Some)
     }
 
     fn awq(&self, group: Option<usize>, gemv: bool) -> Result<Option<HostTensor>, WeightError> {
@@ -118,7 +120,7 @@ impl ModuleTensors<'_> {
             )
         };
         let tensors = AwqTensors { group_cols, gemv, qweight, qzeros, scales };
-        self.built("qweight", awq(rows, cols, tensors)).map(Some)
+        self.built("qweight", awq::matrix(rows, cols, tensors)).map(Some)
     }
 
     /// Returns the shape of a tensor with a row for each output feature and at least `least`
@@ -203,7 +205,7 @@ impl ModuleTensors<'_> {
             }
             CompressedKind::Float8 => {
                 let bytes = self.bytes("weight", &[rows, cols], &StoredDType::F8_E4M3)?;
-                float8((rows, cols), bytes, scales, self.block(group.strategy))
+                fp8::matrix(rows, cols, bytes, scales, self.block(group.strategy))
             }
         };
         let suffix = if group.kind == CompressedKind::Packed { "weight_packed" } else { "weight" };
@@ -248,7 +250,7 @@ impl ModuleTensors<'_> {
         };
         let scales = self.scales(suffix, strategy)?;
         let bytes = self.bytes("weight", &[rows, cols], &StoredDType::F8_E4M3)?;
-        self.built("weight", float8((rows, cols), bytes, scales, self.block(strategy))).map(Some)
+        self.built("weight", fp8::matrix(rows, cols, bytes, scales, self.block(strategy))).map(Some)
     }
 
     fn bitsandbytes(&self) -> Result<Option<HostTensor>, WeightError> {
@@ -329,7 +331,7 @@ impl ModuleTensors<'_> {
         let codes =
             TableCodes { table: std::array::from_fn(|code| map.get(code)), block: state.blocksize, scales };
         let bytes = self.bytes("weight", &[all.div_ceil(2), 1], &StoredDType::U8)?;
-        self.built("weight", table((rows, cols), bytes, codes))
+        self.built("weight", HostTensor::new(Encoding::codes(codes), rows, cols, bytes))
     }
 
     fn full(&self, suffix: &str) -> String {
