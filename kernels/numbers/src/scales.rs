@@ -1,4 +1,4 @@
-//! The scales of quantized matrices.
+//! The scales of quantized matrices: their numbers, and which weights share one.
 
 use bytes::Bytes;
 
@@ -125,6 +125,50 @@ impl ScaleGrid {
             return Err(Error::Shape(format!("{found} scales of {rows} rows with {groups} groups each")));
         }
         Ok(())
+    }
+}
+
+/// The weights that share a scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// All weights of a matrix.
+    Tensor,
+    /// The weights of a row.
+    Row,
+    /// This many successive columns of a row.
+    Group(usize),
+    /// These many rows and columns.
+    Block([usize; 2]),
+}
+
+impl Sharing {
+    /// Returns the columns of a group in a row of `cols` columns.
+    pub(crate) fn group_cols(self, cols: usize) -> usize {
+        match self {
+            Sharing::Group(group) => group,
+            _ => cols,
+        }
+    }
+
+    /// Returns the rows and columns that share a scale in a matrix `[rows, cols]`.
+    pub(crate) fn block(self, rows: usize, cols: usize) -> [usize; 2] {
+        match self {
+            Sharing::Tensor => [rows.max(1), cols.max(1)],
+            Sharing::Row => [1, cols.max(1)],
+            Sharing::Group(group) => [1, group],
+            Sharing::Block(block) => block,
+        }
+    }
+
+    /// Returns the shapes that the scales of a matrix `[rows, cols]` may have. There is at least
+    /// one.
+    pub(crate) fn shapes(self, rows: usize, cols: usize) -> Vec<Vec<usize>> {
+        match self {
+            Sharing::Tensor => vec![vec![1], vec![], vec![1, 1]],
+            Sharing::Row => vec![vec![rows, 1], vec![rows]],
+            Sharing::Group(group) => vec![vec![rows, cols.div_ceil(group)]],
+            Sharing::Block([down, across]) => vec![vec![rows.div_ceil(down), cols.div_ceil(across)]],
+        }
     }
 }
 

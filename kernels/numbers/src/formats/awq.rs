@@ -6,9 +6,69 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::module::{Element, ModuleError, StoredModule};
 use crate::integers::{CodeLayout, ColumnGroups, Integers, Offsets, WordLayout, words};
 use crate::scales::{Numbers, ScaleGrid};
 use crate::{Encoding, Error, HostTensor, Result};
+
+/// The place of each of eight successive rows in a word: the word holds the rows 0, 2, 4, 6, 1, 3, 5,
+/// 7 in this order.
+const PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+/// The ends of the names of a module's tensors.
+pub(super) const TENSORS: &[&str] = &["qweight", "qzeros", "scales"];
+
+/// A checkpoint of AWQ, as its configuration describes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Awq {
+    /// Columns of a group; none if a row is one group.
+    pub group: Option<usize>,
+    /// Whether the layout is that of "gemv", not of "gemm".
+    pub gemv: bool,
+}
+
+impl Awq {
+    /// The name of the format.
+    pub const NAME: &str = "awq";
+
+    pub(super) fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    pub(super) fn read(&self, module: &StoredModule<'_>) -> Result<Option<HostTensor>, ModuleError> {
+        if !module.has("qweight") {
+            return Ok(None);
+        }
+        let (rows, cols) = (module.rows, module.cols);
+        let group_cols = self.group.unwrap_or(cols).max(1);
+        let groups = cols.div_ceil(group_cols);
+        let (weight_shape, zeros_shape, scales_shape) = if self.gemv {
+            // Groups are padded, to a number that depends on the version.
+            let (zeros, scales) =
+                (padded(module, "qzeros", words(groups, 4)), padded(module, "scales", groups));
+            ([rows, words(cols, 4)], zeros, scales)
+        } else {
+            ([cols, words(rows, 4)], [groups, words(rows, 4)], [groups, rows])
+        };
+        let tensors = AwqTensors {
+            group_cols,
+            gemv: self.gemv,
+            qweight: module.bytes("qweight", &weight_shape, Element::I32)?,
+            qzeros: module.bytes("qzeros", &zeros_shape, Element::I32)?,
+            scales: module.numbers("scales", &scales_shape)?,
+        };
+        module.built("qweight", matrix(rows, cols, tensors)).map(Some)
+    }
+}
+
+/// Returns the shape of a tensor with a row for each output feature and at least `least` columns.
+fn padded(module: &StoredModule<'_>, tensor: &str, least: usize) -> [usize; 2] {
+    match module.find(tensor).map(|tensor| tensor.shape).as_deref() {
+        Some(&[rows, cols]) if rows == module.rows && cols >= least => [rows, cols],
+        // The error says which shape was expected.
+        _ => [module.rows, least],
+    }
+}
 
 /// The tensors of a matrix `[rows, cols]` that AWQ stores.
 #[derive(Debug, Clone)]
@@ -46,11 +106,11 @@ pub fn matrix(rows: usize, cols: usize, tensors: AwqTensors) -> Result<HostTenso
         }
         (codes, WordLayout::lines(4, false, rows, zero_words), scales)
     } else {
-        let interleaved = |lines| WordLayout {
-            interleaved: true,
+        let in_words = |lines| WordLayout {
+            places: Some(PLACES),
             ..WordLayout::lines(4, true, lines, words(rows.next_multiple_of(8), 4))
         };
-        (interleaved(cols), interleaved(groups), ScaleGrid::new(scales, rows, groups, true)?)
+        (in_words(cols), in_words(groups), ScaleGrid::new(scales, rows, groups, true)?)
     };
     let offsets = Offsets::Stored { layout: CodeLayout::Words(layout), bytes: qzeros, plus_one: false };
     let groups = ColumnGroups::Even(group_cols);

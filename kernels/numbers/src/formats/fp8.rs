@@ -8,8 +8,10 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 
+use super::module::{Element, ModuleError, StoredModule};
+use super::written::{EncodedRows, WrittenTensor};
 use crate::codes::{CodeRow, CodeType, CodedWeights};
-use crate::scales::{Numbers, ScaleGrid};
+use crate::scales::{Numbers, ScaleGrid, Sharing};
 use crate::{Encoding, Error, HostTensor, Result};
 
 /// The largest number of the format.
@@ -67,6 +69,46 @@ pub fn widen(byte: u8) -> f32 {
         (e, _) => (1.0 + mantissa / 8.0) * (f32::from(e) - 7.0).exp2(),
     };
     if byte >> 7 == 1 { -magnitude } else { magnitude }
+}
+
+/// The ends of the names of a module's tensors. Scales of activations are not read: activations are
+/// quantized with scales of their own.
+pub(super) const TENSORS: &[&str] =
+    &["weight", "weight_scale", "weight_scale_inv", "input_scale", "activation_scale"];
+
+/// A checkpoint of e4m3 numbers, as its configuration describes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fp8 {
+    /// Rows and columns of a block, if blocks have scales.
+    pub block: Option<[usize; 2]>,
+}
+
+impl Fp8 {
+    /// The name of the format.
+    pub const NAME: &str = "fp8";
+
+    pub(super) fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    pub(super) fn read(&self, module: &StoredModule<'_>) -> Result<Option<HostTensor>, ModuleError> {
+        if !module.is("weight", Element::F8_E4M3) {
+            return Ok(None);
+        }
+        let (rows, cols) = (module.rows, module.cols);
+        let tensor = if module.has("weight_scale_inv") { "weight_scale_inv" } else { "weight_scale" };
+        let of_rows =
+            module.find(tensor).is_some_and(|tensor| tensor.shape.first() == Some(&rows) && rows > 1);
+        let sharing = match self.block {
+            Some(block) => Sharing::Block(block),
+            None if of_rows => Sharing::Row,
+            None => Sharing::Tensor,
+        };
+        let scales = module.scales(tensor, sharing)?;
+        let bytes = module.bytes("weight", &[rows, cols], Element::F8_E4M3)?;
+        let block = sharing.block(rows, cols);
+        module.built("weight", matrix(rows, cols, bytes, scales, block)).map(Some)
+    }
 }
 
 /// Creates a matrix of e4m3 numbers `[rows, cols]` with a scale for each block of `block` rows and
@@ -137,6 +179,64 @@ impl CodedWeights for Float8 {
         let is_one = cols.is_empty() || cols.start / block == (cols.end - 1) / block;
         is_one || block.is_multiple_of(group) && cols.start.is_multiple_of(group)
     }
+}
+
+/// Rows and columns of a block of the checkpoints that are written with blocks.
+pub const BLOCK: usize = 128;
+
+/// Returns the tensors of e4m3 numbers with a scale per row.
+pub(super) fn row_tensors(rows: usize, cols: usize) -> Vec<WrittenTensor> {
+    vec![
+        WrittenTensor::of_rows("weight", Element::F8_E4M3, &[rows, cols]),
+        WrittenTensor::of_rows("weight_scale", Element::F32, &[rows, 1]),
+    ]
+}
+
+/// Encodes rows of `cols` weights, with a scale for each.
+pub(super) fn encode_rows(weights: &[f32], cols: usize, rows: &mut EncodedRows) -> Result<()> {
+    let mut bytes = vec![0; cols];
+    for row in weights.chunks_exact(cols.max(1)) {
+        let scale = quantize(row, &mut bytes)?;
+        rows.compare(row, bytes.iter().map(|&byte| widen(byte) * scale));
+        rows.weights.extend_from_slice(&bytes);
+        rows.scales.extend(scale.to_le_bytes());
+    }
+    Ok(())
+}
+
+/// Returns the tensors of e4m3 numbers with a scale per block.
+pub(super) fn block_tensors(rows: usize, cols: usize) -> Vec<WrittenTensor> {
+    vec![
+        WrittenTensor::of_rows("weight", Element::F8_E4M3, &[rows, cols]),
+        WrittenTensor::of_rows("weight_scale_inv", Element::F32, &[rows / BLOCK, cols / BLOCK]),
+    ]
+}
+
+/// Returns the reason why a matrix cannot be written in blocks, if there is one.
+pub(super) fn block_misfit(rows: usize, cols: usize) -> Option<String> {
+    // vLLM refuses blocks that span two ranks or two parts of a fused matrix.
+    (!rows.is_multiple_of(BLOCK) || !cols.is_multiple_of(BLOCK))
+        .then(|| format!("{rows} x {cols} is not a multiple of blocks of {BLOCK} x {BLOCK}"))
+}
+
+/// Encodes rows of `cols` weights, with a scale for each block.
+pub(super) fn encode_blocks(weights: &[f32], cols: usize, rows: &mut EncodedRows) -> Result<()> {
+    rows.weights.resize(weights.len(), 0);
+    for of_blocks in (0..weights.len()).step_by(BLOCK * cols) {
+        for first in (0..cols).step_by(BLOCK) {
+            let at = |row: usize| of_blocks + row * cols + first;
+            let block: Vec<f32> =
+                (0..BLOCK).flat_map(|row| &weights[at(row)..at(row) + BLOCK]).copied().collect();
+            let mut bytes = vec![0; block.len()];
+            let scale = quantize(&block, &mut bytes)?;
+            rows.compare(&block, bytes.iter().map(|&byte| widen(byte) * scale));
+            for (row, bytes) in bytes.chunks_exact(BLOCK).enumerate() {
+                rows.weights[at(row)..at(row) + BLOCK].copy_from_slice(bytes);
+            }
+            rows.scales.extend(scale.to_le_bytes());
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

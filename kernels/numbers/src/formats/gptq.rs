@@ -6,9 +6,52 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::module::{Element, ModuleError, StoredModule};
 use crate::integers::{CodeLayout, ColumnGroups, Integers, Offsets, WordLayout, words};
 use crate::scales::{Numbers, ScaleGrid};
 use crate::{Encoding, HostTensor, Result};
+
+/// The ends of the names of a module's tensors.
+pub(super) const TENSORS: &[&str] = &["qweight", "qzeros", "scales", "g_idx"];
+
+/// A checkpoint of GPTQ, as its configuration describes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gptq {
+    /// Bits of a code: 2, 3, 4 or 8.
+    pub bits: usize,
+    /// Columns of a group; none if a row is one group.
+    pub group: Option<usize>,
+    /// Whether zero points are stored less one.
+    pub plus_one: bool,
+}
+
+impl Gptq {
+    /// The name of the format.
+    pub const NAME: &str = "gptq";
+
+    pub(super) fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    pub(super) fn read(&self, module: &StoredModule<'_>) -> Result<Option<HostTensor>, ModuleError> {
+        if !module.has("qweight") {
+            return Ok(None);
+        }
+        let (rows, cols, bits) = (module.rows, module.cols, self.bits);
+        let group_cols = self.group.unwrap_or(cols).max(1);
+        let groups = cols.div_ceil(group_cols);
+        let tensors = GptqTensors {
+            bits,
+            group_cols,
+            plus_one: self.plus_one,
+            qweight: module.bytes("qweight", &[words(cols, bits), rows], Element::I32)?,
+            qzeros: module.bytes("qzeros", &[groups, words(rows, bits)], Element::I32)?,
+            scales: module.numbers("scales", &[groups, rows])?,
+            g_idx: module.optional_bytes("g_idx", &[cols], Element::I32)?,
+        };
+        module.built("g_idx", matrix(rows, cols, tensors)).map(Some)
+    }
+}
 
 /// The tensors of a matrix `[rows, cols]` that GPTQ stores.
 #[derive(Debug, Clone)]

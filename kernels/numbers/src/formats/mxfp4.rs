@@ -5,17 +5,61 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
+use super::module::{Element, ModuleError, StoredModule};
 use crate::codes::{CodeRow, CodeType, CodedWeights};
 use crate::experts::ExpertRows;
 use crate::scales::{NumberType, Numbers};
 use crate::{Encoding, Error, HostTensor, Result};
 
 /// Columns of a block.
-pub const BLOCK: usize = 32;
+const BLOCK: usize = 32;
 
 /// The e2m1 numbers.
 static E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+/// The ends of the names of the tensors of a weight of experts: codes and scales.
+pub const EXPERT_TENSORS: [&str; 2] = ["_blocks", "_scales"];
+
+/// Modules are dense.
+pub(super) const TENSORS: &[&str] = &[];
+
+/// A checkpoint whose experts are in MXFP4. Its other weights are dense.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mxfp4;
+
+impl Mxfp4 {
+    pub(super) fn name(&self) -> &'static str {
+        "mxfp4"
+    }
+
+    pub(super) fn read(&self, _module: &StoredModule<'_>) -> Result<Option<HostTensor>, ModuleError> {
+        Ok(None)
+    }
+
+    /// Returns the matrices `[rows, cols]` of all experts, or `None` if they are stored in another
+    /// way. Codes are `[experts, rows of an expert, cols / 32, 16]`, and scales `[experts, rows of
+    /// an expert, cols / 32]`.
+    pub(super) fn read_experts(
+        &self,
+        experts: &StoredModule<'_>,
+        order: ExpertRows,
+    ) -> Result<Option<HostTensor>, ModuleError> {
+        let [blocks, scales] = EXPERT_TENSORS;
+        if !experts.has(blocks) {
+            return Ok(None);
+        }
+        let (rows, cols) = (experts.rows, experts.cols);
+        if !cols.is_multiple_of(BLOCK) {
+            let reason = format!("cannot be used: {cols} input features are not a multiple of {BLOCK}");
+            return Err(ModuleError::Content { tensor: blocks, reason });
+        }
+        let shape = [rows / order.rows.max(1), order.rows, cols / BLOCK, BLOCK / 2];
+        let codes = experts.bytes(blocks, &shape, Element::U8)?;
+        let powers = experts.bytes(scales, &shape[..3], Element::U8)?;
+        experts.built(blocks, matrix(rows, cols, order, codes, powers)).map(Some)
+    }
+}
 
 /// Creates the matrices of several experts, `[rows, cols]` together: `blocks` `[rows, cols / 32, 16]`
 /// with two codes a byte, and `scales` `[rows, cols / 32]`.
@@ -29,21 +73,21 @@ pub fn matrix(
     blocks: Bytes,
     scales: Bytes,
 ) -> Result<HostTensor> {
-    let mxfp4 = Mxfp4 { rows: order, scales: Numbers::new(NumberType::PowerOfTwo, scales)? };
-    HostTensor::new(Encoding::codes(mxfp4), rows, cols, blocks)
+    let codes = Codes { rows: order, scales: Numbers::new(NumberType::PowerOfTwo, scales)? };
+    HostTensor::new(Encoding::codes(codes), rows, cols, blocks)
 }
 
 /// Codes of e2m1 numbers, times a power of two for each 32 columns of a row. Two codes are a byte
 /// of the [`HostTensor`], the first one in the lower half.
 #[derive(Debug)]
-struct Mxfp4 {
+struct Codes {
     /// The order of the rows, of codes and scales alike.
     rows: ExpertRows,
     /// The powers of two, `[rows, cols / 32]`.
     scales: Numbers,
 }
 
-impl CodedWeights for Mxfp4 {
+impl CodedWeights for Codes {
     fn check(&self, rows: usize, cols: usize, bytes: usize) -> Result<()> {
         let blocks = rows.saturating_mul(cols / BLOCK);
         if !cols.is_multiple_of(BLOCK)

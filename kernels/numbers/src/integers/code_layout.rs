@@ -31,22 +31,19 @@ pub struct WordLayout {
     /// Whether the same word of successive lines follow each other, `[words, lines]`. Otherwise the
     /// words of a line do, `[lines, words]`.
     pub word_major: bool,
-    /// Whether each eight codes of four bits have the order of AWQ: 0, 2, 4, 6, 1, 3, 5, 7.
-    pub interleaved: bool,
+    /// The places of each eight codes of four bits in their word, if they are not in order.
+    pub places: Option<[usize; 8]>,
 }
-
-/// The place of each of eight codes in a word in the order of AWQ.
-const AWQ_PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 impl WordLayout {
     /// Creates the layout of lines of codes in `[lines, words]` words.
     pub const fn lines(bits: usize, by_column: bool, lines: usize, words: usize) -> Self {
-        WordLayout { bits, by_column, lines, words, word_major: false, interleaved: false }
+        WordLayout { bits, by_column, lines, words, word_major: false, places: None }
     }
 
     /// Creates the layout of lines of codes in `[words, lines]` words.
     pub const fn word_major(bits: usize, by_column: bool, words: usize, lines: usize) -> Self {
-        WordLayout { bits, by_column, lines, words, word_major: true, interleaved: false }
+        WordLayout { bits, by_column, lines, words, word_major: true, places: None }
     }
 
     /// Returns the byte at which word `word` of line `line` begins.
@@ -68,8 +65,8 @@ impl WordLayout {
 
     fn holds(&self, rows: usize, cols: usize) -> bool {
         let (lines, codes) = if self.by_column { (cols, rows) } else { (rows, cols) };
-        let places = if self.interleaved { codes.next_multiple_of(8) } else { codes };
-        lines <= self.lines && places.saturating_mul(self.bits) <= self.words.saturating_mul(32)
+        let codes = if self.places.is_some() { codes.next_multiple_of(8) } else { codes };
+        lines <= self.lines && codes.saturating_mul(self.bits) <= self.words.saturating_mul(32)
     }
 }
 
@@ -108,7 +105,7 @@ impl CodeLayout {
                 out.iter_mut().zip(bytes).for_each(|(code, byte)| *code = byte ^ 0x80);
             }
             CodeLayout::Words(words) if words.by_column => {
-                let place = if words.interleaved { row / 8 * 8 + AWQ_PLACES[row % 8] } else { row };
+                let place = words.places.map_or(row, |places| row / 8 * 8 + places[row % 8]);
                 out.iter_mut().zip(cols).for_each(|(code, col)| *code = words.code(bytes, col, place));
             }
             CodeLayout::Words(words) => {
@@ -145,7 +142,7 @@ mod tests {
         for (at, code) in codes.iter().enumerate() {
             let (row, col) = (at / cols, at % cols);
             let (line, mut index) = if layout.by_column { (col, row) } else { (row, col) };
-            if layout.interleaved {
+            if layout.places.is_some() {
                 // The word holds the codes 0, 2, 4, 6, 1, 3, 5, 7 in this order.
                 let order = [0, 2, 4, 6, 1, 3, 5, 7];
                 index = index / 8 * 8 + order.iter().position(|&code| code == index % 8).unwrap();
@@ -178,7 +175,7 @@ mod tests {
             } else {
                 WordLayout::lines(bits, by_column, lines, words)
             };
-            layout.interleaved = awq && by_column;
+            layout.places = (awq && by_column).then_some([0, 4, 1, 5, 2, 6, 3, 7]);
             let code = |i: usize| (seed.rotate_left(i as u32 % 64) ^ i as u64) as u8 & ((1u16 << bits) - 1) as u8;
             let codes: Vec<u8> = (0..rows * cols).map(code).collect();
             let bytes = packed(&codes, cols, &layout);

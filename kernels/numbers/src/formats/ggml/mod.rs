@@ -35,6 +35,9 @@ use words::SMALL_BLOCK;
 use crate::codes::CodeRow;
 use crate::{Error, Result};
 
+/// The name of quantized checkpoints that consist of blocks.
+pub const NAME: &str = "blocks of GGML";
+
 /// Writes the weights of a block to the second slice, which has as many elements as the block.
 type Decode = fn(&[u8], &mut [f32]);
 
