@@ -1,5 +1,5 @@
-//! The matrices of all experts in the order of gpt-oss: the rows of gate and up take turns, and dense
-//! numbers are stored by column.
+//! The matrices of all experts in the order of gpt-oss: the rows of gate and up take turns, and
+//! dense numbers are stored by column.
 
 use std::ops::Range;
 

@@ -11,8 +11,8 @@ use crate::integers::{CodeLayout, ColumnGroups, Integers, Offsets, WordLayout, w
 use crate::scales::{Numbers, ScaleGrid};
 use crate::{Encoding, Error, HostTensor, Result};
 
-/// The place of each of eight successive rows in a word: the word holds the rows 0, 2, 4, 6, 1, 3, 5,
-/// 7 in this order.
+/// The place of each of eight successive rows in a word: the word holds the rows 0, 2, 4, 6, 1, 3,
+/// 5, 7 in this order.
 const PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 /// The ends of the names of a module's tensors.

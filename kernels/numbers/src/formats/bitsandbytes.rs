@@ -128,8 +128,8 @@ fn four_bits(
 }
 
 /// Weights as codes of four bits that index a table, times the scale of their block. The weights of
-/// all rows are one sequence, in which a block may span rows. Two codes are a byte of the [`HostTensor`](crate::HostTensor), the first one in the higher
-/// half.
+/// all rows are one sequence, in which a block may span rows. Two codes are a byte of the
+/// [`HostTensor`](crate::HostTensor), the first one in the higher half.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TableCodes {
     /// The value of each code.

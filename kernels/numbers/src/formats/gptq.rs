@@ -1,6 +1,6 @@
-//! GPTQ (Frantar et al., "GPTQ"), in the layout of AutoGPTQ and GPTQModel: words of 32 bits hold the
-//! codes of successive columns, zero points are stored less one, and columns may be grouped in the
-//! order of their activations.
+//! GPTQ (Frantar et al., "GPTQ"), in the layout of AutoGPTQ and GPTQModel: words of 32 bits hold
+//! the codes of successive columns, zero points are stored less one, and columns may be grouped in
+//! the order of their activations.
 
 use std::sync::Arc;
 

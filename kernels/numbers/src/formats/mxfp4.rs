@@ -61,8 +61,8 @@ impl Mxfp4 {
     }
 }
 
-/// Creates the matrices of several experts, `[rows, cols]` together: `blocks` `[rows, cols / 32, 16]`
-/// with two codes a byte, and `scales` `[rows, cols / 32]`.
+/// Creates the matrices of several experts, `[rows, cols]` together: `blocks`
+/// `[rows, cols / 32, 16]` with two codes a byte, and `scales` `[rows, cols / 32]`.
 ///
 /// # Errors
 /// [`Error::Shape`] if a tensor has another length, or a row is not whole blocks.
