@@ -5,6 +5,7 @@ use std::fmt::{self, Display, Formatter};
 use safetensors::Dtype;
 
 use millrace_numbers::BlockType;
+use millrace_numbers::formats::Element;
 
 /// The element type of a stored tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +39,11 @@ impl DType {
     /// Powers of two with an exponent of eight bits.
     pub const F8_E8M0: DType = DType::Known(Dtype::F8_E8M0);
 
+    /// Returns the type as one that tensors of quantized modules have, if it is one.
+    pub fn element(&self) -> Option<Element> {
+        Element::ALL.into_iter().find(|element| DType::from(*element) == *self)
+    }
+
     /// Returns the number of bits per element, if the type is known and stores each element by
     /// itself.
     pub fn bits(&self) -> Option<usize> {
@@ -45,6 +51,23 @@ impl DType {
             DType::Known(dtype) => Some(dtype.bitsize()),
             DType::Blocks(_) | DType::Unknown(_) => None,
         }
+    }
+}
+
+impl From<Element> for DType {
+    fn from(element: Element) -> Self {
+        let known = match element {
+            Element::F32 => Dtype::F32,
+            Element::F16 => Dtype::F16,
+            Element::BF16 => Dtype::BF16,
+            Element::F8_E4M3 => Dtype::F8_E4M3,
+            Element::F8_E8M0 => Dtype::F8_E8M0,
+            Element::I8 => Dtype::I8,
+            Element::U8 => Dtype::U8,
+            Element::I32 => Dtype::I32,
+            Element::I64 => Dtype::I64,
+        };
+        DType::Known(known)
     }
 }
 

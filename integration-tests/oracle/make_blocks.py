@@ -4,7 +4,7 @@
 
 `../golden-blocks/TYPE` has four blocks, and then their 4 * 256 weights in single precision. The
 codebooks themselves are facts of the format; the script writes them to
-`kernels/numbers/src/encoding/blocks/grids/TYPE`, as the package has them: two bytes for each entry, with
+`kernels/numbers/src/formats/ggml/grids/TYPE`, as the package has them: two bytes for each entry, with
 the first element in the lowest bits.
 """
 
@@ -48,7 +48,7 @@ def main():
             codebook = getattr(gguf.quants, name).grid_hex
             raw = bytes.fromhex(codebook.decode())
             assert len(raw) == 2 * getattr(gguf.quants, name).grid_shape[0]
-            grids = ROOT / "kernels/numbers/src/encoding/blocks/grids"
+            grids = ROOT / "kernels/numbers/src/formats/ggml/grids"
             (grids / name.lower()).write_bytes(raw)
 
 

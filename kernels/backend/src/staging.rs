@@ -6,7 +6,8 @@ use std::sync::{Mutex, PoisonError};
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use millrace_numbers::{DType, Part, fp8};
+use millrace_numbers::formats::fp8;
+use millrace_numbers::{DType, Part};
 
 use crate::{Error, Result, ThreadPool};
 
@@ -215,7 +216,8 @@ mod tests {
 
     use super::*;
     use millrace_numbers::HostTensor;
-    use millrace_numbers::stored::{GptqTensors, NumberType, Numbers, gptq};
+    use millrace_numbers::formats::gptq::{self, GptqTensors};
+    use millrace_numbers::scales::{NumberType, Numbers};
 
     const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -279,7 +281,7 @@ mod tests {
             scales: Numbers::new(NumberType::Dense(DType::F16), encode(&scales, DType::F16).into()).unwrap(),
             g_idx: None,
         };
-        let part = Part { tensor: gptq(rows, cols, tensors).unwrap(), rows: 3..14, cols: 5..80 };
+        let part = Part { tensor: gptq::matrix(rows, cols, tensors).unwrap(), rows: 3..14, cols: 5..80 };
         let dense: Vec<f32> = (0..11 * 75).map(|i| part.get(i / 75, i % 75)).collect();
         assert!(dense.iter().any(|&value| value != dense[0]));
         for dtype in DTYPES {

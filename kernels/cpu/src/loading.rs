@@ -4,8 +4,9 @@ use millrace_backend::{
     DeviceTypes, Error, HeadRows, KvSpec, ModelLoading, ProductShape, Result, RoutingSpec, Segment, Sizing,
     StateSpec, StepSize,
 };
-use millrace_numbers::encoding::StoredCodes;
-use millrace_numbers::stored::{CodeRows, exact_format};
+use millrace_numbers::codes::CodeRows;
+use millrace_numbers::codes::StoredCodes;
+use millrace_numbers::formats::exact_format;
 use millrace_numbers::tensor::flatten;
 use millrace_numbers::{DType, Part, WeightFormat};
 

@@ -5,9 +5,11 @@
 
 use half::{bf16, f16};
 use millrace_backend::Result;
-use millrace_numbers::encoding::StoredCodes;
-use millrace_numbers::quantize::nf4;
-use millrace_numbers::stored::{BlockRows, CodeRows, IntegerRows};
+use millrace_numbers::codes::CodeRows;
+use millrace_numbers::codes::StoredCodes;
+use millrace_numbers::formats::ggml::BlockRows;
+use millrace_numbers::formats::nf4;
+use millrace_numbers::integers::IntegerRows;
 use millrace_numbers::tensor::{part_of_row, stacked_shape};
 use millrace_numbers::{DType, IntFormat, KFormat, Part, WeightFormat};
 

@@ -33,6 +33,27 @@ impl DType {
         }
     }
 
+    /// Reads successive little-endian numbers to `out`.
+    pub(crate) fn read_row(self, bytes: &[u8], out: &mut [f32]) {
+        match self {
+            DType::F32 => {
+                for (o, b) in out.iter_mut().zip(bytes.chunks_exact(4)) {
+                    *o = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                }
+            }
+            DType::F16 => {
+                for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
+                    *o = half::f16::from_le_bytes([b[0], b[1]]).to_f32();
+                }
+            }
+            DType::BF16 => {
+                for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
+                    *o = f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16);
+                }
+            }
+        }
+    }
+
     /// Returns the bytes per element.
     pub const fn size(self) -> usize {
         match self {

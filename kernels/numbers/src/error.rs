@@ -1,7 +1,7 @@
 //! Errors of reading and writing numbers.
 
 /// The result of reading or writing numbers.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of reading or writing numbers.
 #[derive(Debug, thiserror::Error)]

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use crate::encoding::{CodeRow, CodedWeights};
+use crate::codes::CodeRow;
 use crate::{DType, Encoding, Error, Result};
 
 /// A tensor of one or two axes in host memory, usually in a mapped file. A dense one is row-major.
@@ -27,6 +27,15 @@ impl HostTensor {
     /// Creates a tensor `[rows, cols]` of numbers of one type. `bytes` holds `rows * cols` of them.
     pub fn dense(dtype: DType, rows: usize, cols: usize, bytes: Bytes) -> Self {
         HostTensor { encoding: Encoding::Dense(dtype), rows, cols, bytes }
+    }
+
+    /// Creates a tensor `[rows, cols]` whose numbers `bytes` encode.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the bytes, or what the encoding has besides, are of another matrix.
+    pub fn new(encoding: Encoding, rows: usize, cols: usize, bytes: Bytes) -> Result<Self> {
+        encoding.check(rows, cols, bytes.len())?;
+        Ok(HostTensor { encoding, rows, cols, bytes })
     }
 }
 
@@ -88,41 +97,8 @@ impl Part {
     pub fn read(&self, row: usize, col: usize, out: &mut [f32]) {
         assert!(col + out.len() <= self.cols.len(), "{col} + {} of {}", out.len(), self.cols.len());
         let (row, first) = (self.rows.start + row, self.cols.start + col);
-        let (stored, bytes) = (self.tensor.cols, &self.tensor.bytes);
-        let cols = first..first + out.len();
-        let dtype = match &self.tensor.encoding {
-            Encoding::Dense(dtype) => *dtype,
-            Encoding::Integers(integers) => return integers.read_row(bytes, row, cols, out),
-            Encoding::Table(codes) => return codes.read_row(CodeRow { bytes, stored, row }, cols, out),
-            Encoding::Blocks(kind) => {
-                return kind.read_weights(CodeRow { bytes, stored, row }, cols, out);
-            }
-            Encoding::Float8(float8) => return float8.read_row(CodeRow { bytes, stored, row }, cols, out),
-            Encoding::Mxfp4(mxfp4) => return mxfp4.read_row(CodeRow { bytes, stored, row }, cols, out),
-            Encoding::ExpertColumns(columns) => {
-                return columns.read_row(CodeRow { bytes, stored, row }, cols, out);
-            }
-        };
-        let size = dtype.size();
-        let at = (row * stored + first) * size;
-        let bytes = &bytes[at..at + out.len() * size];
-        match dtype {
-            DType::F32 => {
-                for (o, b) in out.iter_mut().zip(bytes.chunks_exact(4)) {
-                    *o = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-                }
-            }
-            DType::F16 => {
-                for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                    *o = half::f16::from_le_bytes([b[0], b[1]]).to_f32();
-                }
-            }
-            DType::BF16 => {
-                for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                    *o = f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16);
-                }
-            }
-        }
+        let row = CodeRow { bytes: &self.tensor.bytes, stored: self.tensor.cols, row };
+        self.tensor.encoding.read_row(row, first..first + out.len(), out);
     }
 
     fn check(&self) -> Result<()> {

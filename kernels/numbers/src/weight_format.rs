@@ -1,7 +1,8 @@
 //! The formats in which a device keeps weights.
 
-use crate::encoding::{CodeType, StoredCodes};
-use crate::quantize::{SUPER_BLOCK, nf4};
+use crate::codes::{CodeType, StoredCodes};
+use crate::formats::ggml::SUPER_BLOCK;
+use crate::formats::nf4;
 use crate::{DType, IntFormat, KFormat};
 
 /// The format in which a device keeps the numbers of a weight matrix.
@@ -9,13 +10,13 @@ use crate::{DType, IntFormat, KFormat};
 pub enum WeightFormat {
     /// Numbers of this type.
     Dense(DType),
-    /// FP8 (e4m3) with one f32 factor per row (output): see [`crate::fp8`].
+    /// FP8 (e4m3) with one f32 factor per row (output): see [`crate::formats::fp8`].
     Fp8,
-    /// NF4 with one f32 factor per 64 columns: see [`crate::quantize::nf4`].
+    /// NF4 with one f32 factor per 64 columns: see [`crate::formats::nf4`].
     Nf4,
-    /// Integers in groups: see [`crate::quantize`].
+    /// Integers in groups: see [`crate::integers`].
     Int(IntFormat),
-    /// Integers in super-blocks: see [`crate::quantize::KFormat`].
+    /// Integers in super-blocks: see [`KFormat`].
     K(KFormat),
     /// Codes that stand for numbers, as a checkpoint stores them.
     Codes(StoredCodes),

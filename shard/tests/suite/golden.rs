@@ -21,7 +21,7 @@ use millrace_model::{
     AttentionHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LayerSlot, Mlp, Model, NormPlace, RopeScaling,
     ShardLimits, WeightSlot, WeightStorage,
 };
-use millrace_numbers::encoding::{CodeType, StoredCodes};
+use millrace_numbers::codes::{CodeType, StoredCodes};
 use millrace_numbers::{DType, WeightFormat};
 use millrace_shard::HostCollectives;
 use millrace_shard::collective::{self, Transport};

@@ -10,7 +10,7 @@ use millrace_cpu::{Activations, Cpu, CpuOptions};
 use millrace_formats::Source;
 use millrace_model::families::{self, Overrides};
 use millrace_model::{Model, WeightKind, WeightSlot, WeightStorage};
-use millrace_numbers::stored::IntegerRows;
+use millrace_numbers::integers::IntegerRows;
 use millrace_numbers::{DType, IntFormat, Part, WeightFormat};
 
 fn demo() -> PathBuf {
@@ -71,7 +71,7 @@ fn integers_are_kept_as_they_were_made() {
             let exact: Vec<f32> = dense.weights.parts(slot).unwrap().iter().flat_map(values).collect();
             let quantizer = if target == Target::Int8 { IntFormat::Int8 } else { IntFormat::Int4 };
             for (row, weights) in exact.chunks_exact(cols).enumerate() {
-                let none = millrace_numbers::quantize::Group { scale: 0.0, offset: 0 };
+                let none = millrace_numbers::integers::Group { scale: 0.0, offset: 0 };
                 let (mut codes, mut groups) = (vec![0; cols], vec![none; cols / format.group_cols(cols)]);
                 rows.read(row, &mut codes, &mut groups);
                 let mut expected = vec![0; cols];

@@ -21,10 +21,9 @@ pub use experts::Routing;
 pub use latent::HeadMatrices;
 pub use recurrent::States;
 
-use millrace_numbers::quantize::nf4;
-use millrace_numbers::stored::exact_format;
+use millrace_numbers::formats::{exact_format, fp8, nf4};
 use millrace_numbers::tensor::{flatten, stacked_shape};
-use millrace_numbers::{DType, Part, WeightFormat, fp8};
+use millrace_numbers::{DType, Part, WeightFormat};
 
 use crate::sampling::{SampleRow, Sampled, ScoreRow, Scored};
 use crate::{

@@ -1,7 +1,7 @@
 //! Activations as signed bytes with one scale per row and group.
 
 use millrace_backend::Result;
-use millrace_numbers::quantize::IntFormat;
+use millrace_numbers::integers::IntFormat;
 
 use super::super::memory::{Memory, Plain, Shared};
 use super::super::simd::{Extension, Kernel, Simd};

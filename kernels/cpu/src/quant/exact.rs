@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use millrace_numbers::quantize::IntFormat;
+use millrace_numbers::integers::IntFormat;
 
 use super::super::exact::{Dequantize, byte};
 use super::super::simd::Simd;

@@ -1,4 +1,4 @@
-//! Products by weights that are integers in groups (see [`millrace_numbers::quantize`]).
+//! Products by weights that are integers in groups (see [`millrace_numbers::integers`]).
 //!
 //! Activations are quantized in each product, to signed bytes with one scale per row and group.
 //! The dot product of a group is then an exact integer. Groups are added in ascending order by one

@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 
 use half::f16;
 use millrace_backend::{Error, Result};
-use millrace_numbers::quantize::{Group, IntFormat, StoredGroups};
+use millrace_numbers::integers::{Group, IntFormat, StoredGroups};
 
 use super::super::cache::Packing;
 use super::super::memory::{Memory, Shared};

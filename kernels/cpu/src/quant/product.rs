@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use millrace_numbers::quantize::IntFormat;
+use millrace_numbers::integers::IntFormat;
 
 use super::super::outputs::Outputs;
 use super::super::simd::{Extension, Kernel, Simd, Target};

@@ -1,7 +1,7 @@
 //! Activations as signed bytes with one scale per row and super-block.
 
 use millrace_backend::Result;
-use millrace_numbers::quantize::{KFormat, SUPER_BLOCK};
+use millrace_numbers::formats::ggml::{KFormat, SUPER_BLOCK};
 
 use super::super::memory::{Memory, Plain, Shared};
 use super::super::quant::quantize_group;

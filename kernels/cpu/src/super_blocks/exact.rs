@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use millrace_numbers::quantize::{KFormat, SUPER_BLOCK};
+use millrace_numbers::formats::ggml::{KFormat, SUPER_BLOCK};
 
 use super::super::exact::{Dequantize, byte};
 use super::super::simd::Simd;

@@ -1,6 +1,6 @@
 //! The division of a product among the threads.
 
-use millrace_numbers::quantize::SUPER_BLOCK;
+use millrace_numbers::formats::ggml::SUPER_BLOCK;
 
 use super::super::gemm::BLOCK_PANELS;
 use super::super::memory::Shared;

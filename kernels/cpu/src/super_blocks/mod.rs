@@ -1,4 +1,4 @@
-//! Products by weights in super-blocks (see [`millrace_numbers::quantize::KFormat`]).
+//! Products by weights in super-blocks (see [`millrace_numbers::formats::ggml::KFormat`]).
 //!
 //! Activations are quantized in each product, to signed bytes with one scale per row and
 //! super-block. Dot products of sub-blocks are exact integers, and so are their products with the

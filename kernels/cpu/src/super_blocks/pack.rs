@@ -17,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 
 use half::f16;
 use millrace_backend::{Error, Result};
-use millrace_numbers::quantize::{KFormat, SUPER_BLOCK, SuperBlock};
+use millrace_numbers::formats::ggml::{KFormat, SUPER_BLOCK, SuperBlock};
 
 use super::super::cache::Packing;
 use super::super::memory::{Memory, Shared};

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use millrace_numbers::quantize::KFormat;
+use millrace_numbers::formats::ggml::KFormat;
 
 use super::super::outputs::Outputs;
 use super::super::simd::{Extension, Kernel, Simd};

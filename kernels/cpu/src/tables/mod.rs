@@ -1,6 +1,6 @@
-//! Products by weights whose codes stand for numbers: FP8 (see [`millrace_numbers::fp8`]), NF4 (see
-//! [`millrace_numbers::quantize::nf4`]), and other codes of four bits that a checkpoint stores with
-//! their table.
+//! Products by weights whose codes stand for numbers: FP8 (see [`millrace_numbers::formats::fp8`]),
+//! NF4 (see [`millrace_numbers::formats::nf4`]), and other codes of four bits that a checkpoint
+//! stores with their table.
 //!
 //! Codes become bf16 numbers in registers, and pairs of them are multiplied with activations in
 //! bf16, where the machine has the instruction; elsewhere both are f32. FP8 numbers are exact in

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use millrace_numbers::encoding::CodeType;
+use millrace_numbers::codes::CodeType;
 
 use super::super::amx::{Ahead, Amx, Block, ROWS, Unit, WIDTH};
 use super::super::gemm::SCRATCH;

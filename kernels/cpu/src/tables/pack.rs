@@ -10,9 +10,9 @@ use std::sync::{Mutex, PoisonError};
 
 use half::bf16;
 use millrace_backend::{Error, Result};
-use millrace_numbers::encoding::{CodeType, StoredCodes};
-use millrace_numbers::fp8;
-use millrace_numbers::quantize::nf4;
+use millrace_numbers::codes::{CodeType, StoredCodes};
+use millrace_numbers::formats::fp8;
+use millrace_numbers::formats::nf4;
 
 use super::super::cache::Packing;
 use super::super::memory::{Memory, Shared};

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use millrace_numbers::encoding::CodeType;
+use millrace_numbers::codes::CodeType;
 
 use super::super::gemm::SCRATCH;
 use super::super::inputs::{GROUP, Inputs, Words};

@@ -3,8 +3,8 @@
 //! The layout is described in `kernels/include/weights.cuh`. Weights of 4 bits lie in tiles of 16
 //! outputs; 16 bytes of a tile are the operands of one lane. Weights of 8 bits lie in rows, which
 //! the device's matrix library reads too. Each group of columns has one word per output with its
-//! scale. Everything that differs between checkpoints (order of nibbles, zero points, order of
-//! columns) is resolved here.
+//! scale. The order of columns is resolved here; `millrace_numbers` knows the formats of
+//! checkpoints.
 
 mod arrange;
 mod bytes;
@@ -16,6 +16,6 @@ mod uploaded;
 pub use bytes::{WeightScales, e4m3, int8};
 pub(crate) use format::{DEPTH, OUTPUTS};
 pub use format::{PackedFormat, WeightLayout};
-pub use int4::{Awq, Gptq, awq, gptq};
+pub use int4::int4;
 pub use packed::PackedWeight;
 pub use uploaded::{QuantizedWeight, UploadedWeight};

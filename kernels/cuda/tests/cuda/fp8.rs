@@ -5,7 +5,7 @@ use millrace_cuda::ops::fp8::{
 };
 use millrace_cuda::weights::{self, PackedWeight, WeightScales};
 use millrace_cuda::{Elem, Memory};
-use millrace_numbers::fp8;
+use millrace_numbers::formats::fp8;
 
 use crate::common::*;
 

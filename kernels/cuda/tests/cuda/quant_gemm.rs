@@ -4,6 +4,10 @@
 use millrace_cuda::Elem;
 use millrace_cuda::ops::quant::{QuantGemmPath, quant_gemm, quant_gemm_plain};
 use millrace_cuda::weights::{self, PackedWeight, WeightScales};
+use millrace_numbers::formats::awq::{self, AwqTensors};
+use millrace_numbers::formats::gptq::{self, GptqTensors};
+use millrace_numbers::scales::{NumberType, Numbers};
+use millrace_numbers::{DType, HostTensor, Part};
 
 use crate::common::*;
 use crate::gemv::{Case, Room};
@@ -33,6 +37,20 @@ pub(crate) enum Groups {
     Slice,
 }
 
+/// Scales as a checkpoint stores them.
+fn numbers(scales: &[f32]) -> Numbers {
+    let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    Numbers::new(NumberType::Dense(DType::F32), bytes.into()).unwrap()
+}
+
+fn words(all: &[u32]) -> Vec<u8> {
+    all.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn pack(tensor: millrace_numbers::Result<HostTensor>) -> PackedWeight {
+    weights::int4(&Part::whole(tensor.unwrap())).unwrap()
+}
+
 /// A random weight in GPTQ's layout; the definition is evaluated on the numbers before they go into
 /// words.
 pub(crate) fn gptq(
@@ -49,7 +67,7 @@ pub(crate) fn gptq(
         Groups::Shuffled => g_idx = rng.shuffled(inputs).iter().map(|&i| g_idx[i as usize]).collect(),
         Groups::Slice => g_idx = (0..inputs).map(|_| rng.below(count) as u32).collect(),
     }
-    let zero_offset = rng.below(2) as u32;
+    let plus_one = rng.below(2) == 1;
     let q: Vec<u32> = (0..inputs * outputs).map(|_| rng.below(16) as u32).collect();
     let zeros: Vec<u32> = (0..count * outputs).map(|_| rng.below(16) as u32).collect();
     let scales: Vec<f32> = (0..count * outputs).map(|_| scale(rng)).collect();
@@ -58,7 +76,7 @@ pub(crate) fn gptq(
     for i in 0..inputs {
         for o in 0..outputs {
             let g = g_idx[i] as usize;
-            let zero = zeros[g * outputs + o] + zero_offset;
+            let zero = (zeros[g * outputs + o] + u32::from(plus_one)) & 15;
             dense[o * inputs + i] =
                 f64::from(scales[g * outputs + o]) * (f64::from(q[i * outputs + o]) - f64::from(zero));
             qweight[i / 8 * outputs + o] |= q[i * outputs + o] << (4 * (i % 8));
@@ -69,40 +87,39 @@ pub(crate) fn gptq(
         qzeros[at / 8] |= zero << (4 * (at % 8));
     }
     let in_order = matches!(groups, Groups::Natural);
-    let packed = weights::gptq(&weights::Gptq {
-        inputs,
-        outputs,
-        group_size,
-        qweight: &qweight,
-        qzeros: &qzeros,
-        scales: &scales,
-        g_idx: (!in_order || rng.below(2) == 1).then_some(&g_idx),
-        zero_offset,
-    });
-    QuantizedWeight { packed: packed.unwrap(), dense }
+    let tensors = GptqTensors {
+        bits: 4,
+        group_cols: group_size,
+        plus_one,
+        qweight: words(&qweight).into(),
+        qzeros: words(&qzeros).into(),
+        scales: numbers(&scales),
+        g_idx: (!in_order || rng.below(2) == 1).then(|| words(&g_idx).into()),
+    };
+    QuantizedWeight { packed: pack(gptq::matrix(outputs, inputs, tensors)), dense }
 }
 
 /// A random weight in AWQ's layout.
 fn awq(rng: &mut Rng, inputs: usize, outputs: usize, group_size: usize) -> QuantizedWeight {
     let count = inputs.div_ceil(group_size);
     let scales: Vec<f32> = (0..count * outputs).map(|_| scale(rng)).collect();
-    let numbers = |rng: &mut Rng, n: usize| (0..n).map(|_| rng.below(16) as u32).collect::<Vec<u32>>();
-    let (q, zeros) = (numbers(rng, inputs * outputs), numbers(rng, count * outputs));
+    let codes = |rng: &mut Rng, n: usize| (0..n).map(|_| rng.below(16) as u32).collect::<Vec<u32>>();
+    let (q, zeros) = (codes(rng, inputs * outputs), codes(rng, count * outputs));
     // Nibble i of a word holds column [0, 2, 4, 6, 1, 3, 5, 7][i] of eight.
-    let words = |all: &[u32]| -> Vec<u32> {
+    let interleaved = |all: &[u32]| -> Vec<u8> {
         let word = |w: &[u32]| (0..8).fold(0, |bits, i| bits | w[[0, 2, 4, 6, 1, 3, 5, 7][i]] << (4 * i));
-        all.chunks_exact(8).map(word).collect()
+        words(&all.chunks_exact(8).map(word).collect::<Vec<u32>>())
     };
-    let (qweight, qzeros) = (words(&q), words(&zeros));
+    let (qweight, qzeros) = (interleaved(&q).into(), interleaved(&zeros).into());
     let dense = (0..outputs * inputs).map(|at| {
         let (o, i) = (at / inputs, at % inputs);
         let g = i / group_size * outputs + o;
         f64::from(scales[g]) * (f64::from(q[i * outputs + o]) - f64::from(zeros[g]))
     });
     let dense = dense.collect();
-    let (qweight, qzeros, scales) = (&qweight[..], &qzeros[..], &scales[..]);
-    let packed = weights::awq(&weights::Awq { inputs, outputs, group_size, qweight, qzeros, scales });
-    QuantizedWeight { packed: packed.unwrap(), dense }
+    let tensors =
+        AwqTensors { group_cols: group_size, gemv: false, qweight, qzeros, scales: numbers(&scales) };
+    QuantizedWeight { packed: pack(awq::matrix(outputs, inputs, tensors)), dense }
 }
 
 /// FP8 by its definition.
@@ -353,24 +370,23 @@ fn stacked_parts_are_the_whole_weight() {
 
 #[test]
 fn bad_checkpoints_are_refused() {
-    let good = weights::Gptq {
-        inputs: 64,
-        outputs: 8,
-        group_size: 32,
-        qweight: &[0; 64],
-        qzeros: &[0; 2],
-        scales: &[1.0; 16],
-        g_idx: None,
-        zero_offset: 1,
+    let matrix = |bits: usize, scale: f32| {
+        let tensors = GptqTensors {
+            bits,
+            group_cols: 32,
+            plus_one: true,
+            qweight: vec![0; 64 * bits].into(),
+            qzeros: vec![0; 2 * bits].into(),
+            scales: numbers(&[scale; 16]),
+            g_idx: None,
+        };
+        Part::whole(gptq::matrix(8, 64, tensors).unwrap())
     };
-    assert!(weights::gptq(&good).is_ok());
-    let refused = |w: weights::Gptq<'_>| weights::gptq(&w).unwrap_err().to_string();
-    assert!(refused(weights::Gptq { qweight: &[0; 63], ..good }).contains("qweight has 63 elements, not 64"));
-    assert!(refused(weights::Gptq { qzeros: &[0; 3], ..good }).contains("qzeros has 3 elements, not 2"));
-    assert!(refused(weights::Gptq { scales: &[1.0; 17], ..good }).contains("scales has 17 elements"));
-    assert!(refused(weights::Gptq { scales: &[f32::NAN; 16], ..good }).contains("a scale of NaN"));
-    assert!(refused(weights::Gptq { g_idx: Some(&[2; 64]), ..good }).contains("column 0 is in group 2 of 2"));
-    assert!(refused(weights::Gptq { outputs: 0, ..good }).contains("0 in groups of 32"));
+    let refused = |part: &Part| weights::int4(part).unwrap_err().to_string();
+    assert!(weights::int4(&matrix(4, 1.0)).is_ok());
+    assert!(refused(&matrix(4, f32::NAN)).contains("a scale of NaN"));
+    assert!(refused(&matrix(8, 1.0)).contains("other weights than integers of four bits"));
+    assert!(refused(&Part { rows: 8..8, ..matrix(4, 1.0) }).contains("a weight of 0 by 64"));
     assert!(
         weights::e4m3(1, 2, &[0, 0xff], WeightScales::Tensor(1.0)).unwrap_err().to_string().contains("NaN")
     );

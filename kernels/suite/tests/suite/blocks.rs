@@ -2,7 +2,8 @@
 
 use half::f16;
 use millrace_backend::{Backend, Error, ModelLoading, Segment, Sizing};
-use millrace_numbers::stored::{exact_blocks, exact_format};
+use millrace_numbers::formats::exact_format;
+use millrace_numbers::formats::ggml::exact_blocks;
 use millrace_numbers::{BlockType, DType, Encoding, HostTensor, IntFormat, KFormat, Part, WeightFormat};
 use proptest::prelude::{any, prop, proptest};
 

@@ -3,9 +3,10 @@
 
 use millrace_backend::reference::Reference;
 use millrace_backend::{Backend, Error, ModelLoading, Segment, Sizing};
-use millrace_numbers::encoding::{CodeType, StoredCodes};
-use millrace_numbers::stored::{ExpertRows, exact_format, expert_columns, mxfp4};
-use millrace_numbers::{DType, HostTensor, Part, WeightFormat};
+use millrace_numbers::codes::{CodeType, StoredCodes};
+use millrace_numbers::experts::{ExpertColumns, ExpertRows};
+use millrace_numbers::formats::{exact_format, mxfp4};
+use millrace_numbers::{DType, Encoding, HostTensor, Part, WeightFormat};
 use proptest::prelude::{prop, prop_assert_eq, proptest};
 
 use crate::common::*;
@@ -53,8 +54,8 @@ impl Experts {
                 (0..self.rows).for_each(|row| dtype.push(expert[row * self.cols + col], &mut bytes));
             }
         }
-        let tensor = expert_columns((self.all_rows(), self.cols), self.order(), dtype, bytes.into());
-        (numbers, tensor.unwrap())
+        let encoding = Encoding::ExpertColumns(ExpertColumns { dtype, rows: self.order() });
+        (numbers, HostTensor::new(encoding, self.all_rows(), self.cols, bytes.into()).unwrap())
     }
 
     /// Random MXFP4, `[count * rows, cols]`, and the tensor that stores it.
@@ -77,8 +78,8 @@ impl Experts {
         let bytes: Vec<u8> = codes.chunks(2).map(|pair| pair[0] | pair[1] << 4).collect();
         let bytes = self.stored_order(&bytes, self.cols / 2);
         let scales = self.stored_order(&scales, blocks);
-        let size = (self.all_rows(), self.cols);
-        (weights, mxfp4(size, self.order(), bytes.into(), scales.into()).unwrap())
+        let tensor = mxfp4::matrix(self.all_rows(), self.cols, self.order(), bytes.into(), scales.into());
+        (weights, tensor.unwrap())
     }
 }
 
@@ -145,7 +146,7 @@ fn scales_that_are_no_numbers_are_refused() {
     let order = ExpertRows { rows: 4, paired: true };
     let mut scales = vec![127; 8];
     scales[3] = 255; // Of the second block of the first row of up.
-    let tensor = mxfp4((4, 64), order, vec![0; 128].into(), scales.into()).unwrap();
+    let tensor = mxfp4::matrix(4, 64, order, vec![0; 128].into(), scales.into()).unwrap();
     let parts = [Part::whole(tensor)];
     let format = exact_format(&parts).unwrap();
     for cpu in CPUS.iter() {
@@ -163,8 +164,9 @@ fn scales_that_are_no_numbers_are_refused() {
 #[test]
 fn tensors_of_wrong_lengths_are_errors() {
     let order = |rows, paired| ExpertRows { rows, paired };
-    let blocks =
-        |size, order, bytes, scales| mxfp4(size, order, vec![0; bytes].into(), vec![0; scales].into());
+    let blocks = |(rows, cols), order, bytes, scales| {
+        mxfp4::matrix(rows, cols, order, vec![0; bytes].into(), vec![0; scales].into())
+    };
     assert!(blocks((4, 64), order(2, true), 128, 8).is_ok());
     assert!(blocks((4, 64), order(2, true), 127, 8).is_err());
     assert!(blocks((4, 64), order(2, true), 128, 7).is_err());
@@ -172,7 +174,10 @@ fn tensors_of_wrong_lengths_are_errors() {
     assert!(blocks((3, 64), order(2, false), 96, 6).is_err());
     assert!(blocks((3, 64), order(3, true), 96, 6).is_err());
     assert!(blocks((3, 64), order(0, false), 96, 6).is_err());
-    let columns = |size, order, bytes| expert_columns(size, order, DType::F16, vec![0; bytes].into());
+    let columns = |(rows, cols), rows_of_experts, bytes: usize| {
+        let columns = ExpertColumns { dtype: DType::F16, rows: rows_of_experts };
+        HostTensor::new(Encoding::ExpertColumns(columns), rows, cols, vec![0; bytes].into())
+    };
     assert!(columns((4, 5), order(2, true), 40).is_ok());
     assert!(columns((4, 5), order(2, true), 38).is_err());
     assert!(columns((4, 5), order(3, false), 40).is_err());

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use millrace_backend::reference::Reference;
 use millrace_backend::{Backend, ForwardOps, ModelLoading, ProductShape, Segment};
 use millrace_cuda::{Cuda, Device, Simulated};
-use millrace_numbers::{DType, HostTensor, Part, WeightFormat, fp8};
+use millrace_numbers::formats::fp8;
+use millrace_numbers::{DType, HostTensor, Part, WeightFormat};
 use proptest::prelude::proptest;
 
 use crate::common::*;

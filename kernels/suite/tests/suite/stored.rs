@@ -5,10 +5,11 @@ use bytes::Bytes;
 use half::{bf16, f16};
 use millrace_backend::reference::Reference;
 use millrace_backend::{Backend, ModelLoading, ProductShape, Segment, Sizing};
-use millrace_numbers::stored::{
-    AwqTensors, ByteTensors, GptqTensors, NumberType, Numbers, PackedTensors, awq, exact_integers, gptq,
-    packed, signed_bytes,
-};
+use millrace_numbers::formats::awq::{self, AwqTensors};
+use millrace_numbers::formats::compressed_tensors::{ByteTensors, PackedTensors, packed, signed_bytes};
+use millrace_numbers::formats::gptq::{self, GptqTensors};
+use millrace_numbers::integers::exact_integers;
+use millrace_numbers::scales::{NumberType, Numbers};
 use millrace_numbers::{DType, HostTensor, IntFormat, Part, WeightFormat};
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 
@@ -96,7 +97,7 @@ impl Quantized {
             scales: self.scales(true),
             g_idx: listed.then(|| self.g_idx()),
         };
-        gptq(rows, cols, tensors).unwrap()
+        gptq::matrix(rows, cols, tensors).unwrap()
     }
 
     fn awq(&self, gemv: bool) -> HostTensor {
@@ -129,7 +130,7 @@ impl Quantized {
             scales = self.scales(true);
         }
         let (qweight, qzeros) = (qweight.bytes(), qzeros.bytes());
-        awq(rows, cols, AwqTensors { group_cols: group, gemv, qweight, qzeros, scales }).unwrap()
+        awq::matrix(rows, cols, AwqTensors { group_cols: group, gemv, qweight, qzeros, scales }).unwrap()
     }
 
     fn packed(&self, symmetric: bool, listed: bool) -> HostTensor {
@@ -507,7 +508,7 @@ fn tensors_of_wrong_lengths_are_errors() {
     let zeros = |n: usize| Bytes::from(vec![0; n]);
     let of = |qweight, qzeros, scales, g_idx: Option<Bytes>| {
         let tensors = GptqTensors { bits: 4, group_cols: 32, plus_one: true, qweight, qzeros, scales, g_idx };
-        gptq(32, 64, tensors).map(|_| ()).map_err(|error| error.to_string())
+        gptq::matrix(32, 64, tensors).map(|_| ()).map_err(|error| error.to_string())
     };
     assert_eq!(of(zeros(1024), zeros(32), half(64), Some(matrix.g_idx())), Ok(()));
     for (wrong, what) in [

@@ -5,12 +5,12 @@
 use half::bf16;
 use millrace_backend::reference::Reference;
 use millrace_backend::{Backend, Error, ModelLoading, Segment, Sizing};
-use millrace_numbers::encoding::{CodeType, StoredCodes};
-use millrace_numbers::quantize::nf4;
-use millrace_numbers::stored::{
-    BlockScales, NumberType, Numbers, TableCodes, exact_codes, exact_format, exact_integers, float8, table,
-};
-use millrace_numbers::{DType, HostTensor, Part, WeightFormat, fp8};
+use millrace_numbers::codes::{CodeType, StoredCodes, exact_codes};
+use millrace_numbers::formats::bitsandbytes::{BlockScales, TableCodes};
+use millrace_numbers::formats::{exact_format, fp8, nf4};
+use millrace_numbers::integers::exact_integers;
+use millrace_numbers::scales::{NumberType, Numbers};
+use millrace_numbers::{DType, Encoding, HostTensor, Part, WeightFormat};
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 
 use crate::common::*;
@@ -43,7 +43,7 @@ impl Coded {
             rng.values(rows.div_ceil(block[0]) * across).iter().map(|x| dtype.round(*x)).collect();
         let block_of =
             (0..rows * cols).map(|at| at / cols / block[0] * across + at % cols / block[1]).collect();
-        let tensor = float8((rows, cols), codes.clone().into(), numbers(&scales, dtype), block).unwrap();
+        let tensor = fp8::matrix(rows, cols, codes.clone().into(), numbers(&scales, dtype), block).unwrap();
         Coded { rows, cols, codes, values: (0..=255).map(fp8::widen).collect(), block_of, scales, tensor }
     }
 
@@ -76,7 +76,7 @@ impl Coded {
             (scales, stored)
         };
         let codes_of = TableCodes { table: values, block, scales: stored };
-        let tensor = table((rows, cols), bytes.into(), codes_of).unwrap();
+        let tensor = HostTensor::new(Encoding::codes(codes_of), rows, cols, bytes.into()).unwrap();
         let block_of = (0..all).map(|at| at / block).collect();
         Coded { rows, cols, codes, values: values.to_vec(), block_of, scales, tensor }
     }
@@ -293,12 +293,15 @@ fn tensors_of_wrong_lengths_are_errors() {
     let half =
         |numbers: usize| Numbers::new(NumberType::Dense(DType::F16), vec![0; 2 * numbers].into()).unwrap();
     let zeros = |n: usize| bytes::Bytes::from(vec![0; n]);
-    let of = |bytes: usize, scales: usize, block| float8((32, 64), zeros(bytes), half(scales), block).is_ok();
+    let of =
+        |bytes: usize, scales: usize, block| fp8::matrix(32, 64, zeros(bytes), half(scales), block).is_ok();
     assert!(of(2048, 8, [8, 32]) && of(2048, 1, [32, 64]) && of(2048, 32, [1, 64]));
     assert!(!of(2047, 8, [8, 32]) && !of(2048, 7, [8, 32]) && !of(2048, 8, [0, 32]));
     let codes =
         |block, scales| TableCodes { table: [0.0; 16], block, scales: BlockScales::Numbers(half(scales)) };
-    assert!(table((3, 5), zeros(8), codes(4, 4)).is_ok());
-    assert!(table((3, 5), zeros(7), codes(4, 4)).is_err() && table((3, 5), zeros(8), codes(4, 3)).is_err());
-    assert!(table((3, 5), zeros(8), codes(0, 4)).is_err());
+    let table = |bytes: usize, block, scales| {
+        HostTensor::new(Encoding::codes(codes(block, scales)), 3, 5, zeros(bytes)).is_ok()
+    };
+    assert!(table(8, 4, 4));
+    assert!(!table(7, 4, 4) && !table(8, 4, 3) && !table(8, 0, 4));
 }

@@ -3,8 +3,8 @@
 use half::bf16;
 use millrace_backend::reference::Reference;
 use millrace_backend::{Backend, ModelLoading, Segment, Sizing};
-use millrace_numbers::quantize::nf4;
-use millrace_numbers::{DType, Part, WeightFormat, fp8};
+use millrace_numbers::formats::{fp8, nf4};
+use millrace_numbers::{DType, Part, WeightFormat};
 use proptest::prelude::{prop, prop_assert, proptest};
 
 use crate::common::*;

@@ -3,7 +3,7 @@
 use half::f16;
 use millrace_formats::Tensor;
 use millrace_model::families::host_tensor;
-use millrace_numbers::quantize::IntFormat;
+use millrace_numbers::integers::IntFormat;
 use millrace_numbers::{DType, HostTensor, Part};
 
 use super::error::ConvertError;

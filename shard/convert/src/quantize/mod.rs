@@ -4,12 +4,11 @@
 //! head, norms, biases, and the files of the tokenizer. The result is in a format that other
 //! programs read too ([`Target`]). It appears in its place when it is complete.
 
-mod encode;
+mod config;
 mod error;
 mod plan;
 mod report;
 mod small_files;
-mod target;
 mod write;
 
 use std::path::Path;
@@ -17,9 +16,9 @@ use std::path::Path;
 use millrace_formats::Source;
 
 pub use error::QuantizeError;
+pub use millrace_numbers::formats::Target;
 pub use report::{DenseMatrix, QuantizeReport, QuantizedMatrix};
 pub(crate) use small_files::small_files;
-pub use target::Target;
 
 use crate::partial::{Job, Partial, ResultKind};
 

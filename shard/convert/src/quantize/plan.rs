@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use millrace_formats::{Checkpoint, Source, TensorInfo};
 use millrace_model::families::{self, MatrixNames};
 use millrace_numbers::DType;
+use millrace_numbers::formats::Target;
 
 use super::error::QuantizeError;
 use super::report::DenseMatrix;
-use super::target::Target;
 
 /// The tensors of a checkpoint, and their future.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Plan {
         }
         let model = families::load(source, &families::Overrides::default())?;
         if let Some(found) = model.quantized {
-            return Err(QuantizeError::AlreadyQuantized { place: source.place(), found: found.name() });
+            return Err(QuantizeError::AlreadyQuantized { place: source.place(), found });
         }
         let MatrixNames { layers, embedding, .. } = families::matrix_names(source)?;
         let checkpoint = Checkpoint::open(source)?;

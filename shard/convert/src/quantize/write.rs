@@ -2,14 +2,14 @@
 
 use millrace_formats::{CheckpointWriter, DType as StoredDType, NewTensor, Source, TensorInfo};
 use millrace_model::families::ConfigError;
+use millrace_numbers::formats::{EncodedRows, STACK, Target};
 use millrace_numbers::{DType, HostTensor, Part};
 
-use super::encode::{Rows, STACK};
+use super::config::config;
 use super::error::QuantizeError;
 use super::plan::{Plan, matrix_shape};
 use super::report::{QuantizeReport, QuantizedMatrix};
 use super::small_files::small_files;
-use super::target::{ModuleTensor, Target};
 use crate::partial::Partial;
 
 /// Bytes that are copied at once.
@@ -50,6 +50,13 @@ pub(super) fn weights(
     Ok(QuantizeReport { matrices, dense: plan.dense.clone(), bytes_before, bytes_after })
 }
 
+/// A tensor of a quantized module.
+struct ModuleTensor {
+    tensor: NewTensor,
+    /// The bytes of a tensor that does not depend on the weights. The others are made of rows.
+    constant: Option<Vec<u8>>,
+}
+
 /// Returns the tensors that a tensor becomes.
 fn new_tensors(plan: &Plan, (tensor, is_quantized): &(TensorInfo, bool)) -> Vec<NewTensor> {
     if *is_quantized {
@@ -62,7 +69,13 @@ fn new_tensors(plan: &Plan, (tensor, is_quantized): &(TensorInfo, bool)) -> Vec<
 fn module_tensors(plan: &Plan, tensor: &TensorInfo) -> Vec<ModuleTensor> {
     let module = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name);
     let (rows, cols) = matrix_shape(tensor);
-    plan.target.tensors(module, rows, cols, plan.dtype)
+    let tensors = plan.target.tensors(rows, cols, plan.dtype).into_iter();
+    let named = tensors.map(|written| {
+        let name = format!("{module}.{}", written.name);
+        let tensor = NewTensor { name, dtype: written.element.into(), shape: written.shape };
+        ModuleTensor { tensor, constant: written.constant }
+    });
+    named.collect()
 }
 
 /// Quantizes a matrix, a few stacks of rows at a time.
@@ -108,7 +121,7 @@ fn encode_stacks(
     target: Target,
     matrix: &Part,
     rows: std::ops::Range<usize>,
-) -> Vec<millrace_numbers::Result<Rows>> {
+) -> Vec<millrace_numbers::Result<EncodedRows>> {
     let (end, cols) = (rows.end, matrix.cols.len());
     let encode = |first: usize| {
         let count = STACK.min(end - first);
@@ -116,7 +129,7 @@ fn encode_stacks(
         for (row, weights) in weights.chunks_exact_mut(cols.max(1)).enumerate() {
             matrix.read_row(first + row, weights);
         }
-        Rows::encode(target, &weights, cols)
+        target.encode(&weights, cols)
     };
     std::thread::scope(|scope| {
         let encode = &encode;
@@ -145,11 +158,11 @@ fn dense(plan: &Plan, tensor: &TensorInfo) -> Result<Part, QuantizeError> {
 pub(super) fn files(plan: &Plan, source: &Source, folder: &Partial) -> Result<(), QuantizeError> {
     let file = source.path("config.json");
     let json = |source| QuantizeError::Load(ConfigError::Json { file: file.clone(), source }.into());
-    let mut config: serde_json::Map<String, serde_json::Value> =
+    let mut model: serde_json::Map<String, serde_json::Value> =
         serde_json::from_slice(&source.config()?).map_err(json)?;
-    let quantization = plan.target.config(&plan.dense_modules(), plan.dtype);
-    config.insert("quantization_config".to_owned(), quantization);
-    folder.write("config.json", format!("{:#}\n", serde_json::Value::Object(config)).as_bytes())?;
+    let quantization = config(plan.target, &plan.dense_modules(), plan.dtype);
+    model.insert("quantization_config".to_owned(), quantization);
+    folder.write("config.json", format!("{:#}\n", serde_json::Value::Object(model)).as_bytes())?;
     for name in small_files(source)? {
         if let Some(bytes) = source.text(&name)? {
             folder.write(&name, &bytes)?;

@@ -34,7 +34,7 @@ pub use spec::{
     Attention, AttentionHeads, DecoderSpec, EmbeddingPlan, HeadNormPlan, HeadPlan, LatentPlan, LayerSpec,
     LearnedPositions, NormKind, NormPlace, NormPlan, Positions, Residual,
 };
-pub use storage::{CheckpointFormat, Quantize, QuantizeError, StorageError, WeightStorage};
+pub use storage::{Quantize, QuantizeError, StorageError, WeightStorage};
 
 /// A model that can be loaded.
 pub struct Model {
@@ -43,8 +43,8 @@ pub struct Model {
     /// Element type of the stored weights. They keep it in memory unless the operator asks for
     /// another.
     pub dtype: DType,
-    /// The format of the checkpoint's quantized matrices, if it has any.
-    pub quantized: Option<CheckpointFormat>,
+    /// The name of the format of the checkpoint's quantized matrices, if it has any.
+    pub quantized: Option<&'static str>,
     /// The source of the weights.
     pub weights: Box<dyn WeightSource>,
     /// Warnings about contradictions in the files of the model.

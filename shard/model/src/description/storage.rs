@@ -5,7 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use millrace_backend::Sizing;
-use millrace_numbers::quantize::SUPER_BLOCK;
+use millrace_numbers::formats::awq::Awq;
+use millrace_numbers::formats::bitsandbytes::Bitsandbytes;
+use millrace_numbers::formats::compressed_tensors::CompressedTensors;
+use millrace_numbers::formats::fp8::Fp8;
+use millrace_numbers::formats::ggml::SUPER_BLOCK;
+use millrace_numbers::formats::gptq::Gptq;
 use millrace_numbers::{DType, IntFormat, KFormat, WeightFormat};
 use serde::{Deserialize, Serialize};
 
@@ -24,55 +29,12 @@ pub struct WeightStorage {
     pub dtype: DType,
     /// Quantization of the matrices that may be quantized, unless the checkpoint is quantized.
     pub quantize: Option<Quantize>,
-    /// The format of the checkpoint's quantized matrices, if it has any.
-    checkpoint: Option<CheckpointFormat>,
+    /// The name of the format of the checkpoint's quantized matrices, if it has any.
+    checkpoint: Option<&'static str>,
     /// The formats of matrices that are kept as the checkpoint stores them.
     stored: Arc<BTreeMap<WeightSlot, WeightFormat>>,
     /// Number of quantized matrices that the device cannot keep as they are.
     converted: usize,
-}
-
-/// A format of checkpoints that are quantized.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CheckpointFormat {
-    /// GPTQ.
-    Gptq,
-    /// AWQ.
-    Awq,
-    /// compressed-tensors, in any of its formats.
-    CompressedTensors,
-    /// 8-bit integers of bitsandbytes.
-    BitsandbytesInt8,
-    /// 4-bit codes of bitsandbytes for normally distributed numbers.
-    BitsandbytesNf4,
-    /// 4-bit floating-point numbers of bitsandbytes.
-    BitsandbytesFp4,
-    /// FP8 with scales per matrix, row or block.
-    Fp8,
-    /// Experts in MXFP4 (gpt-oss).
-    Mxfp4,
-    /// Integers with a scale for each row, as the code of ChatGLM stores them.
-    ChatGlm,
-    /// Blocks of GGML, as in GGUF files.
-    Blocks,
-}
-
-impl CheckpointFormat {
-    /// Returns the name, which is also that of the flag `--quantize`, if there is such a flag.
-    pub const fn name(self) -> &'static str {
-        match self {
-            CheckpointFormat::Gptq => "gptq",
-            CheckpointFormat::Awq => "awq",
-            CheckpointFormat::CompressedTensors => "compressed-tensors",
-            CheckpointFormat::BitsandbytesInt8 => "bitsandbytes",
-            CheckpointFormat::BitsandbytesNf4 => "bitsandbytes-nf4",
-            CheckpointFormat::BitsandbytesFp4 => "bitsandbytes-fp4",
-            CheckpointFormat::Fp8 => "fp8",
-            CheckpointFormat::Mxfp4 => "mxfp4",
-            CheckpointFormat::ChatGlm => "chatglm",
-            CheckpointFormat::Blocks => "blocks of GGML",
-        }
-    }
 }
 
 /// A value of `--quantize`: a way to quantize matrices while they are loaded, or a format that the
@@ -168,7 +130,7 @@ impl Quantize {
     /// Returns the name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
-            Quantize::Fp8 => "fp8",
+            Quantize::Fp8 => Fp8::NAME,
             Quantize::Int8 => IntFormat::Int8.name(),
             Quantize::Q8_0 => IntFormat::Q8_0.name(),
             Quantize::Q4_0 => IntFormat::Q4_0.name(),
@@ -176,12 +138,12 @@ impl Quantize {
             Quantize::Q4K => KFormat::Q4K.name(),
             Quantize::Q6K => KFormat::Q6K.name(),
             Quantize::Nf4 => "nf4",
-            Quantize::Gptq => CheckpointFormat::Gptq.name(),
-            Quantize::Awq => CheckpointFormat::Awq.name(),
-            Quantize::CompressedTensors => CheckpointFormat::CompressedTensors.name(),
-            Quantize::Bitsandbytes => CheckpointFormat::BitsandbytesInt8.name(),
-            Quantize::BitsandbytesNf4 => CheckpointFormat::BitsandbytesNf4.name(),
-            Quantize::BitsandbytesFp4 => CheckpointFormat::BitsandbytesFp4.name(),
+            Quantize::Gptq => Gptq::NAME,
+            Quantize::Awq => Awq::NAME,
+            Quantize::CompressedTensors => CompressedTensors::NAME,
+            Quantize::Bitsandbytes => Bitsandbytes::Int8.name(),
+            Quantize::BitsandbytesNf4 => Bitsandbytes::Nf4.name(),
+            Quantize::BitsandbytesFp4 => Bitsandbytes::Fp4.name(),
         }
     }
 
@@ -201,23 +163,11 @@ impl Quantize {
         }
     }
 
-    /// Returns whether the value fits a checkpoint in this format.
-    const fn accepts(self, format: CheckpointFormat) -> bool {
-        matches!(
-            (self, format),
-            (Quantize::Fp8, CheckpointFormat::Fp8)
-                | (Quantize::Gptq, CheckpointFormat::Gptq)
-                | (Quantize::Awq, CheckpointFormat::Awq)
-                | (Quantize::CompressedTensors, CheckpointFormat::CompressedTensors)
-                | (Quantize::BitsandbytesNf4, CheckpointFormat::BitsandbytesNf4)
-                | (Quantize::BitsandbytesFp4, CheckpointFormat::BitsandbytesFp4)
-                | (
-                    Quantize::Bitsandbytes,
-                    CheckpointFormat::BitsandbytesInt8
-                        | CheckpointFormat::BitsandbytesNf4
-                        | CheckpointFormat::BitsandbytesFp4
-                )
-        )
+    /// Returns whether the value fits a checkpoint in the format of this name.
+    fn accepts(self, format: &str) -> bool {
+        // All formats of bitsandbytes can be called so.
+        let is_bitsandbytes = || Bitsandbytes::ALL.iter().any(|variant| variant.name() == format);
+        self.name() == format || self == Quantize::Bitsandbytes && is_bitsandbytes()
     }
 
     /// Tells whether only the CPU multiplies by the format.
@@ -237,7 +187,7 @@ impl Quantize {
     /// Returns how matrices of a checkpoint are quantized while they are loaded, if they are.
     fn for_checkpoint(
         flag: Option<Quantize>,
-        checkpoint: Option<CheckpointFormat>,
+        checkpoint: Option<&'static str>,
     ) -> Result<Option<Quantize>, QuantizeError> {
         match (flag, checkpoint) {
             (None, _) => Ok(None),
@@ -245,7 +195,7 @@ impl Quantize {
             (Some(quantize), None) => Err(QuantizeError::NotQuantized { flag: quantize.name() }),
             (Some(quantize), Some(format)) if quantize.accepts(format) => Ok(None),
             (Some(quantize), Some(format)) => {
-                Err(QuantizeError::AlreadyQuantized { flag: quantize.name(), found: format.name() })
+                Err(QuantizeError::AlreadyQuantized { flag: quantize.name(), found: format })
             }
         }
     }
@@ -333,7 +283,7 @@ impl WeightStorage {
 
     /// Returns the name of the quantization, if matrices of layers are quantized.
     pub fn quantization(&self) -> Option<&'static str> {
-        self.checkpoint.map(CheckpointFormat::name).or(self.quantize.map(Quantize::name))
+        self.checkpoint.or(self.quantize.map(Quantize::name))
     }
 
     /// Returns warnings for the operator: about the matrices of `spec` that do not have the format
@@ -369,7 +319,7 @@ impl WeightStorage {
     }
 
     fn conversion(&self) -> Option<String> {
-        let (format, all) = (self.checkpoint?.name(), self.stored.len() + self.converted);
+        let (format, all) = (self.checkpoint?, self.stored.len() + self.converted);
         (self.converted > 0).then(|| {
             format!(
                 "{} of {all} quantized matrices ({format}) are converted to {} while they are loaded, because this \

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use millrace_formats::{Checkpoint, Source};
 use millrace_numbers::DType;
+use millrace_numbers::formats::{Scheme, ggml};
 
 use super::architecture::{self, FoundFamily};
 use super::chatglm_6b;
@@ -16,9 +17,7 @@ use super::quantization;
 use super::stored::StoredWeights;
 use super::text_part;
 use super::tied_head;
-use crate::description::{
-    CheckpointFormat, DecoderSpec, Model, ModelWarnings, WeightKind, WeightSlot, WeightSource,
-};
+use crate::description::{DecoderSpec, Model, ModelWarnings, WeightKind, WeightSlot, WeightSource};
 
 /// Reads the configuration of a model and maps its weights.
 ///
@@ -33,9 +32,9 @@ pub fn load(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> 
     tied_head::resolve(&config, family, &checkpoint, &mut spec)?;
     let intended = config.dtype()?;
     let scheme = quantization::read(&config, source)?;
-    let quantized = scheme.as_ref().map(quantization::Scheme::format);
+    let quantized = scheme.as_ref().map(Scheme::name);
     let weights = StoredWeights::new(checkpoint, spec.clone(), &family.names, scheme)?;
-    let quantized = quantized.or(weights.has_blocks().then_some(CheckpointFormat::Blocks));
+    let quantized = quantized.or(weights.has_blocks().then_some(ggml::NAME));
     let embedding = weights.parts(WeightSlot::Embedding)?;
     // The type of an embedding that is quantized is that of the activations.
     let stored = embedding.first().and_then(|part| part.tensor.encoding.dense());

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use millrace_numbers::stored::ExpertRows;
+use millrace_numbers::experts::ExpertRows;
 
 use crate::description::{
     DecoderSpec, FeatureBlock, LayerSlot, RecurrentSlot, StoredTensors, WeightKind, WeightSlot,

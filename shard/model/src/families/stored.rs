@@ -3,11 +3,12 @@
 use std::collections::HashSet;
 
 use millrace_formats::{Checkpoint, DType as StoredDType, Tensor};
-use millrace_numbers::stored::{ExpertRows, expert_columns};
+use millrace_numbers::experts::{ExpertColumns, ExpertRows};
+use millrace_numbers::formats::{Scheme, tensor_names};
 use millrace_numbers::{DType, Encoding, HostTensor, Part};
 
 use super::names::{Names, Piece, StackedExperts, StoredOrder};
-use super::quantization::{self, ModuleTensors, SUFFIXES, Scheme};
+use super::quantization::{self, ModuleTensors};
 use crate::description::{DecoderSpec, TensorPlace, WeightError, WeightSlot, WeightSource};
 
 /// Ends of the names of masks, which old versions stored with the weights.
@@ -46,9 +47,9 @@ impl StoredWeights {
             for piece in weights.pieces(slot) {
                 let tensor = weights.tensor(&piece)?;
                 if let (None, Some(module)) = (tensor.encoding.dense(), piece.module()) {
-                    used.extend(SUFFIXES.map(|suffix| format!("{module}.{suffix}")));
+                    used.extend(tensor_names().map(|end| format!("{module}.{end}")));
                 }
-                used.extend(quantization::mxfp4_tensors(&piece.tensor));
+                used.extend(quantization::expert_tensors(&piece.tensor));
                 used.insert(piece.tensor);
             }
         }
@@ -183,17 +184,20 @@ impl StoredWeights {
     /// Returns the stored tensor of a piece, as the kernels take it.
     fn tensor(&self, piece: &Piece) -> Result<HostTensor, WeightError> {
         if let (Some(scheme), Some(name), &[rows, cols]) = (&self.scheme, piece.module(), &piece.shape[..]) {
-            let module = ModuleTensors { checkpoint: &self.checkpoint, name, rows, cols };
+            let prefix = format!("{name}.");
+            let module = ModuleTensors { checkpoint: &self.checkpoint, prefix: &prefix, rows, cols };
             if let Some(tensor) = module.read(scheme)? {
                 return Ok(tensor);
             }
         }
-        if let (Some(Scheme::Mxfp4), StoredOrder::Experts(order), &[experts, rows, cols]) =
+        if let (Some(scheme), StoredOrder::Experts(order), &[experts, rows, cols]) =
             (&self.scheme, piece.order, &piece.shape[..])
-            && let Some(tensor) =
-                quantization::read_mxfp4(&self.checkpoint, &piece.tensor, [experts, rows, cols], order)?
         {
-            return Ok(tensor);
+            let (checkpoint, prefix) = (&self.checkpoint, &*piece.tensor);
+            let all = ModuleTensors { checkpoint, prefix, rows: experts * rows, cols };
+            if let Some(tensor) = all.read_experts(scheme, order)? {
+                return Ok(tensor);
+            }
         }
         let tensor = self.stored(piece)?;
         match piece.order {
@@ -224,7 +228,10 @@ impl StoredWeights {
             return Err(self.element_type(piece, tensor));
         };
         let built = match piece.shape[..] {
-            [experts, rows, cols] => expert_columns((experts * rows, cols), order, dtype, host.bytes),
+            [experts, rows, cols] => {
+                let encoding = Encoding::ExpertColumns(ExpertColumns { dtype, rows: order });
+                HostTensor::new(encoding, experts * rows, cols, host.bytes)
+            }
             _ => Ok(expert_vector(&host, dtype, order)),
         };
         built.map_err(|error| WeightError::Quantized {

@@ -1,7 +1,7 @@
 //! The sizes of a device that is not there.
 
 use millrace_backend::{KvSpec, ProductShape, Sizing};
-use millrace_numbers::stored::exact_format;
+use millrace_numbers::formats::exact_format;
 use millrace_numbers::{Part, WeightFormat};
 
 /// A device without padding and workspace, for estimates without a device. It keeps the

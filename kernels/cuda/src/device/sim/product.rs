@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use millrace_backend::{Error, Result};
-use millrace_numbers::fp8;
+use millrace_numbers::formats::fp8;
 
 use crate::device::driver::{Gemm, RowScales};
 use crate::device::elem::Elem;

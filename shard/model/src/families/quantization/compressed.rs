@@ -1,49 +1,10 @@
 //! Reads the configuration of compressed-tensors.
 
+use millrace_numbers::formats::compressed_tensors::{CompressedGroup, CompressedKind};
+use millrace_numbers::scales::Sharing;
+
 use super::super::config::Config;
 use super::super::error::ConfigError;
-
-/// The quantization of a group of modules.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) struct CompressedGroup {
-    pub(super) kind: CompressedKind,
-    /// Bits of a code.
-    pub(super) bits: usize,
-    pub(super) symmetric: bool,
-    pub(super) strategy: Strategy,
-}
-
-/// The way in which codes are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CompressedKind {
-    /// Integers in words (`weight_packed`).
-    Packed,
-    /// Signed bytes.
-    Bytes,
-    /// e4m3 numbers.
-    Float8,
-}
-
-/// The weights that share a scale.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Strategy {
-    Tensor,
-    Row,
-    /// This many successive columns of a row.
-    Group(usize),
-    /// These many rows and columns.
-    Block([usize; 2]),
-}
-
-impl Strategy {
-    /// Returns the columns of a group in a row of `cols` columns.
-    pub(super) fn group_cols(self, cols: usize) -> usize {
-        match self {
-            Strategy::Group(group) => group,
-            _ => cols,
-        }
-    }
-}
 
 /// Reads the groups of modules. Which module belongs to which group follows from the shapes of its
 /// tensors, so that `targets` need no reading.
@@ -98,26 +59,26 @@ fn read(weights: &Config, from: &Config) -> Result<CompressedGroup, ConfigError>
     if is_float && !symmetric {
         return Err(weights.unsupported("symmetric", "floating-point weights have no zero points"));
     }
-    let strategy = strategy(weights)?;
-    if matches!(strategy, Strategy::Block(_)) && kind != CompressedKind::Float8 {
+    let sharing = sharing(weights)?;
+    if matches!(sharing, Sharing::Block(_)) && kind != CompressedKind::Float8 {
         return Err(weights.unsupported("strategy", "only floating-point weights have blocks"));
     }
-    Ok(CompressedGroup { kind, bits, symmetric, strategy })
+    Ok(CompressedGroup { kind, bits, symmetric, sharing })
 }
 
-fn strategy(weights: &Config) -> Result<Strategy, ConfigError> {
+fn sharing(weights: &Config) -> Result<Sharing, ConfigError> {
     let key = "strategy";
     let group = match weights.optional::<i64>("group_size")? {
         None | Some(-1) => None,
         Some(_) => Some(weights.size("group_size", 1 << 20)?),
     };
     match (weights.optional::<String>(key)?.as_deref(), group) {
-        (Some("tensor"), _) | (None, None) => Ok(Strategy::Tensor),
-        (Some("channel"), _) => Ok(Strategy::Row),
-        (Some("group") | None, Some(group)) => Ok(Strategy::Group(group)),
+        (Some("tensor"), _) | (None, None) => Ok(Sharing::Tensor),
+        (Some("channel"), _) => Ok(Sharing::Row),
+        (Some("group") | None, Some(group)) => Ok(Sharing::Group(group)),
         (Some("group"), None) => Err(weights.missing("group_size")),
         (Some("block"), _) => match block(weights, "block_structure")? {
-            Some(block) => Ok(Strategy::Block(block)),
+            Some(block) => Ok(Sharing::Block(block)),
             None => Err(weights.missing("block_structure")),
         },
         _ => Err(weights.unsupported(key, "tensor, channel, group and block can be read")),

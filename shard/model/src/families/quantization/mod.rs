@@ -6,20 +6,27 @@
 //! out (`ignore`, `modules_to_not_convert`, `lm_head`) need no reading. The configuration decides
 //! what the tensors mean, and every tensor must have the shape that follows from it.
 
+//!
+//! What the tensors of each format are is known to [`millrace_numbers::formats`].
+
 use millrace_formats::Checkpoint;
+use millrace_numbers::formats::{mxfp4, tensor_names};
 
 mod compressed;
-mod mxfp4;
 mod scheme;
 mod tensors;
 
-pub(super) use mxfp4::{read as read_mxfp4, tensors as mxfp4_tensors};
-pub(super) use scheme::{Scheme, read};
-pub(super) use tensors::{ModuleTensors, SUFFIXES};
+pub(super) use scheme::read;
+pub(super) use tensors::ModuleTensors;
+
+/// Returns the names of the tensors that store a weight of experts quantized, in all formats.
+pub(super) fn expert_tensors(weight: &str) -> [String; 2] {
+    mxfp4::EXPERT_TENSORS.map(|end| format!("{weight}{end}"))
+}
 
 /// Returns whether a weight is stored, dense or quantized.
 pub(super) fn is_stored(checkpoint: &Checkpoint, weight: &str) -> bool {
     let module = weight.strip_suffix("weight").unwrap_or(weight);
-    SUFFIXES.iter().any(|suffix| checkpoint.contains(&format!("{module}{suffix}")))
-        || mxfp4_tensors(weight).iter().all(|tensor| checkpoint.contains(tensor))
+    tensor_names().any(|end| checkpoint.contains(&format!("{module}{end}")))
+        || expert_tensors(weight).iter().all(|tensor| checkpoint.contains(tensor))
 }

@@ -1,11 +1,18 @@
 //! Reads the scheme of a quantized checkpoint.
 
 use millrace_formats::Source;
+use millrace_numbers::formats::Scheme;
+use millrace_numbers::formats::awq::Awq;
+use millrace_numbers::formats::bitsandbytes::Bitsandbytes;
+use millrace_numbers::formats::chatglm::ChatGlm;
+use millrace_numbers::formats::compressed_tensors::CompressedTensors;
+use millrace_numbers::formats::fp8::Fp8;
+use millrace_numbers::formats::gptq::Gptq;
+use millrace_numbers::formats::mxfp4::Mxfp4;
 
 use super::super::config::Config;
 use super::super::error::{ConfigError, LoadError};
-use super::compressed::{self, CompressedGroup, block};
-use crate::description::CheckpointFormat;
+use super::compressed::{self, block};
 
 /// Larger groups are typing errors.
 const MAX_GROUP: usize = 1 << 20;
@@ -14,50 +21,6 @@ const MAX_GROUP: usize = 1 << 20;
 const OLD_FILES: [(&str, &str); 2] = [("quantize_config.json", "gptq"), ("quant_config.json", "awq")];
 /// The key of `config.json` that describes the quantization.
 const KEY: &str = "quantization_config";
-
-/// The scheme of a quantized checkpoint: the meaning of its tensors.
-#[derive(Debug, Clone, PartialEq)]
-pub(in super::super) enum Scheme {
-    Gptq {
-        bits: usize,
-        /// Columns of a group; none if a row is one group.
-        group: Option<usize>,
-        /// Whether zero points are stored less one.
-        plus_one: bool,
-    },
-    Awq {
-        /// Columns of a group; none if a row is one group.
-        group: Option<usize>,
-        gemv: bool,
-    },
-    /// The groups of modules of compressed-tensors.
-    Compressed(Vec<CompressedGroup>),
-    /// bitsandbytes. Its tensors describe themselves.
-    Bitsandbytes(CheckpointFormat),
-    Fp8 {
-        /// Rows and columns of a block, if blocks have scales.
-        block: Option<[usize; 2]>,
-    },
-    /// Experts in MXFP4.
-    Mxfp4,
-    /// Integers with a scale for each row, as the code of ChatGLM stores them.
-    ChatGlm { bits: usize },
-}
-
-impl Scheme {
-    /// Returns the name of the format.
-    pub(in super::super) fn format(&self) -> CheckpointFormat {
-        match self {
-            Scheme::Gptq { .. } => CheckpointFormat::Gptq,
-            Scheme::Awq { .. } => CheckpointFormat::Awq,
-            Scheme::Compressed(_) => CheckpointFormat::CompressedTensors,
-            Scheme::Bitsandbytes(format) => *format,
-            Scheme::Fp8 { .. } => CheckpointFormat::Fp8,
-            Scheme::Mxfp4 => CheckpointFormat::Mxfp4,
-            Scheme::ChatGlm { .. } => CheckpointFormat::ChatGlm,
-        }
-    }
-}
 
 /// Reads the scheme from `config.json`, or from the file beside it in which older versions of
 /// AutoGPTQ and AutoAWQ stored it. Returns `None` if the checkpoint is not quantized.
@@ -110,7 +73,7 @@ fn of(config: &Config, absent: Option<&str>) -> Result<Scheme, ConfigError> {
         "compressed-tensors" => compressed(config),
         "bitsandbytes" => bitsandbytes(config),
         "fp8" | "fbgemm_fp8" => fp8(config),
-        "mxfp4" => Ok(Scheme::Mxfp4),
+        "mxfp4" => Ok(Scheme::Mxfp4(Mxfp4)),
         _ => {
             let supported = "gptq, awq, compressed-tensors, bitsandbytes, fp8, fbgemm_fp8 and mxfp4 can be read; \
                              use another checkpoint of the model";
@@ -124,7 +87,7 @@ fn chatglm(config: &Config) -> Result<Option<Scheme>, ConfigError> {
     let key = "quantization_bit";
     let is_chatglm = config.optional::<String>("model_type")?.is_some_and(|name| name.starts_with("chatglm"));
     match config.optional::<usize>(key)? {
-        Some(bits @ (4 | 8)) if is_chatglm => Ok(Some(Scheme::ChatGlm { bits })),
+        Some(bits @ (4 | 8)) if is_chatglm => Ok(Some(Scheme::ChatGlm(ChatGlm { bits }))),
         None | Some(0) => Ok(None),
         Some(_) if is_chatglm => Err(config.unsupported(key, "4 and 8 bits can be read")),
         Some(_) => Ok(None),
@@ -150,7 +113,7 @@ fn gptq(config: &Config) -> Result<Scheme, ConfigError> {
         let reason = "bits and groups must be the same for all modules";
         return Err(dynamic.unsupported(pattern, reason));
     }
-    Ok(Scheme::Gptq { bits, group: group(config, "group_size")?, plus_one })
+    Ok(Scheme::Gptq(Gptq { bits, group: group(config, "group_size")?, plus_one }))
 }
 
 fn awq(config: &Config) -> Result<Scheme, ConfigError> {
@@ -165,7 +128,7 @@ fn awq(config: &Config) -> Result<Scheme, ConfigError> {
         Some("gemv") => true,
         Some(_) => return Err(config.unsupported("version", "gemm and gemv can be read")),
     };
-    Ok(Scheme::Awq { group: group(config, size)?, gemv })
+    Ok(Scheme::Awq(Awq { group: group(config, size)?, gemv }))
 }
 
 /// Reads a number of columns. -1 stands for all columns of a row.
@@ -178,7 +141,7 @@ fn group(config: &Config, key: &str) -> Result<Option<usize>, ConfigError> {
 }
 
 fn compressed(config: &Config) -> Result<Scheme, ConfigError> {
-    compressed::groups(config).map(Scheme::Compressed)
+    compressed::groups(config).map(|groups| Scheme::CompressedTensors(CompressedTensors { groups }))
 }
 
 fn bitsandbytes(config: &Config) -> Result<Scheme, ConfigError> {
@@ -189,14 +152,14 @@ fn bitsandbytes(config: &Config) -> Result<Scheme, ConfigError> {
         return Err(config.invalid("load_in_4bit", reason));
     }
     if eight {
-        return Ok(Scheme::Bitsandbytes(CheckpointFormat::BitsandbytesInt8));
+        return Ok(Scheme::Bitsandbytes(Bitsandbytes::Int8));
     }
     config.insist("bnb_4bit_quant_storage", "uint8", "codes that are stored as other numbers than bytes")?;
     let key = "bnb_4bit_quant_type";
     match config.optional::<String>(key)?.as_deref() {
-        Some("nf4") => Ok(Scheme::Bitsandbytes(CheckpointFormat::BitsandbytesNf4)),
+        Some("nf4") => Ok(Scheme::Bitsandbytes(Bitsandbytes::Nf4)),
         // bitsandbytes chooses fp4 if nothing else is said.
-        None | Some("fp4") => Ok(Scheme::Bitsandbytes(CheckpointFormat::BitsandbytesFp4)),
+        None | Some("fp4") => Ok(Scheme::Bitsandbytes(Bitsandbytes::Fp4)),
         Some(_) => Err(config.unsupported(key, "nf4 and fp4 can be read")),
     }
 }
@@ -205,7 +168,7 @@ fn fp8(config: &Config) -> Result<Scheme, ConfigError> {
     for key in ["fmt", "weight_dtype"] {
         config.insist(key, "e4m3", "weights must be e4m3")?;
     }
-    Ok(Scheme::Fp8 { block: block(config, "weight_block_size")? })
+    Ok(Scheme::Fp8(Fp8 { block: block(config, "weight_block_size")? }))
 }
 
 #[cfg(test)]
@@ -217,7 +180,7 @@ mod tests {
 
     #[test]
     fn an_older_file_with_another_scheme_is_named() {
-        let scheme = Scheme::Gptq { bits: 4, group: Some(32), plus_one: true };
+        let scheme = Scheme::Gptq(Gptq { bits: 4, group: Some(32), plus_one: true });
         type Files = &'static [(&'static str, &'static [u8])];
         let cases: [(Files, Option<&str>); 4] = [
             (&[], None),

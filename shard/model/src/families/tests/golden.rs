@@ -3,7 +3,7 @@
 
 use millrace_backend::{Activation, QkvLayout, RopeStyle};
 use millrace_formats::Source;
-use millrace_numbers::{DType, Encoding};
+use millrace_numbers::DType;
 
 use super::{golden, load};
 use crate::description::{
@@ -105,7 +105,7 @@ fn check(name: &str, expected: &DecoderSpec) {
         let count: usize = parts.iter().map(|part| part.rows.len() * part.cols.len()).sum();
         let (rows, cols) = model.spec.shape(slot);
         assert_eq!(count, rows * cols, "{name} {slot:?}");
-        assert!(parts.iter().all(|part| part.tensor.encoding == Encoding::Dense(dtype)), "{name} {slot:?}");
+        assert!(parts.iter().all(|part| part.tensor.encoding.dense() == Some(dtype)), "{name} {slot:?}");
     }
 }
 

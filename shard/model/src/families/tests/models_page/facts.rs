@@ -117,11 +117,8 @@ pub(super) const QUANTIZATIONS: &[Fact] = &[
         gpu: "untested",
         families: "llama",
         tests: &[
-            ("kernels/numbers/src/encoding/blocks/tests.rs", "every_type_is_decoded_by_its_formula"),
-            (
-                "kernels/numbers/src/encoding/blocks/tests.rs",
-                "codebooks_give_the_weights_of_the_package_gguf",
-            ),
+            ("kernels/numbers/src/formats/ggml/tests.rs", "every_type_is_decoded_by_its_formula"),
+            ("kernels/numbers/src/formats/ggml/tests.rs", "codebooks_give_the_weights_of_the_package_gguf"),
             (MODEL_FORMATS, "gguf_files_give_what_their_weights_give_as_safetensors"),
             (MODEL_FORMATS, "super_blocks_give_what_their_weights_give_as_safetensors"),
         ],
