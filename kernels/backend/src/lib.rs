@@ -49,7 +49,9 @@ pub use ops::{
     QkvLayout, RopeSpec, RopeStyle, RouterTerms, RowParts, ScoreTerms,
 };
 pub use queue::StepQueue;
-pub use recurrent::{Convolution, GateFunction, Recurrence, RecurrenceRule, RecurrentHeads, StateSpec};
+pub use recurrent::{
+    Convolution, GateFunction, KeySharing, Recurrence, RecurrenceRule, RecurrentHeads, StateSpec,
+};
 pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored, Watermark};
 pub use sizing::{Overheads, ProductShape, Sizing, StepSize};
 pub use step::{
