@@ -1,20 +1,24 @@
 """Writes golden checkpoints as GGUF files, with the package gguf.
 
-    python3 make_gguf.py
+    python3 make_gguf.py [CASE...]
 
 `../golden-gguf/CASE.gguf` has the weights of `../golden/CASE` in single precision, so that its logits
 are those of the checkpoint. Names come from the package's `TensorNameMap`. What a converter changes
 is described in `convert_hf_to_gguf.py` of llama.cpp, and done here again: rows of query and key are
 reordered for `llama`, `smollm3` and the models of Granite, 1 is added to Gemma's norms, and experts
-are stacked. `FUSED` are written with query, key and value in one tensor, as newer converters may.
+are stacked. `FUSED` are written with query, key and value in one tensor, as newer converters may, and
+`FUSED_EXPERTS` with gate and up. What is different in models with recurrent layers is in
+`gguf_hybrids.py`.
 """
 
 import json
+import sys
 from pathlib import Path
 
 import gguf
 import numpy as np
 
+import gguf_hybrids
 from read_quantized import load, numbers
 
 HERE = Path(__file__).resolve().parent.parent
@@ -30,9 +34,13 @@ CASES = {
     "seed_oss_all_biases": "seed_oss", "lfm2": "lfm2", "lfm2_bias": "lfm2", "phi": "phi2",
     "phi_rotary": "phi2", "olmo3": "olmo2", "olmo3_yarn": "olmo2", "qwen2_5_vl": "qwen2vl",
     "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe",
+    "qwen3_5_text": "qwen35", "qwen3_5_text_tied": "qwen35", "qwen3_5": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe", "qwen3_5_moe": "qwen35moe", "qwen3_next": "qwen3next",
 }
 PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
 FUSED = ("qwen3_moe", "seed_oss_all_biases", "exaone4_hybrid")
+FUSED_EXPERTS = ("qwen3_5_moe_text",)
+LATER = ("qwen3_5", "qwen3_5_moe_text")
 
 
 def halves_to_pairs(rows, heads):
@@ -57,7 +65,8 @@ def tensors(case, config, architecture):
                 tensor = halves_to_pairs(tensor, heads)
             if name.endswith(("k_proj.weight", "k_proj.bias")):
                 tensor = halves_to_pairs(tensor, kv_heads)
-        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        plus_one = architecture.startswith(("gemma", *gguf_hybrids.DELTA_NETS))
+        if plus_one and name.endswith("norm.weight") and "linear_attn" not in name:
             tensor = tensor + np.float32(1)
         if name.startswith(f"model.layers.{config['num_hidden_layers']}."):
             continue
@@ -65,8 +74,11 @@ def tensors(case, config, architecture):
             name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         if name.endswith(".sinks"):
             name += ".weight"
-        if name.endswith("conv.conv.weight"):
+        if name.endswith(("conv.conv.weight", "conv1d.weight")):
             tensor = tensor.squeeze(1)
+        if ".linear_attn." in name:
+            found |= gguf_hybrids.delta_net(name, tensor, config, architecture)
+            continue
         if architecture == "granitemoe" and name.endswith("input_linear.weight"):
             half = tensor.shape[1] // 2
             before = name.replace("block_sparse_moe.input_linear.weight", "mlp.experts.")
@@ -87,6 +99,10 @@ def tensors(case, config, architecture):
         found[name] = tensor
     for name, of_experts in experts.items():
         found[name] = np.stack([of_experts[index] for index in range(len(of_experts))])
+    if case in FUSED_EXPERTS:
+        for name in [name for name in found if name.endswith("experts.gate_proj.weight")]:
+            parts = found.pop(name), found.pop(name.replace("gate_proj", "up_proj"))
+            found[name.replace("gate_proj", "gate_up_proj")] = np.concatenate(parts, axis=1)
     return found
 
 
@@ -122,12 +138,19 @@ def write(case, architecture):
     writer = gguf.GGUFWriter(HERE / "golden-gguf" / f"{case}.gguf", architecture)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(hidden)
-    writer.add_block_count(config["num_hidden_layers"])
-    width = config["intermediate_size"]
+    # A layer that predicts one more token is counted too.
+    later = int(case in LATER)
+    writer.add_block_count(config["num_hidden_layers"] + later)
+    if later:
+        writer.add_nextn_predict_layers(later)
+        norm = f"blk.{config['num_hidden_layers']}.attn_norm.weight"
+        writer.add_tensor(norm, np.ones(config["hidden_size"], "<f4"))
+    width = config.get("intermediate_size")
     if config.get("block_auto_adjust_ff_dim"):
         multiple = config["block_multiple_of"]
         width = -(-int(config["block_ffn_dim_multiplier"] * (2 * width // 3)) // multiple) * multiple
-    writer.add_feed_forward_length(width)
+    if width:
+        writer.add_feed_forward_length(width)
     writer.add_head_count(heads)
     kv_heads = config["num_key_value_heads"]
     if architecture == "lfm2":
@@ -192,6 +215,8 @@ def write(case, architecture):
         writer.add_logit_scale(config["logit_scale"])
     if architecture == "stablelm":
         writer.add_parallel_residual(config["use_parallel_residual"])
+    if architecture in gguf_hybrids.DELTA_NETS:
+        gguf_hybrids.add_delta_net(writer, config, case, architecture)
     writer.add_tokenizer_model("llama")
     writer.add_token_list([f"t{token}" for token in range(config["vocab_size"])])
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -217,11 +242,12 @@ def write(case, architecture):
 
 def main():
     (HERE / "golden-gguf").mkdir(exist_ok=True)
-    for case, architecture in CASES.items():
-        write(case, architecture)
+    for case in sys.argv[1:] or CASES:
+        write(case, CASES[case])
         size = (HERE / "golden-gguf" / f"{case}.gguf").stat().st_size
         print(f"{case}: {size} bytes")
         assert size < 150_000, case
 
 
-main()
+if __name__ == "__main__":
+    main()

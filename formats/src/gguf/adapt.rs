@@ -7,7 +7,7 @@ use super::value::Value as FileValue;
 use crate::error::Error;
 use crate::fault::FileFault;
 
-type Config = Map<String, Value>;
+pub(super) type Config = Map<String, Value>;
 
 pub(super) fn nothing(_: &Model<'_>, _: &mut Config) -> Result<(), Error> {
     Ok(())
@@ -22,7 +22,11 @@ fn copy(model: &Model<'_>, config: &mut Config, keys: &[(&str, &str)]) -> Result
     Ok(())
 }
 
-fn copy_counts(model: &Model<'_>, config: &mut Config, keys: &[(&str, &str)]) -> Result<(), Error> {
+pub(super) fn copy_counts(
+    model: &Model<'_>,
+    config: &mut Config,
+    keys: &[(&str, &str)],
+) -> Result<(), Error> {
     for (from, to) in keys {
         config.insert((*to).to_owned(), model.count(from)?.into());
     }
@@ -43,7 +47,7 @@ pub(super) fn mixtral(model: &Model<'_>, config: &mut Config) -> Result<(), Erro
     )
 }
 
-const QWEN_EXPERTS: [(&str, &str); 3] = [
+pub(super) const QWEN_EXPERTS: [(&str, &str); 3] = [
     ("expert_count", "num_experts"),
     ("expert_used_count", "num_experts_per_tok"),
     ("expert_feed_forward_length", "moe_intermediate_size"),
@@ -153,20 +157,26 @@ fn biases(model: &Model<'_>, config: &mut Config, keys: &[(&str, &str)]) {
     }
 }
 
-/// The function by which the scores of experts are made, as `expert_gating_func` numbers it.
-const SIGMOID: u64 = 2;
+/// The functions by which the scores of experts are made, as `expert_gating_func` numbers them.
+pub(super) const SOFTMAX: u64 = 1;
+pub(super) const SIGMOID: u64 = 2;
 
-/// Refuses a router whose scores are not sigmoids.
-fn insist_on_sigmoids(model: &Model<'_>) -> Result<(), Error> {
+/// Refuses a router whose scores are made by another function.
+pub(super) fn insist_on_gating(model: &Model<'_>, function: u64) -> Result<(), Error> {
     const KEY: &str = "expert_gating_func";
+    let name = if function == SIGMOID { "sigmoids" } else { "softmax" };
     match model.header.count(&model.key(KEY))? {
-        None | Some(SIGMOID) => Ok(()),
-        Some(other) => Err(model.fault(KEY, format!("is {other}, and the family has only sigmoids (2)"))),
+        // 0 stands for a file that does not say it.
+        None | Some(0) => Ok(()),
+        Some(found) if found == function => Ok(()),
+        Some(other) => {
+            Err(model.fault(KEY, format!("is {other}, and the family has only {name} ({function})")))
+        }
     }
 }
 
 /// Refuses an array whose length is not the number of layers.
-fn check_count(model: &Model<'_>, name: &str, found: usize) -> Result<(), Error> {
+pub(super) fn check_count(model: &Model<'_>, name: &str, found: usize) -> Result<(), Error> {
     let layers = model.count("block_count")?;
     match found as u64 == layers {
         true => Ok(()),
@@ -231,7 +241,7 @@ pub(super) fn glm4(model: &Model<'_>, config: &mut Config) -> Result<(), Error> 
 }
 
 pub(super) fn glm4_moe(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
-    insist_on_sigmoids(model)?;
+    insist_on_gating(model, SIGMOID)?;
     let keys = [
         ("leading_dense_block_count", "first_k_dense_replace"),
         ("expert_count", "n_routed_experts"),
@@ -252,7 +262,7 @@ pub(super) fn glm4_moe(model: &Model<'_>, config: &mut Config) -> Result<(), Err
 }
 
 pub(super) fn minimax_m2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
-    insist_on_sigmoids(model)?;
+    insist_on_gating(model, SIGMOID)?;
     let keys = [("expert_count", "num_local_experts"), ("expert_used_count", "num_experts_per_tok")];
     copy_counts(model, config, &keys)?;
     if let Some(width) = model.header.count(&model.key("expert_feed_forward_length"))? {
@@ -302,20 +312,5 @@ pub(super) fn exaone4(model: &Model<'_>, config: &mut Config) -> Result<(), Erro
 pub(super) fn seed_oss(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     let keys = [("attn_q", "attention_bias"), ("attn_output", "attention_out_bias"), ("ffn_up", "mlp_bias")];
     biases(model, config, &keys);
-    Ok(())
-}
-
-pub(super) fn lfm2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
-    const KV_HEADS: &str = "attention.head_count_kv";
-    let counts = model.header.array(&model.key(KV_HEADS), |array, key| array.counts(key))?;
-    let counts = counts.ok_or_else(|| model.missing(KV_HEADS))?;
-    check_count(model, KV_HEADS, counts.len())?;
-    let name = |heads: u64| if heads == 0 { "conv" } else { "full_attention" };
-    config.insert("layer_types".into(), counts.into_iter().map(name).collect());
-    config.insert("conv_L_cache".into(), model.count("shortconv.l_cache")?.into());
-    // The width of the file is the adjusted one.
-    config.insert("block_auto_adjust_ff_dim".into(), false.into());
-    let has_bias = model.tensors.iter().any(|tensor| tensor.name.ends_with(".shortconv.conv.bias"));
-    config.insert("conv_bias".into(), has_bias.into());
     Ok(())
 }

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::adapt;
+use super::hybrids;
 use super::model::{KvHeads, Model};
 use super::names::{self, Naming};
 use crate::error::Error;
@@ -22,6 +23,9 @@ pub(super) struct Architecture {
     pub(super) epsilon: (&'static str, &'static str),
     /// Whether the converter has added 1 to the scales of norms.
     pub(super) norms_plus_one: bool,
+    /// Whether the converter has reordered the value heads of recurrent layers, so that those of a
+    /// key head no longer follow each other.
+    pub(super) strided_value_heads: bool,
     pub(super) window: Window,
     pub(super) kv_heads: KvHeads,
     /// Whether tensors with all experts are known.
@@ -52,6 +56,7 @@ const LLAMA: Architecture = Architecture {
     naming: names::LLAMA,
     epsilon: RMS,
     norms_plus_one: false,
+    strided_value_heads: false,
     window: Window::Mistral,
     kv_heads: KvHeads::AllLayers,
     has_experts: true,
@@ -67,7 +72,16 @@ const PLAIN: Architecture = Architecture {
     ..LLAMA
 };
 
-pub(super) const ARCHITECTURES: [Architecture; 30] = [
+/// A model whose layers are gated delta nets or gated attention.
+const DELTA_NET: Architecture = Architecture {
+    naming: names::DELTA_NET,
+    norms_plus_one: true,
+    kv_heads: KvHeads::SomeLayers,
+    adapt: hybrids::delta_net,
+    ..PLAIN
+};
+
+pub(super) const ARCHITECTURES: [Architecture; 33] = [
     LLAMA,
     // With query, key and value in tensors of their own, Baichuan 7B is a Llama.
     Architecture { name: "baichuan", interleaved: true, ..PLAIN },
@@ -277,8 +291,31 @@ pub(super) const ARCHITECTURES: [Architecture; 30] = [
         epsilon: ("attention.layer_norm_rms_epsilon", "norm_eps"),
         naming: names::LFM2,
         kv_heads: KvHeads::SomeLayers,
-        adapt: adapt::lfm2,
+        adapt: hybrids::lfm2,
         ..PLAIN
+    },
+    Architecture {
+        name: "qwen3next",
+        model_type: "qwen3_next",
+        class: "Qwen3NextForCausalLM",
+        has_experts: true,
+        ..DELTA_NET
+    },
+    // The text parts of models with images, as those of Qwen 2 and 3.
+    Architecture {
+        name: "qwen35",
+        model_type: "qwen3_5_text",
+        class: "Qwen3_5ForCausalLM",
+        strided_value_heads: true,
+        ..DELTA_NET
+    },
+    Architecture {
+        name: "qwen35moe",
+        model_type: "qwen3_5_moe_text",
+        class: "Qwen3_5MoeForCausalLM",
+        strided_value_heads: true,
+        has_experts: true,
+        ..DELTA_NET
     },
     Architecture {
         name: "phi2",

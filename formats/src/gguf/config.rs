@@ -65,6 +65,9 @@ pub(super) fn read(model: &Model<'_>, architecture: &Architecture) -> Result<Map
     if architecture.interleaved {
         own.insert("rope_interleaved".into(), true.into());
     }
+    if architecture.strided_value_heads {
+        own.insert("strided_value_heads".into(), true.into());
+    }
     if let Some(kind) = model.header.count(&model.key(POOLING))? {
         own.insert("pooling".into(), json!({"key": model.key(POOLING), "type": kind}));
     }
@@ -81,7 +84,12 @@ impl Model<'_> {
         let missing = |name: &str| self.header.fault(FileFault::MissingKey(self.key(name)));
         let heads =
             self.layer_count("attention.head_count")?.ok_or_else(|| missing("attention.head_count"))?;
-        let width = self.layer_count("feed_forward_length")?.ok_or_else(|| missing("feed_forward_length"))?;
+        let width = match self.layer_count("feed_forward_length")? {
+            // If all layers have experts, there may be no other width.
+            None if self.has_experts()? => self.layer_count("expert_feed_forward_length")?,
+            width => width,
+        };
+        let width = width.ok_or_else(|| missing("feed_forward_length"))?;
         let (eps, eps_key) = architecture.epsilon;
         let eps = self.number(eps)?.ok_or_else(|| missing(eps))?;
         let refused = |name: &str, what: &str| {

@@ -106,6 +106,46 @@ fn metadata_become_a_configuration() {
     assert_eq!(pooled["millrace"], json!({"pooling": {"key": "qwen2.pooling_type", "type": 3}}));
 }
 
+/// Layers that predict several tokens at once come last, and are not used.
+#[test]
+fn later_layers_are_left_out() {
+    let file = |nextn| {
+        with_tensors(keys("qwen2"))
+            .key("qwen2.nextn_predict_layers", TestValue::U32(nextn))
+            .tensor("blk.0.attn_k.weight", &[8, 4], 1, &[1; 64])
+            .tensor("blk.1.attn_k.weight", &[8, 4], 1, &[1; 64])
+    };
+    let names = |nextn| -> Vec<String> {
+        let folder = Folder::with(&[("x.gguf", file(nextn))]);
+        let checkpoint = Checkpoint::open(&folder.source("x.gguf")).unwrap();
+        checkpoint.tensors().map(|tensor| tensor.name).filter(|name| name.contains("k_proj")).collect()
+    };
+    let all = ["model.layers.0.self_attn.k_proj.weight", "model.layers.1.self_attn.k_proj.weight"];
+    // A layer beyond the last one is no later layer, and is refused with the model.
+    assert_eq!(names(0), all);
+    assert_eq!(names(1), all[1..]);
+    let refused = refusal(file(2));
+    assert!(refused.contains("nextn_predict_layers is 2, but there are only 1 layers"), "{refused}");
+}
+
+/// Gate and up may be one tensor, and numbers of experts are no matrices.
+#[test]
+fn gate_and_up_of_experts_are_divided() {
+    let bytes: Vec<u8> = (0..2 * 4 * 2 * 4).map(|x| x as u8).collect();
+    let file = with_tensors(keys("qwen3moe"))
+        .key("qwen3moe.expert_count", TestValue::U32(2))
+        .key("qwen3moe.expert_used_count", TestValue::U32(1))
+        .key("qwen3moe.expert_feed_forward_length", TestValue::U32(2))
+        .tensor("blk.0.ffn_gate_up_exps.weight", &[2, 4, 2], 0, &bytes);
+    let folder = Folder::with(&[("x.gguf", file)]);
+    let checkpoint = Checkpoint::open(&folder.source("x.gguf")).unwrap();
+    for (expert, part, first) in [(0, "gate", 0), (0, "up", 16), (1, "gate", 32), (1, "up", 48)] {
+        let name = format!("model.layers.0.mlp.experts.{expert}.{part}_proj.weight");
+        let tensor = checkpoint.tensor(&name, &[2, 2]).unwrap();
+        assert_eq!(*tensor.bytes, bytes[first..first + 16], "{name}");
+    }
+}
+
 #[test]
 fn divisors_of_frequencies_become_a_scaling() {
     let divisors: Vec<u8> = [1.0f32, 2.5].iter().flat_map(|x| x.to_le_bytes()).collect();

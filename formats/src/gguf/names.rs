@@ -65,6 +65,33 @@ pub(super) const QWEN_MOE: Naming = Naming {
     ..LLAMA
 };
 
+/// Gated delta nets between layers of gated attention, with or without experts (Qwen3-Next,
+/// Qwen3.5). The norm before the MLP has the name of one after attention.
+pub(super) const DELTA_NET: Naming = Naming {
+    special: &[
+        ("post_attention_norm", "post_attention_layernorm"),
+        ("attn_qkv", "linear_attn.in_proj_qkv"),
+        ("attn_gate", "linear_attn.in_proj_z"),
+        ("ssm_alpha", "linear_attn.in_proj_a"),
+        ("ssm_beta", "linear_attn.in_proj_b"),
+        // Older files of Qwen3-Next have all projections in one tensor.
+        ("ssm_in", "linear_attn.in_proj_qkvz"),
+        ("ssm_ba", "linear_attn.in_proj_ba"),
+        ("ssm_conv1d", "linear_attn.conv1d"),
+        ("ssm_a", "linear_attn.A_log"),
+        ("ssm_dt.bias", "linear_attn.dt_bias"),
+        ("ssm_norm", "linear_attn.norm"),
+        ("ssm_out", "linear_attn.out_proj"),
+        ("ffn_gate_inp", "mlp.gate"),
+        ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+        ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+        ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+        ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+    ],
+    experts: EXPERTS,
+    ..LLAMA
+};
+
 /// GLM-4.5 and its successors.
 pub(super) const GLM4_MOE: Naming = Naming {
     special: &[
@@ -221,13 +248,22 @@ impl Naming {
         }
     }
 
-    /// Returns the name of the matrix of one expert, with `*` for its number, if the tensor `name`
-    /// has those of all experts of a layer.
-    pub(super) fn expert(&self, name: &str) -> Option<String> {
-        let (layer, rest) = name.strip_prefix(LAYERS)?.split_once('.')?;
-        let (module, suffix) = rest.rsplit_once('.')?;
-        let (_, one) = self.experts.iter().find(|(stacked, _)| *stacked == module)?;
-        Some(format!("{}{layer}.{one}.{suffix}", self.layers))
+    /// Returns the names of the matrices of one expert, with `*` for its number, if the tensor
+    /// `name` has them of all experts of a layer: one matrix, or gate and up.
+    pub(super) fn matrices_of_expert(&self, name: &str) -> Vec<String> {
+        let rest = name.strip_prefix(LAYERS).and_then(|rest| rest.split_once('.'));
+        let Some((layer, (module, suffix))) =
+            rest.and_then(|(layer, rest)| Some((layer, rest.rsplit_once('.')?)))
+        else {
+            return Vec::new();
+        };
+        let modules = match module {
+            "ffn_gate_up_exps" => &["ffn_gate_exps", "ffn_up_exps"][..],
+            _ => &[module],
+        };
+        let one = |module: &&str| self.experts.iter().find(|(stacked, _)| stacked == module);
+        let names = modules.iter().filter_map(one);
+        names.map(|(_, one)| format!("{}{layer}.{one}.{suffix}", self.layers)).collect()
     }
 
     /// Returns the names of query, key and value if the tensor `name` has all three, and the models
@@ -258,6 +294,11 @@ impl Naming {
             None => find(self.outer, name),
         }
     }
+}
+
+/// Returns the number of the layer that a tensor belongs to, if it belongs to one.
+pub(super) fn layer(name: &str) -> Option<u64> {
+    name.strip_prefix(LAYERS)?.split_once('.')?.0.parse().ok()
 }
 
 /// Returns the name in GGUF of a tensor of Llama, or of a model in its layout, that is `name` in

@@ -135,10 +135,19 @@ impl Names {
         pieces
     }
 
-    /// Returns the pieces of a weight of experts in checkpoints that store each expert by itself,
-    /// although the family's have all experts in one tensor. GGUF files are read so.
-    pub(super) fn single_experts(&self, spec: &DecoderSpec, slot: WeightSlot) -> Vec<Piece> {
-        let names = Names { tensors: WeightSlot::usual_tensors, experts: StackedExperts::ByOutput, ..*self };
+    /// Returns the pieces of a weight in checkpoints that store it in the usual tensors, although
+    /// the family's have all experts in one tensor, or all inputs of a recurrence. GGUF files are
+    /// read so. There are none for other weights.
+    pub(super) fn usual_pieces(&self, spec: &DecoderSpec, slot: WeightSlot) -> Vec<Piece> {
+        if !slot.info().per_expert && !matches!(slot, WeightSlot::Recurrent(_, RecurrentSlot::In)) {
+            return Vec::new();
+        }
+        let names = Names {
+            tensors: WeightSlot::usual_tensors,
+            experts: StackedExperts::ByOutput,
+            grouped_recurrent: false,
+            ..*self
+        };
         names.pieces(spec, slot)
     }
 

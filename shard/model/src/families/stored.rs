@@ -68,10 +68,12 @@ impl StoredWeights {
             Some(piece) => vec![piece],
             None => {
                 let mut pieces = self.names.pieces(&self.spec, slot);
-                if slot.info().per_expert && !pieces.first().is_some_and(|piece| self.has(&piece.tensor)) {
-                    let single = self.names.single_experts(&self.spec, slot);
-                    if single.first().is_some_and(|piece| self.has(&piece.tensor)) {
-                        pieces = single;
+                let has_first =
+                    |pieces: &[Piece]| pieces.first().is_some_and(|piece| self.has(&piece.tensor));
+                if !has_first(&pieces) {
+                    let usual = self.names.usual_pieces(&self.spec, slot);
+                    if has_first(&usual) {
+                        pieces = usual;
                     }
                 }
                 for piece in &mut pieces {
