@@ -8,6 +8,7 @@ apart in the file.
 import numpy as np
 
 DELTA_NETS = ("qwen35", "qwen35moe", "qwen3next")
+MAMBAS = ("granitehybrid", "nemotron_h", "nemotron_h_moe")
 
 
 def blocks(config):
@@ -69,3 +70,33 @@ def add_delta_net(writer, config, case, architecture):
         if case in ("qwen3_5", "qwen3_5_moe_text"):
             kinds.append(False)
         writer.add_array(f"{architecture}.attention.recurrent_layers", kinds)
+
+
+def mamba(name, tensor, config):
+    """A tensor of a Mamba-2 layer: a norm by group, and speeds and skips in columns of one."""
+    if name.endswith("A_log"):
+        tensor = -np.exp(tensor).reshape(-1, 1)
+    if name.endswith(".D"):
+        tensor = tensor.reshape(-1, 1)
+    if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        tensor = tensor.reshape(config.get("mamba_n_groups") or config["n_groups"], -1)
+    if name.endswith("dt_bias"):
+        name = name.replace("dt_bias", "dt.bias" if ".mixer." in name else "dt_proj.bias")
+    return name, tensor
+
+
+def add_mamba(writer, config, architecture):
+    """The keys of Mamba-2 layers."""
+    heads = config.get("mamba_n_heads") or config["mamba_num_heads"]
+    writer.add_ssm_conv_kernel(config.get("mamba_d_conv") or config["conv_kernel"])
+    writer.add_ssm_state_size(config.get("mamba_d_state") or config["ssm_state_size"])
+    writer.add_ssm_group_count(config.get("mamba_n_groups") or config["n_groups"])
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_inner_size(heads * (config.get("mamba_d_head") or config["mamba_head_dim"]))
+    if architecture == "granitehybrid":
+        # The converter says by this key whether there are positions.
+        writer.add_rope_scaling_finetuned(config["position_embedding_type"] == "rope")
+        if config["num_local_experts"]:
+            writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
+    if architecture == "nemotron_h_moe":
+        writer.add_expert_shared_feed_forward_length(config["moe_shared_expert_intermediate_size"])

@@ -81,7 +81,18 @@ const DELTA_NET: Architecture = Architecture {
     ..PLAIN
 };
 
-pub(super) const ARCHITECTURES: [Architecture; 33] = [
+const NEMOTRON_H: Architecture = Architecture {
+    name: "nemotron_h",
+    model_type: "nemotron_h",
+    class: "NemotronHForCausalLM",
+    naming: names::NEMOTRON_H,
+    epsilon: ("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
+    kv_heads: KvHeads::SomeLayers,
+    adapt: hybrids::nemotron_h,
+    ..PLAIN
+};
+
+pub(super) const ARCHITECTURES: [Architecture; 39] = [
     LLAMA,
     // With query, key and value in tensors of their own, Baichuan 7B is a Llama.
     Architecture { name: "baichuan", interleaved: true, ..PLAIN },
@@ -137,6 +148,17 @@ pub(super) const ARCHITECTURES: [Architecture; 33] = [
         naming: names::SANDWICH,
         window: Window::ByFamily,
         adapt: adapt::gemma3,
+        ..PLAIN
+    },
+    Architecture {
+        name: "gemma4",
+        model_type: "gemma4_text",
+        class: "Gemma4ForCausalLM",
+        has_experts: true,
+        naming: names::GEMMA4,
+        window: Window::ByFamily,
+        kv_heads: KvHeads::EachLayer,
+        adapt: adapt::gemma4,
         ..PLAIN
     },
     Architecture {
@@ -231,6 +253,16 @@ pub(super) const ARCHITECTURES: [Architecture; 33] = [
         adapt: adapt::glm4_moe,
         ..PLAIN
     },
+    // The original models rotate neighbors too.
+    Architecture {
+        name: "deepseek2",
+        model_type: "deepseek_v3",
+        class: "DeepseekV3ForCausalLM",
+        has_experts: true,
+        naming: names::DEEPSEEK2,
+        adapt: adapt::deepseek2,
+        ..PLAIN
+    },
     Architecture {
         name: "minimax-m2",
         model_type: "minimax_m2",
@@ -285,6 +317,15 @@ pub(super) const ARCHITECTURES: [Architecture; 33] = [
         ..PLAIN
     },
     Architecture {
+        name: "mistral3",
+        model_type: "ministral3",
+        class: "Ministral3ForCausalLM",
+        interleaved: true,
+        window: Window::ByFamily,
+        adapt: adapt::mistral3,
+        ..PLAIN
+    },
+    Architecture {
         name: "lfm2",
         model_type: "lfm2",
         class: "Lfm2ForCausalLM",
@@ -317,6 +358,20 @@ pub(super) const ARCHITECTURES: [Architecture; 33] = [
         has_experts: true,
         ..DELTA_NET
     },
+    Architecture {
+        name: "granitehybrid",
+        model_type: "granitemoehybrid",
+        class: "GraniteMoeHybridForCausalLM",
+        interleaved: true,
+        has_experts: true,
+        naming: names::GRANITE_HYBRID,
+        kv_heads: KvHeads::SomeLayers,
+        adapt: hybrids::granite,
+        ..PLAIN
+    },
+    // Its layers with attention have no positions, so that the order of features does not matter.
+    NEMOTRON_H,
+    Architecture { name: "nemotron_h_moe", has_experts: true, ..NEMOTRON_H },
     Architecture {
         name: "phi2",
         model_type: "phi",
