@@ -53,6 +53,8 @@ pub(crate) enum Derivation {
     SwappedNibbles,
     /// Numbers in single precision, each less 1.
     LessOne,
+    /// Numbers in single precision: the logarithm of each number without its sign, which is minus.
+    LogOfNegated,
     /// Numbers in single precision: codes less a zero point, times a scale. Codes of four bits have
     /// the even element in the upper half of a byte.
     Codes {
@@ -69,7 +71,10 @@ impl Derivation {
     /// Returns the length of the tensor that is made from this many bytes.
     pub(crate) fn bytes(&self, stored: usize) -> usize {
         match self {
-            Derivation::Same | Derivation::SwappedNibbles | Derivation::LessOne => stored,
+            Derivation::Same
+            | Derivation::SwappedNibbles
+            | Derivation::LessOne
+            | Derivation::LogOfNegated => stored,
             Derivation::Bytes(bytes) => bytes.len(),
             Derivation::Codes { cols, scales, group, .. } => {
                 scales.len() / cols.div_ceil(*group).max(1) * cols * size_of::<f32>()
@@ -83,10 +88,9 @@ impl Derivation {
             Derivation::Same => stored.to_vec(),
             Derivation::Bytes(bytes) => bytes.clone(),
             Derivation::SwappedNibbles => stored.iter().map(|byte| byte.rotate_left(4)).collect(),
-            Derivation::LessOne => {
-                let numbers = stored.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes) - 1.0);
-                numbers.flat_map(f32::to_le_bytes).collect()
-            }
+            Derivation::LessOne => each_number(stored, |x| x - 1.0),
+            // The logarithm in single precision would lose digits of speeds near 1.
+            Derivation::LogOfNegated => each_number(stored, |x| f64::from(-x).ln() as f32),
             Derivation::Codes { cols, bits, group, scales, zero_points } => {
                 let groups = cols.div_ceil(*group).max(1);
                 let mut bytes = Vec::with_capacity(self.bytes(stored.len()));
@@ -105,4 +109,10 @@ impl Derivation {
             }
         }
     }
+}
+
+/// Applies `change` to each number in single precision.
+fn each_number(stored: &[u8], change: impl Fn(f32) -> f32) -> Vec<u8> {
+    let numbers = stored.as_chunks().0.iter().map(|bytes| change(f32::from_le_bytes(*bytes)));
+    numbers.flat_map(f32::to_le_bytes).collect()
 }

@@ -2,12 +2,13 @@
 
 use serde_json::{Map, Value, json};
 
+use super::config::ROPE_DIVISORS;
 use super::model::Model;
 use super::value::Value as FileValue;
 use crate::error::Error;
 use crate::fault::FileFault;
 
-type Config = Map<String, Value>;
+pub(super) type Config = Map<String, Value>;
 
 pub(super) fn nothing(_: &Model<'_>, _: &mut Config) -> Result<(), Error> {
     Ok(())
@@ -22,7 +23,11 @@ fn copy(model: &Model<'_>, config: &mut Config, keys: &[(&str, &str)]) -> Result
     Ok(())
 }
 
-fn copy_counts(model: &Model<'_>, config: &mut Config, keys: &[(&str, &str)]) -> Result<(), Error> {
+pub(super) fn copy_counts(
+    model: &Model<'_>,
+    config: &mut Config,
+    keys: &[(&str, &str)],
+) -> Result<(), Error> {
     for (from, to) in keys {
         config.insert((*to).to_owned(), model.count(from)?.into());
     }
@@ -43,7 +48,7 @@ pub(super) fn mixtral(model: &Model<'_>, config: &mut Config) -> Result<(), Erro
     )
 }
 
-const QWEN_EXPERTS: [(&str, &str); 3] = [
+pub(super) const QWEN_EXPERTS: [(&str, &str); 3] = [
     ("expert_count", "num_experts"),
     ("expert_used_count", "num_experts_per_tok"),
     ("expert_feed_forward_length", "moe_intermediate_size"),
@@ -100,6 +105,126 @@ pub(super) fn gemma3(model: &Model<'_>, config: &mut Config) -> Result<(), Error
     score_scale(model, config, 62)
 }
 
+/// Adds the heads and rotations of Gemma 4, which differ between layers with and without a window.
+pub(super) fn gemma4(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    for (key, part) in [
+        ("embedding_length_per_layer_input", "embeddings for each layer"),
+        ("attention.shared_kv_layers", "layers that share keys and values"),
+    ] {
+        if model.header.count(&model.key(key))?.is_some_and(|count| count > 0) {
+            return Err(model.fault(key, format!("says that the model has {part}, which is not supported")));
+        }
+    }
+    config.insert("hidden_size_per_layer_input".into(), 0.into());
+    if let Some(cap) = model.number("final_logit_softcapping")? {
+        config.insert("final_logit_softcapping".into(), cap.into());
+    }
+    biases(model, config, &[("attn_q", "attention_bias")]);
+    window_layers(model, config)?;
+    gemma4_heads(model, config)?;
+    gemma4_rotations(model, config)?;
+    if model.has_experts()? {
+        config.insert("enable_moe_block".into(), true.into());
+        let keys = [
+            ("expert_count", "num_experts"),
+            ("expert_used_count", "top_k_experts"),
+            ("expert_feed_forward_length", "moe_intermediate_size"),
+        ];
+        copy_counts(model, config, &keys)?;
+    }
+    Ok(())
+}
+
+/// Adds the features of a head and the number of key/value heads: those of layers with a window,
+/// and of each layer that differs from them.
+fn gemma4_heads(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    const KV_HEADS: &str = "attention.head_count_kv";
+    const KINDS: &str = "attention.sliding_window_pattern";
+    let layers = model.count("block_count")?;
+    let kinds = model.header.array(&model.key(KINDS), |array, key| array.truths(key))?;
+    let kinds = kinds.ok_or_else(|| model.missing(KINDS))?;
+    check_count(model, KINDS, kinds.len())?;
+    let key = model.key(KV_HEADS);
+    let kv_heads = match model.header.value(&key) {
+        Some(FileValue::Array(_)) => {
+            model.header.array(&key, |array, key| array.counts(key))?.unwrap_or_default()
+        }
+        _ => (0..layers).map(|_| model.count(KV_HEADS)).collect::<Result<_, _>>()?,
+    };
+    check_count(model, KV_HEADS, kv_heads.len())?;
+    let full = model.count("attention.key_length")?;
+    let windowed = model.header.count(&model.key("attention.key_length_swa"))?.unwrap_or(full);
+    let heads: Vec<(u64, u64)> =
+        kinds.iter().map(|has_window| if *has_window { windowed } else { full }).zip(kv_heads).collect();
+    let usual = kinds.iter().position(|has_window| *has_window).unwrap_or(0);
+    let Some(&(head_dim, kv_heads)) = heads.get(usual) else { return Err(model.missing("block_count")) };
+    config.insert("head_dim".into(), head_dim.into());
+    config.insert("num_key_value_heads".into(), kv_heads.into());
+    let others = heads.iter().enumerate().filter(|(_, other)| **other != (head_dim, kv_heads));
+    let others: Config = others
+        .map(|(layer, (head_dim, kv_heads))| {
+            (layer.to_string(), json!({"head_dim": head_dim, "num_key_value_heads": kv_heads}))
+        })
+        .collect();
+    config.insert("per_layer_config".into(), others.into());
+    // Values that are not stored are the keys.
+    let lacks_values = |layer: u64| {
+        !model.has(&format!("blk.{layer}.attn_v.weight"))
+            && !model.has(&format!("blk.{layer}.attn_qkv.weight"))
+    };
+    config.insert("attention_k_eq_v".into(), (0..layers).any(lacks_values).into());
+    Ok(())
+}
+
+/// Adds the rotations of layers without and with a window. In those without, only the first pairs
+/// of features are rotated: the frequencies of the others are divided by a huge number.
+fn gemma4_rotations(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    const HUGE: f32 = 1e29;
+    let divisors = model.divisors.as_deref().unwrap_or_default();
+    let rotated = divisors.iter().take_while(|divisor| **divisor == 1.0).count();
+    if divisors[rotated..].iter().any(|divisor| *divisor < HUGE) {
+        return Err(model.header.fault(FileFault::SpecialTensor {
+            tensor: ROPE_DIVISORS.to_owned(),
+            reason: "divides frequencies by other numbers than 1 and 1e30".to_owned(),
+        }));
+    }
+    if rotated > 0 {
+        config.remove("rope_scaling");
+    }
+    config.remove("partial_rotary_factor");
+    let theta = config.remove("rope_theta");
+    let full = match rotated {
+        0 => json!({"rope_type": "default", "rope_theta": theta}),
+        _ => {
+            let share = rotated as f64 / divisors.len() as f64;
+            json!({"rope_type": "proportional", "partial_rotary_factor": share, "rope_theta": theta})
+        }
+    };
+    let theta = model.number("rope.freq_base_swa")?.unwrap_or(10_000.0);
+    let windowed = json!({"rope_type": "default", "rope_theta": theta});
+    config.insert("rope_parameters".into(), json!({"full_attention": full, "sliding_attention": windowed}));
+    Ok(())
+}
+
+/// Adds the factors on queries that grow with the position. A model without them is a Mistral.
+pub(super) fn mistral3(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    const BETA: &str = "attention.temperature_scale";
+    let Some(beta) = model.number(BETA)?.filter(|beta| *beta != 0.0) else {
+        config.insert("model_type".into(), "mistral".into());
+        config.insert("architectures".into(), json!(["MistralForCausalLM"]));
+        return Ok(());
+    };
+    let Some(scaling) = config.get_mut("rope_scaling").and_then(Value::as_object_mut) else {
+        return Err(model.missing("rope.scaling.type"));
+    };
+    scaling.insert("llama_4_scaling_beta".into(), beta.into());
+    if let Some(scale) = model.number("rope.scaling.yarn_log_multiplier")? {
+        scaling.insert("mscale".into(), 1.0.into());
+        scaling.insert("mscale_all_dim".into(), scale.into());
+    }
+    Ok(())
+}
+
 pub(super) fn phi3(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     const FACTORS: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
     match FACTORS.into_iter().find(|name| model.has(name)) {
@@ -147,26 +272,32 @@ pub(super) fn stablelm(model: &Model<'_>, config: &mut Config) -> Result<(), Err
 }
 
 /// Adds whether query, key and value, and the other projections, have biases.
-fn biases(model: &Model<'_>, config: &mut Config, keys: &[(&str, &str)]) {
+pub(super) fn biases(model: &Model<'_>, config: &mut Config, keys: &[(&str, &str)]) {
     for (tensor, key) in keys {
         config.insert((*key).to_owned(), model.has_bias(tensor).into());
     }
 }
 
-/// The function by which the scores of experts are made, as `expert_gating_func` numbers it.
-const SIGMOID: u64 = 2;
+/// The functions by which the scores of experts are made, as `expert_gating_func` numbers them.
+pub(super) const SOFTMAX: u64 = 1;
+pub(super) const SIGMOID: u64 = 2;
 
-/// Refuses a router whose scores are not sigmoids.
-fn insist_on_sigmoids(model: &Model<'_>) -> Result<(), Error> {
+/// Refuses a router whose scores are made by another function.
+pub(super) fn insist_on_gating(model: &Model<'_>, function: u64) -> Result<(), Error> {
     const KEY: &str = "expert_gating_func";
+    let name = if function == SIGMOID { "sigmoids" } else { "softmax" };
     match model.header.count(&model.key(KEY))? {
-        None | Some(SIGMOID) => Ok(()),
-        Some(other) => Err(model.fault(KEY, format!("is {other}, and the family has only sigmoids (2)"))),
+        // 0 stands for a file that does not say it.
+        None | Some(0) => Ok(()),
+        Some(found) if found == function => Ok(()),
+        Some(other) => {
+            Err(model.fault(KEY, format!("is {other}, and the family has only {name} ({function})")))
+        }
     }
 }
 
 /// Refuses an array whose length is not the number of layers.
-fn check_count(model: &Model<'_>, name: &str, found: usize) -> Result<(), Error> {
+pub(super) fn check_count(model: &Model<'_>, name: &str, found: usize) -> Result<(), Error> {
     let layers = model.count("block_count")?;
     match found as u64 == layers {
         true => Ok(()),
@@ -231,9 +362,21 @@ pub(super) fn glm4(model: &Model<'_>, config: &mut Config) -> Result<(), Error> 
 }
 
 pub(super) fn glm4_moe(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
-    insist_on_sigmoids(model)?;
+    copy_counts(model, config, &[("leading_dense_block_count", "first_k_dense_replace")])?;
+    config.insert("use_qk_norm".into(), model.is_in_a_layer("attn_q_norm.weight").into());
+    biases(model, config, &[("attn_q", "attention_bias")]);
+    sigmoid_experts(model, config)
+}
+
+/// Adds experts that are chosen by sigmoids and a bias, as those of DeepSeek-V3.
+pub(super) fn sigmoid_experts(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    insist_on_gating(model, SIGMOID)?;
+    routed_experts(model, config)
+}
+
+/// Adds experts, shared ones and the groups that limit the choice.
+fn routed_experts(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     let keys = [
-        ("leading_dense_block_count", "first_k_dense_replace"),
         ("expert_count", "n_routed_experts"),
         ("expert_used_count", "num_experts_per_tok"),
         ("expert_feed_forward_length", "moe_intermediate_size"),
@@ -246,13 +389,68 @@ pub(super) fn glm4_moe(model: &Model<'_>, config: &mut Config) -> Result<(), Err
     }
     let normed = model.header.truth(&model.key("expert_weights_norm"))?.unwrap_or(false);
     config.insert("norm_topk_prob".into(), normed.into());
-    config.insert("use_qk_norm".into(), model.has("blk.0.attn_q_norm.weight").into());
-    biases(model, config, &[("attn_q", "attention_bias")]);
+    Ok(())
+}
+
+/// Adds latent attention. A router with a softmax is one of DeepSeek-V2, and one with sigmoids one
+/// of DeepSeek-V3, which GLM-4.7-Flash has too.
+pub(super) fn deepseek2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    latent_attention(model, config)?;
+    copy_counts(model, config, &[("leading_dense_block_count", "first_k_dense_replace")])?;
+    // Old files of DeepSeek-V2 do not name the function.
+    if model.header.count(&model.key("expert_gating_func"))? == Some(SIGMOID) {
+        return sigmoid_experts(model, config);
+    }
+    config.insert("model_type".into(), "deepseek_v2".into());
+    config.insert("architectures".into(), json!(["DeepseekV2ForCausalLM"]));
+    insist_on_gating(model, SOFTMAX)?;
+    routed_experts(model, config)?;
+    let is_limited = config.get("n_group").and_then(Value::as_u64).is_some_and(|groups| groups > 1);
+    let method = if is_limited { "group_limited_greedy" } else { "greedy" };
+    config.insert("topk_method".into(), method.into());
+    Ok(())
+}
+
+/// Adds the sizes of latent attention. Newer files have the sizes of a cached row as those of keys
+/// and values, and the sizes of heads under keys of their own.
+fn latent_attention(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    let either = |name: &str, older: &str| match model.header.count(&model.key(name))? {
+        Some(length) => Ok(length),
+        None => model.count(older),
+    };
+    let rotated = model.count("rope.dimension_count")?;
+    let query = either("attention.key_length_mla", "attention.key_length")?;
+    let Some(plain) = query.checked_sub(rotated) else {
+        let reason = format!("is {rotated}, more than the {query} features of a head");
+        return Err(model.fault("rope.dimension_count", reason));
+    };
+    let value = either("attention.value_length_mla", "attention.value_length")?;
+    // Queries without a rank come from the residual stream.
+    let query_rank = model.header.count(&model.key("attention.q_lora_rank"))?.filter(|rank| *rank > 0);
+    for key in ["head_dim", "partial_rotary_factor"] {
+        config.remove(key);
+    }
+    config.extend([
+        ("qk_rope_head_dim".into(), rotated.into()),
+        ("qk_nope_head_dim".into(), plain.into()),
+        ("v_head_dim".into(), value.into()),
+        ("q_lora_rank".into(), query_rank.into()),
+        ("kv_lora_rank".into(), model.count("attention.kv_lora_rank")?.into()),
+    ]);
+    // The file has a tenth of the number in the configuration, which is the one for both factors.
+    if let Some(scale) = model.number("rope.scaling.yarn_log_multiplier")?
+        && let Some(scaling) = config.get_mut("rope_scaling").and_then(Value::as_object_mut)
+    {
+        scaling.remove("attention_factor");
+        for key in ["mscale", "mscale_all_dim"] {
+            scaling.insert(key.into(), (10.0 * scale).into());
+        }
+    }
     Ok(())
 }
 
 pub(super) fn minimax_m2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
-    insist_on_sigmoids(model)?;
+    insist_on_gating(model, SIGMOID)?;
     let keys = [("expert_count", "num_local_experts"), ("expert_used_count", "num_experts_per_tok")];
     copy_counts(model, config, &keys)?;
     if let Some(width) = model.header.count(&model.key("expert_feed_forward_length"))? {
@@ -302,20 +500,5 @@ pub(super) fn exaone4(model: &Model<'_>, config: &mut Config) -> Result<(), Erro
 pub(super) fn seed_oss(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     let keys = [("attn_q", "attention_bias"), ("attn_output", "attention_out_bias"), ("ffn_up", "mlp_bias")];
     biases(model, config, &keys);
-    Ok(())
-}
-
-pub(super) fn lfm2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
-    const KV_HEADS: &str = "attention.head_count_kv";
-    let counts = model.header.array(&model.key(KV_HEADS), |array, key| array.counts(key))?;
-    let counts = counts.ok_or_else(|| model.missing(KV_HEADS))?;
-    check_count(model, KV_HEADS, counts.len())?;
-    let name = |heads: u64| if heads == 0 { "conv" } else { "full_attention" };
-    config.insert("layer_types".into(), counts.into_iter().map(name).collect());
-    config.insert("conv_L_cache".into(), model.count("shortconv.l_cache")?.into());
-    // The width of the file is the adjusted one.
-    config.insert("block_auto_adjust_ff_dim".into(), false.into());
-    let has_bias = model.tensors.iter().any(|tensor| tensor.name.ends_with(".shortconv.conv.bias"));
-    config.insert("conv_bias".into(), has_bias.into());
     Ok(())
 }

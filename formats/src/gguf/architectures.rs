@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::adapt;
+use super::hybrids;
 use super::model::{KvHeads, Model};
 use super::names::{self, Naming};
 use crate::error::Error;
@@ -22,6 +23,9 @@ pub(super) struct Architecture {
     pub(super) epsilon: (&'static str, &'static str),
     /// Whether the converter has added 1 to the scales of norms.
     pub(super) norms_plus_one: bool,
+    /// Whether the converter has reordered the value heads of recurrent layers, so that those of a
+    /// key head no longer follow each other.
+    pub(super) strided_value_heads: bool,
     pub(super) window: Window,
     pub(super) kv_heads: KvHeads,
     /// Whether tensors with all experts are known.
@@ -52,6 +56,7 @@ const LLAMA: Architecture = Architecture {
     naming: names::LLAMA,
     epsilon: RMS,
     norms_plus_one: false,
+    strided_value_heads: false,
     window: Window::Mistral,
     kv_heads: KvHeads::AllLayers,
     has_experts: true,
@@ -67,7 +72,27 @@ const PLAIN: Architecture = Architecture {
     ..LLAMA
 };
 
-pub(super) const ARCHITECTURES: [Architecture; 30] = [
+/// A model whose layers are gated delta nets or gated attention.
+const DELTA_NET: Architecture = Architecture {
+    naming: names::DELTA_NET,
+    norms_plus_one: true,
+    kv_heads: KvHeads::SomeLayers,
+    adapt: hybrids::delta_net,
+    ..PLAIN
+};
+
+const NEMOTRON_H: Architecture = Architecture {
+    name: "nemotron_h",
+    model_type: "nemotron_h",
+    class: "NemotronHForCausalLM",
+    naming: names::NEMOTRON_H,
+    epsilon: ("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
+    kv_heads: KvHeads::SomeLayers,
+    adapt: hybrids::nemotron_h,
+    ..PLAIN
+};
+
+pub(super) const ARCHITECTURES: [Architecture; 39] = [
     LLAMA,
     // With query, key and value in tensors of their own, Baichuan 7B is a Llama.
     Architecture { name: "baichuan", interleaved: true, ..PLAIN },
@@ -123,6 +148,17 @@ pub(super) const ARCHITECTURES: [Architecture; 30] = [
         naming: names::SANDWICH,
         window: Window::ByFamily,
         adapt: adapt::gemma3,
+        ..PLAIN
+    },
+    Architecture {
+        name: "gemma4",
+        model_type: "gemma4_text",
+        class: "Gemma4ForCausalLM",
+        has_experts: true,
+        naming: names::GEMMA4,
+        window: Window::ByFamily,
+        kv_heads: KvHeads::EachLayer,
+        adapt: adapt::gemma4,
         ..PLAIN
     },
     Architecture {
@@ -217,6 +253,16 @@ pub(super) const ARCHITECTURES: [Architecture; 30] = [
         adapt: adapt::glm4_moe,
         ..PLAIN
     },
+    // The original models rotate neighbors too.
+    Architecture {
+        name: "deepseek2",
+        model_type: "deepseek_v3",
+        class: "DeepseekV3ForCausalLM",
+        has_experts: true,
+        naming: names::DEEPSEEK2,
+        adapt: adapt::deepseek2,
+        ..PLAIN
+    },
     Architecture {
         name: "minimax-m2",
         model_type: "minimax_m2",
@@ -271,15 +317,61 @@ pub(super) const ARCHITECTURES: [Architecture; 30] = [
         ..PLAIN
     },
     Architecture {
+        name: "mistral3",
+        model_type: "ministral3",
+        class: "Ministral3ForCausalLM",
+        interleaved: true,
+        window: Window::ByFamily,
+        adapt: adapt::mistral3,
+        ..PLAIN
+    },
+    Architecture {
         name: "lfm2",
         model_type: "lfm2",
         class: "Lfm2ForCausalLM",
         epsilon: ("attention.layer_norm_rms_epsilon", "norm_eps"),
         naming: names::LFM2,
         kv_heads: KvHeads::SomeLayers,
-        adapt: adapt::lfm2,
+        adapt: hybrids::lfm2,
         ..PLAIN
     },
+    Architecture {
+        name: "qwen3next",
+        model_type: "qwen3_next",
+        class: "Qwen3NextForCausalLM",
+        has_experts: true,
+        ..DELTA_NET
+    },
+    // The text parts of models with images, as those of Qwen 2 and 3.
+    Architecture {
+        name: "qwen35",
+        model_type: "qwen3_5_text",
+        class: "Qwen3_5ForCausalLM",
+        strided_value_heads: true,
+        ..DELTA_NET
+    },
+    Architecture {
+        name: "qwen35moe",
+        model_type: "qwen3_5_moe_text",
+        class: "Qwen3_5MoeForCausalLM",
+        strided_value_heads: true,
+        has_experts: true,
+        ..DELTA_NET
+    },
+    Architecture {
+        name: "granitehybrid",
+        model_type: "granitemoehybrid",
+        class: "GraniteMoeHybridForCausalLM",
+        interleaved: true,
+        has_experts: true,
+        naming: names::GRANITE_HYBRID,
+        kv_heads: KvHeads::SomeLayers,
+        adapt: hybrids::granite,
+        ..PLAIN
+    },
+    // Its layers with attention have no positions, so that the order of features does not matter.
+    NEMOTRON_H,
+    Architecture { name: "nemotron_h_moe", has_experts: true, ..NEMOTRON_H },
     Architecture {
         name: "phi2",
         model_type: "phi",

@@ -65,6 +65,9 @@ pub(super) fn read(model: &Model<'_>, architecture: &Architecture) -> Result<Map
     if architecture.interleaved {
         own.insert("rope_interleaved".into(), true.into());
     }
+    if architecture.strided_value_heads {
+        own.insert("strided_value_heads".into(), true.into());
+    }
     if let Some(kind) = model.header.count(&model.key(POOLING))? {
         own.insert("pooling".into(), json!({"key": model.key(POOLING), "type": kind}));
     }
@@ -81,7 +84,7 @@ impl Model<'_> {
         let missing = |name: &str| self.header.fault(FileFault::MissingKey(self.key(name)));
         let heads =
             self.layer_count("attention.head_count")?.ok_or_else(|| missing("attention.head_count"))?;
-        let width = self.layer_count("feed_forward_length")?.ok_or_else(|| missing("feed_forward_length"))?;
+        let width = self.mlp_width(architecture.kv_heads)?;
         let (eps, eps_key) = architecture.epsilon;
         let eps = self.number(eps)?.ok_or_else(|| missing(eps))?;
         let refused = |name: &str, what: &str| {
@@ -95,8 +98,11 @@ impl Model<'_> {
         }
         let kv_heads = self.kv_heads(architecture.kv_heads)?.unwrap_or(heads);
         let head_dim = self.head_dim(heads)?;
+        // The values of latent attention are a part of its keys.
+        let has_latents = self.header.value(&self.key("attention.kv_lora_rank")).is_some();
         if let Some(length) = self.header.count(&self.key("attention.value_length"))?
             && length != head_dim
+            && !has_latents
         {
             let reason = format!("is {length}, but keys have {head_dim} features, and both must be equal");
             return Err(self.fault("attention.value_length", reason));

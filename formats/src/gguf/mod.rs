@@ -8,6 +8,7 @@ mod adapt;
 mod architectures;
 mod config;
 mod file;
+mod hybrids;
 mod model;
 #[cfg(test)]
 mod model_tests;
@@ -77,28 +78,16 @@ impl Contents {
         if let (Some(names), Some(qkv)) = (architecture.naming.fused_qkv(name), qkv) {
             return self.add_fused(names, qkv, file, tensor);
         }
-        if let Some(one) = architecture.naming.expert(name) {
-            let axes = if name.ends_with(".bias") { 2 } else { 3 };
-            let experts = match shape[..] {
-                [experts @ 1..=MAX_EXPERTS, ..] if shape.len() == axes && !range.is_empty() => experts,
-                _ => return Err(TensorFault::Shape { found: shape.clone(), expected: Vec::new() }),
-            };
-            // The rows of an expert are whole blocks, and follow those of the one before it.
-            let bytes = range.len() / experts;
-            for expert in 0..experts {
-                let start = range.start + expert * bytes;
-                let (dtype, shape) = (dtype.clone(), shape[1..].to_vec());
-                let name = one.replace('*', &expert.to_string());
-                self.tensors.push((file, Entry { name, dtype, shape, range: start..start + bytes }));
-            }
-            return Ok(());
+        let of_expert = architecture.naming.matrices_of_expert(name);
+        if !of_expert.is_empty() {
+            return self.add_experts(&of_expert, file, tensor);
         }
+        let derivation = derivation(architecture, tensor);
         let (name, mut shape) = (architecture.naming.translate(name), shape.clone());
         if name.ends_with("shared_expert_gate.weight") && shape.len() == 1 {
             shape.insert(0, 1);
         }
-        if architecture.norms_plus_one && name.ends_with("norm.weight") && *dtype == DType::F32 {
-            let derivation = Derivation::LessOne;
+        if let Some(derivation) = derivation {
             self.derived.push(DerivedTensor {
                 name,
                 dtype: DType::F32,
@@ -110,6 +99,38 @@ impl Contents {
             return Ok(());
         }
         self.tensors.push((file, Entry { name, dtype: dtype.clone(), shape, range: range.clone() }));
+        Ok(())
+    }
+
+    /// Adds the matrices of each expert. The file has those of all experts in one tensor. In their
+    /// names, `*` stands for the number of the expert. If an expert has several, they have the same
+    /// number of rows, and follow each other.
+    fn add_experts(
+        &mut self,
+        names: &[String],
+        file: usize,
+        tensor: &StoredTensor,
+    ) -> Result<(), TensorFault> {
+        let StoredTensor { name, dtype, shape, range } = tensor;
+        let axes = if name.ends_with(".bias") { 2 } else { 3 };
+        let experts = match shape[..] {
+            [experts @ 1..=MAX_EXPERTS, rows, ..]
+                if shape.len() == axes && !range.is_empty() && rows.is_multiple_of(names.len()) =>
+            {
+                experts
+            }
+            _ => return Err(TensorFault::Shape { found: shape.clone(), expected: Vec::new() }),
+        };
+        let mut shape = shape[1..].to_vec();
+        shape[0] /= names.len();
+        // The rows of a matrix are whole blocks, and follow those of the one before it.
+        let bytes = range.len() / (experts * names.len());
+        let matrices = (0..experts).flat_map(|expert| names.iter().map(move |name| (expert, name)));
+        for ((expert, name), start) in matrices.zip((range.start..).step_by(bytes)) {
+            let name = name.replace('*', &expert.to_string());
+            let (dtype, shape) = (dtype.clone(), shape.clone());
+            self.tensors.push((file, Entry { name, dtype, shape, range: start..start + bytes }));
+        }
         Ok(())
     }
 
@@ -140,6 +161,23 @@ impl Contents {
     }
 }
 
+/// Returns how the converter has changed the numbers of a tensor, if it has.
+fn derivation(architecture: &Architecture, tensor: &StoredTensor) -> Option<Derivation> {
+    let name = &tensor.name;
+    if tensor.dtype != DType::F32 {
+        None
+    } else if name.ends_with(".ssm_a") {
+        Some(Derivation::LogOfNegated)
+    } else if architecture.norms_plus_one
+        && name.ends_with("norm.weight")
+        && !name.ends_with(".ssm_norm.weight")
+    {
+        Some(Derivation::LessOne)
+    } else {
+        None
+    }
+}
+
 fn read(files: &[MappedFile]) -> Result<Contents, Error> {
     let headers: Vec<Header<'_>> =
         files.iter().map(|file| Header::read(&file.path, file)).collect::<Result<_, _>>()?;
@@ -150,11 +188,20 @@ fn read(files: &[MappedFile]) -> Result<Contents, Error> {
     let mut model = Model { header, architecture: architecture.name, tensors: &all, divisors: None };
     let is_fused = all.iter().any(|tensor| architecture.naming.fused_qkv(&tensor.name).is_some());
     let qkv = if is_fused { Some(model.qkv_rows(architecture.kv_heads)?) } else { None };
+    // A key that is missing is reported with the configuration.
+    let later = match (model.layers(), model.count("block_count")) {
+        (Ok(first), Ok(end)) => first..end,
+        _ => 0..0,
+    };
     let mut contents = Contents::default();
     for (index, (header, file)) in headers.iter().zip(files).enumerate() {
         for tensor in &header.tensors {
             if tensor.name == ROPE_DIVISORS {
                 model.divisors = Some(config::divisors(header, tensor, &file[tensor.range.clone()])?);
+                continue;
+            }
+            // Layers that predict several tokens at once come last.
+            if names::layer(&tensor.name).is_some_and(|layer| later.contains(&layer)) {
                 continue;
             }
             contents

@@ -1,6 +1,7 @@
 //! The metadata of a file, under the keys of its architecture.
 
 use super::file::{Header, StoredTensor};
+use super::names;
 use super::value::Value;
 use crate::dtype::DType;
 use crate::error::{Error, TensorFault};
@@ -25,6 +26,8 @@ pub(super) enum KvHeads {
     AllLayers,
     /// Layers without attention have none, and the others have the same.
     SomeLayers,
+    /// Each layer has its own, which the keys of the architecture describe.
+    EachLayer,
 }
 
 /// The rows of query, and of key and of value, in a tensor that has all three.
@@ -60,11 +63,16 @@ impl Model<'_> {
         self.tensor(name).is_some()
     }
 
-    /// Returns whether a module of the first layer has a bias. That of the query may be a part of
-    /// one for query, key and value.
+    /// Returns whether a module of any layer has a bias. That of the query may be a part of one for
+    /// query, key and value.
     pub(super) fn has_bias(&self, module: &str) -> bool {
-        let fused = module == "attn_q" && self.has("blk.0.attn_qkv.bias");
-        fused || self.has(&format!("blk.0.{module}.bias"))
+        let fused = module == "attn_q" && self.is_in_a_layer("attn_qkv.bias");
+        fused || self.is_in_a_layer(&format!("{module}.bias"))
+    }
+
+    /// Returns whether any layer has a tensor of this name.
+    pub(super) fn is_in_a_layer(&self, name: &str) -> bool {
+        self.tensors.iter().any(|tensor| names::in_layer(&tensor.name) == Some(name))
     }
 
     /// Returns whether the model is a mixture of experts.
@@ -87,6 +95,7 @@ impl Model<'_> {
         match meaning {
             KvHeads::AllLayers => self.layer_count("attention.head_count_kv"),
             KvHeads::SomeLayers => self.count_of_some_layers("attention.head_count_kv"),
+            KvHeads::EachLayer => Ok(None),
         }
     }
 
@@ -105,6 +114,20 @@ impl Model<'_> {
         let (all, later) = (self.count("block_count")?, self.header.count(&self.key(LATER))?.unwrap_or(0));
         let layers = all.checked_sub(later);
         layers.ok_or_else(|| self.fault(LATER, format!("is {later}, but there are only {all} layers")))
+    }
+
+    /// Returns the features of a dense MLP. Files may have none if all layers have experts.
+    pub(super) fn mlp_width(&self, kv_heads: KvHeads) -> Result<u64, Error> {
+        const WIDTH: &str = "feed_forward_length";
+        let width = match kv_heads {
+            KvHeads::AllLayers | KvHeads::EachLayer => self.layer_count(WIDTH)?,
+            KvHeads::SomeLayers => self.count_of_some_layers(WIDTH)?,
+        };
+        let width = match width {
+            None | Some(0) if self.has_experts()? => self.layer_count("expert_feed_forward_length")?,
+            width => width,
+        };
+        width.ok_or_else(|| self.missing(WIDTH))
     }
 
     /// Reads a count that a file may give for each layer. All layers must have the same.
@@ -126,6 +149,7 @@ impl Model<'_> {
         let mut counts = self.header.array(&key, |array, key| array.counts(key))?.unwrap_or_default();
         counts.retain(|count| counts_too(*count));
         match counts.split_first() {
+            None => Ok(Some(0)),
             Some((first, rest)) if rest.iter().all(|count| count == first) => Ok(Some(*first)),
             _ => Err(self.fault(name, "differs between layers, which is not supported".to_owned())),
         }

@@ -106,6 +106,109 @@ fn metadata_become_a_configuration() {
     assert_eq!(pooled["millrace"], json!({"pooling": {"key": "qwen2.pooling_type", "type": 3}}));
 }
 
+/// Layers that predict several tokens at once come last, and are not used.
+#[test]
+fn later_layers_are_left_out() {
+    let file = |nextn| {
+        with_tensors(keys("qwen2"))
+            .key("qwen2.nextn_predict_layers", TestValue::U32(nextn))
+            .tensor("blk.0.attn_k.weight", &[8, 4], 1, &[1; 64])
+            .tensor("blk.1.attn_k.weight", &[8, 4], 1, &[1; 64])
+    };
+    let names = |nextn| -> Vec<String> {
+        let folder = Folder::with(&[("x.gguf", file(nextn))]);
+        let checkpoint = Checkpoint::open(&folder.source("x.gguf")).unwrap();
+        checkpoint.tensors().map(|tensor| tensor.name).filter(|name| name.contains("k_proj")).collect()
+    };
+    let all = ["model.layers.0.self_attn.k_proj.weight", "model.layers.1.self_attn.k_proj.weight"];
+    // A layer beyond the last one is no later layer, and is refused with the model.
+    assert_eq!(names(0), all);
+    assert_eq!(names(1), all[1..]);
+    let refused = refusal(file(2));
+    assert!(refused.contains("nextn_predict_layers is 2, but there are only 1 layers"), "{refused}");
+}
+
+/// The keys of Qwen3.5's recurrent layers, whose values have `width` features.
+fn delta_net(width: u32) -> TestFile {
+    let sizes = [("conv_kernel", 4), ("state_size", 3), ("group_count", 2), ("time_step_rank", 4)];
+    let file = with_tensors(keys("qwen35")).key("qwen35.ssm.inner_size", TestValue::U32(width));
+    sizes
+        .into_iter()
+        .fold(file, |file, (name, size)| file.key(&format!("qwen35.ssm.{name}"), TestValue::U32(size)))
+}
+
+#[test]
+fn recurrent_layers_are_described() {
+    let found = config(delta_net(20));
+    let sizes = ["linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim"];
+    assert_eq!(sizes.map(|key| &found[key]), [&json!(2), &json!(4), &json!(5)]);
+    assert_eq!(found["layer_types"], json!(["linear_attention"]));
+    assert_eq!(found["millrace"], json!({"strided_value_heads": true}));
+    let uneven = refusal(delta_net(22));
+    assert!(uneven.contains("qwen35.ssm.inner_size is 22, which is no multiple of 4"), "{uneven}");
+    let never = refusal(delta_net(20).key("qwen35.full_attention_interval", TestValue::U32(0)));
+    assert!(never.contains("qwen35.full_attention_interval is 0"), "{never}");
+}
+
+#[test]
+fn embeddings_of_layers_and_shared_caches_are_refused_by_their_keys() {
+    for key in ["embedding_length_per_layer_input", "attention.shared_kv_layers"] {
+        let key = format!("gemma4.{key}");
+        let refused = refusal(with_tensors(keys("gemma4")).key(&key, TestValue::U32(2)));
+        assert!(refused.contains(&format!("{key} says that the model has")), "{refused}");
+    }
+}
+
+/// The file has a tenth of the factor, and no function of the router if it is old.
+#[test]
+fn latent_attention_is_described() {
+    let sizes = [("kv_lora_rank", 4), ("key_length_mla", 5), ("value_length_mla", 3)];
+    let file = sizes.into_iter().fold(with_tensors(keys("deepseek2")), |file, (name, size)| {
+        file.key(&format!("deepseek2.attention.{name}"), TestValue::U32(size))
+    });
+    let experts = ["expert_count", "expert_used_count", "expert_feed_forward_length", "expert_shared_count"];
+    let file = experts
+        .into_iter()
+        .chain(["leading_dense_block_count"])
+        .fold(file, |file, name| file.key(&format!("deepseek2.{name}"), TestValue::U32(1)));
+    let file = file
+        .key("deepseek2.expert_weights_scale", TestValue::F32(1.5))
+        .key("deepseek2.rope.dimension_count", TestValue::U32(2))
+        .key("deepseek2.rope.scaling.type", TestValue::Text("yarn"))
+        .key("deepseek2.rope.scaling.factor", TestValue::F32(4.0))
+        .key("deepseek2.rope.scaling.yarn_log_multiplier", TestValue::F32(0.125));
+    let found = config(file);
+    for (key, value) in [
+        ("model_type", json!("deepseek_v2")),
+        ("qk_nope_head_dim", json!(3)),
+        ("qk_rope_head_dim", json!(2)),
+        ("v_head_dim", json!(3)),
+        ("q_lora_rank", Value::Null),
+        ("topk_method", json!("greedy")),
+        ("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0, "mscale": 1.25, "mscale_all_dim": 1.25})),
+    ] {
+        assert_eq!(found[key], value, "{key}");
+    }
+}
+
+/// Gate and up may be one tensor, and numbers of experts are no matrices.
+#[test]
+fn gate_and_up_of_experts_are_divided() {
+    let bytes: Vec<u8> = (0..2 * 4 * 2 * 4).map(|x| x as u8).collect();
+    let file = with_tensors(keys("qwen3moe"))
+        .key("qwen3moe.expert_count", TestValue::U32(2))
+        .key("qwen3moe.expert_used_count", TestValue::U32(1))
+        .key("qwen3moe.expert_feed_forward_length", TestValue::U32(2))
+        .tensor("blk.0.ffn_gate_up_exps.weight", &[2, 4, 2], 0, &bytes);
+    let folder = Folder::with(&[("x.gguf", file)]);
+    let checkpoint = Checkpoint::open(&folder.source("x.gguf")).unwrap();
+    for (expert, part, first) in [(0, "gate", 0), (0, "up", 16), (1, "gate", 32), (1, "up", 48)] {
+        let name = format!("model.layers.0.mlp.experts.{expert}.{part}_proj.weight");
+        let tensor = checkpoint.tensor(&name, &[2, 2]).unwrap();
+        assert_eq!(*tensor.bytes, bytes[first..first + 16], "{name}");
+    }
+}
+
 #[test]
 fn divisors_of_frequencies_become_a_scaling() {
     let divisors: Vec<u8> = [1.0f32, 2.5].iter().flat_map(|x| x.to_le_bytes()).collect();

@@ -65,10 +65,112 @@ pub(super) const QWEN_MOE: Naming = Naming {
     ..LLAMA
 };
 
+/// Gated delta nets between layers of gated attention, with or without experts (Qwen3-Next,
+/// Qwen3.5). The norm before the MLP has the name of one after attention.
+pub(super) const DELTA_NET: Naming = Naming {
+    special: &[
+        ("post_attention_norm", "post_attention_layernorm"),
+        ("attn_qkv", "linear_attn.in_proj_qkv"),
+        ("attn_gate", "linear_attn.in_proj_z"),
+        ("ssm_alpha", "linear_attn.in_proj_a"),
+        ("ssm_beta", "linear_attn.in_proj_b"),
+        // Older files of Qwen3-Next have all projections in one tensor.
+        ("ssm_in", "linear_attn.in_proj_qkvz"),
+        ("ssm_ba", "linear_attn.in_proj_ba"),
+        ("ssm_conv1d", "linear_attn.conv1d"),
+        ("ssm_a", "linear_attn.A_log"),
+        ("ssm_dt.bias", "linear_attn.dt_bias"),
+        ("ssm_norm", "linear_attn.norm"),
+        ("ssm_out", "linear_attn.out_proj"),
+        ("ffn_gate_inp", "mlp.gate"),
+        ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+        ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+        ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+        ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+    ],
+    experts: EXPERTS,
+    ..LLAMA
+};
+
+/// Mamba-2 layers between layers of attention, and experts beside a shared one, or dense MLPs
+/// (Granite 4).
+pub(super) const GRANITE_HYBRID: Naming = Naming {
+    special: &[
+        ("ssm_in", "mamba.in_proj"),
+        ("ssm_conv1d", "mamba.conv1d"),
+        ("ssm_a", "mamba.A_log"),
+        ("ssm_d", "mamba.D"),
+        ("ssm_dt.bias", "mamba.dt_bias"),
+        ("ssm_norm", "mamba.norm"),
+        ("ssm_out", "mamba.out_proj"),
+        ("ffn_gate_inp", "block_sparse_moe.router.layer"),
+        ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+        ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+        ("ffn_down_shexp", "shared_mlp.output_linear"),
+        ("ffn_down", "shared_mlp.output_linear"),
+    ],
+    experts: EXPERTS,
+    ..LLAMA
+};
+
+/// Layers of one branch each: a Mamba-2 layer, attention, an MLP or experts (Nemotron-H).
+pub(super) const NEMOTRON_H: Naming = Naming {
+    layers: "backbone.layers.",
+    outer: &[
+        ("token_embd", "backbone.embeddings"),
+        ("output_norm", "backbone.norm_f"),
+        ("output", "lm_head"),
+    ],
+    inner: &[
+        ("attn_norm", "norm"),
+        ("attn_q", "mixer.q_proj"),
+        ("attn_k", "mixer.k_proj"),
+        ("attn_v", "mixer.v_proj"),
+        ("attn_output", "mixer.o_proj"),
+        ("ssm_in", "mixer.in_proj"),
+        ("ssm_conv1d", "mixer.conv1d"),
+        ("ssm_a", "mixer.A_log"),
+        ("ssm_d", "mixer.D"),
+        ("ssm_dt.bias", "mixer.dt_bias"),
+        ("ssm_norm", "mixer.norm"),
+        ("ssm_out", "mixer.out_proj"),
+        ("ffn_up", "mixer.up_proj"),
+        ("ffn_down", "mixer.down_proj"),
+        ("ffn_gate_inp", "mixer.gate"),
+        ("exp_probs_b.bias", "mixer.gate.e_score_correction_bias"),
+        ("ffn_up_shexp", "mixer.shared_experts.up_proj"),
+        ("ffn_down_shexp", "mixer.shared_experts.down_proj"),
+    ],
+    special: &[],
+    experts: &[("ffn_up_exps", "mixer.experts.*.up_proj"), ("ffn_down_exps", "mixer.experts.*.down_proj")],
+};
+
 /// GLM-4.5 and its successors.
 pub(super) const GLM4_MOE: Naming = Naming {
     special: &[
         ("post_attention_norm", "post_attention_layernorm"),
+        ("ffn_gate_inp", "mlp.gate"),
+        ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
+        ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+        ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+        ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+    ],
+    experts: EXPERTS,
+    ..LLAMA
+};
+
+/// Latent attention, and experts beside shared ones (DeepSeek V2 and V3, GLM-4.7-Flash). Newer
+/// files have the projections of latents to keys and to values in a tensor each.
+pub(super) const DEEPSEEK2: Naming = Naming {
+    special: &[
+        ("attn_q_a", "self_attn.q_a_proj"),
+        ("attn_q_a_norm", "self_attn.q_a_layernorm"),
+        ("attn_q_b", "self_attn.q_b_proj"),
+        ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+        ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+        ("attn_kv_b", "self_attn.kv_b_proj"),
+        ("attn_k_b", "self_attn.k_b_proj"),
+        ("attn_v_b", "self_attn.v_b_proj"),
         ("ffn_gate_inp", "mlp.gate"),
         ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
         ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
@@ -161,6 +263,25 @@ pub(super) const SANDWICH: Naming = Naming {
     ..LLAMA
 };
 
+/// Norms before and after both branches, a number for each layer, and experts beside a dense MLP
+/// (Gemma 4).
+pub(super) const GEMMA4: Naming = Naming {
+    special: &[
+        ("post_attention_norm", "post_attention_layernorm"),
+        ("ffn_norm", "pre_feedforward_layernorm"),
+        ("post_ffw_norm", "post_feedforward_layernorm"),
+        ("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
+        ("post_ffw_norm_1", "post_feedforward_layernorm_1"),
+        ("post_ffw_norm_2", "post_feedforward_layernorm_2"),
+        ("ffn_gate_inp.scale", "router.scale"),
+        ("ffn_gate_inp", "router.proj"),
+        ("ffn_down_exps.scale", "router.per_expert_scale"),
+        ("layer_output_scale.weight", "layer_scalar"),
+    ],
+    experts: EXPERTS,
+    ..LLAMA
+};
+
 /// Norms after both branches (OLMo 2, EXAONE 4).
 pub(super) const OLMO2: Naming = Naming {
     special: &[
@@ -221,13 +342,19 @@ impl Naming {
         }
     }
 
-    /// Returns the name of the matrix of one expert, with `*` for its number, if the tensor `name`
-    /// has those of all experts of a layer.
-    pub(super) fn expert(&self, name: &str) -> Option<String> {
-        let (layer, rest) = name.strip_prefix(LAYERS)?.split_once('.')?;
-        let (module, suffix) = rest.rsplit_once('.')?;
-        let (_, one) = self.experts.iter().find(|(stacked, _)| *stacked == module)?;
-        Some(format!("{}{layer}.{one}.{suffix}", self.layers))
+    /// Returns the names of the matrices of one expert, with `*` for its number, if the tensor
+    /// `name` has them of all experts of a layer: one matrix, or gate and up.
+    pub(super) fn matrices_of_expert(&self, name: &str) -> Vec<String> {
+        let rest = name.strip_prefix(LAYERS).and_then(|rest| rest.split_once('.'));
+        let parts = rest.and_then(|(layer, rest)| Some((layer, rest.rsplit_once('.')?)));
+        let Some((layer, (module, suffix @ ("weight" | "bias")))) = parts else { return Vec::new() };
+        let modules = match module {
+            "ffn_gate_up_exps" => &["ffn_gate_exps", "ffn_up_exps"][..],
+            _ => &[module],
+        };
+        let one = |module: &&str| self.experts.iter().find(|(stacked, _)| stacked == module);
+        let names = modules.iter().filter_map(one);
+        names.map(|(_, one)| format!("{}{layer}.{one}.{suffix}", self.layers)).collect()
     }
 
     /// Returns the names of query, key and value if the tensor `name` has all three, and the models
@@ -258,6 +385,16 @@ impl Naming {
             None => find(self.outer, name),
         }
     }
+}
+
+/// Returns the name of a layer's tensor without the number of the layer.
+pub(super) fn in_layer(name: &str) -> Option<&str> {
+    Some(name.strip_prefix(LAYERS)?.split_once('.')?.1)
+}
+
+/// Returns the number of the layer that a tensor belongs to, if it belongs to one.
+pub(super) fn layer(name: &str) -> Option<u64> {
+    name.strip_prefix(LAYERS)?.split_once('.')?.0.parse().ok()
 }
 
 /// Returns the name in GGUF of a tensor of Llama, or of a model in its layout, that is `name` in

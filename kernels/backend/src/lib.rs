@@ -52,7 +52,9 @@ pub use ops::{
     TransferOps,
 };
 pub use queue::StepQueue;
-pub use recurrent::{Convolution, GateFunction, Recurrence, RecurrenceRule, RecurrentHeads, StateSpec};
+pub use recurrent::{
+    Convolution, GateFunction, KeySharing, Recurrence, RecurrenceRule, RecurrentHeads, StateSpec,
+};
 pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored, Watermark};
 pub use sizing::{Overheads, ProductShape, Sizing, StepSize};
 pub use step::{

@@ -44,7 +44,7 @@ impl StateSpec {
 /// then all values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecurrentHeads {
-    /// Heads of queries and of keys; divides `heads`. Neighboring value heads share a key head.
+    /// Heads of queries and of keys; divides `heads`.
     pub key_heads: usize,
     /// Value heads. Each has a matrix.
     pub heads: usize,
@@ -52,9 +52,35 @@ pub struct RecurrentHeads {
     pub key_dim: usize,
     /// Features of each value head: the columns of a matrix.
     pub value_dim: usize,
+    /// The value heads that share a key head.
+    pub sharing: KeySharing,
+}
+
+/// The value heads that share a key head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeySharing {
+    /// Neighbors: value head `j` has key head `j / (heads / key_heads)`.
+    Neighbors,
+    /// Every `key_heads`-th value head: value head `j` has key head `j % key_heads`. GGUF files
+    /// have the value heads of Qwen3.5 in this order.
+    Strided,
 }
 
 impl RecurrentHeads {
+    /// Returns the number of successive value heads that share a key head, before the next ones
+    /// have the next key head.
+    pub const fn neighbors(&self) -> usize {
+        match self.sharing {
+            KeySharing::Neighbors => self.heads / self.key_heads,
+            KeySharing::Strided => 1,
+        }
+    }
+
+    /// Returns the key head of a value head.
+    pub const fn key_head(&self, head: usize) -> usize {
+        head / self.neighbors() % self.key_heads
+    }
+
     /// Returns the features of all query heads, or of all key heads.
     pub const fn key_cols(&self) -> usize {
         self.key_heads * self.key_dim

@@ -75,7 +75,7 @@ impl Cpu {
         out: &mut Buf,
     ) {
         let (n, heads) = (step.tokens.len(), recurrence.heads);
-        let RecurrentHeads { key_heads, heads: count, key_dim, value_dim } = heads;
+        let RecurrentHeads { key_heads, heads: count, key_dim, value_dim, .. } = heads;
         step.check_slots(states.spec.slots);
         assert_eq!(states.spec.heads, Some(heads), "heads of the states");
         assert!(key_heads > 0 && count.is_multiple_of(key_heads), "heads in whole groups");
@@ -236,8 +236,8 @@ impl Kernel for Recur<'_> {
     unsafe fn run<S: Simd>(self) {
         let Recur { piece: Piece { row, first, len }, head, x, rates, recurrence, matrix, out } = self;
         let heads = recurrence.heads;
-        let RecurrentHeads { key_heads, heads: count, key_dim, value_dim } = heads;
-        let key_head = head / (count / key_heads);
+        let RecurrentHeads { heads: count, key_dim, value_dim, .. } = heads;
+        let key_head = heads.key_head(head);
         // SAFETY: only this task uses these columns of the matrix, one row of them at a time.
         let matrix = |index: usize| unsafe { matrix.slice(index * value_dim + first, len) };
         if row.start == 0 {

@@ -67,6 +67,7 @@ template <class T> struct RecurParams {
   int64_t slot_elements;
   int64_t window;  // elements of a slot before its matrices
   int key_heads;
+  int neighbors;  // successive value heads that share a key head
   int heads;
   int key_dim;
   int value_dim;
@@ -225,6 +226,11 @@ template <class T> DEVICE const T *inputs_of(const RecurParams<T> &p, int token)
   return p.x + int64_t(token) * (2 * p.key_heads * p.key_dim + p.heads * p.value_dim);
 }
 
+// The head of queries and keys that a value head has.
+template <class T> DEVICE int key_head_of(const RecurParams<T> &p, int head) {
+  return head / p.neighbors % p.key_heads;
+}
+
 // The row of the matrix that is number i of a thread's part of a column. Four neighbors belong to
 // one thread, so that it reads keys and queries in pieces of 16 bytes; the parts' pieces are
 // neighbors too, so that no two of them lie in one bank.
@@ -250,7 +256,7 @@ struct StagedTokens {
 template <class T, int Keys, bool delta>
 DEVICE void stage_tokens(const RecurParams<T> &p, const StagedTokens &staged, int token, int count, int head) {
   constexpr int kEach = Keys / kWarp;
-  const int lane = threadIdx.x % kWarp, key_head = head / (p.heads / p.key_heads);
+  const int lane = threadIdx.x % kWarp, key_head = key_head_of(p, head);
   const int column = int(blockIdx.x) * kRecurColumns + lane;
   for (int t = threadIdx.x / kWarp; t < count; t += kRecurThreads / kWarp) {
     const T *query = inputs_of(p, token + t) + key_head * p.key_dim, *key = query + p.key_heads * p.key_dim;
@@ -378,7 +384,7 @@ template <class T, bool delta> DEVICE void recur_plain(const RecurParams<T> &p) 
   const int column = int(blockIdx.x) * kRecurThreads + int(threadIdx.x), head = blockIdx.y;
   const RowTokens row = tokens_of(p.rows, p.query_start, blockIdx.z);
   if (row.count == 0 || column >= p.value_dim) return;
-  const int key_head = head / (p.heads / p.key_heads);
+  const int key_head = key_head_of(p, head);
   float *matrix = p.states + row.slot * p.slot_elements + p.window +
                   int64_t(head) * p.key_dim * p.value_dim + column;
   if (row.is_first)

@@ -305,7 +305,7 @@ fn gguf_files_give_the_logits_of_transformers() {
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.extension().is_some_and(|end| end == "gguf"))
         .collect();
-    assert!(files.len() >= 41, "{} files", files.len());
+    assert!(files.len() >= 59, "{} files", files.len());
     for file in files {
         let case = file.file_stem().unwrap().to_string_lossy().into_owned();
         let prompts = check(&case, &Source::File(file));

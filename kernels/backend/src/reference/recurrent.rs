@@ -85,11 +85,11 @@ pub(super) fn recur(
     out: &mut Buf,
 ) {
     let heads = recurrence.heads;
-    let RecurrentHeads { key_heads, heads: count, key_dim, value_dim } = heads;
+    let RecurrentHeads { heads: count, key_dim, value_dim, .. } = heads;
     for t in 0..step.places.len() {
         let (x, rates) = (x.row(t), rates.row(t));
         for h in 0..count {
-            let key_head = h / (count / key_heads);
+            let key_head = heads.key_head(h);
             let query = &x[key_head * key_dim..][..key_dim];
             let key = &x[heads.key_cols() + key_head * key_dim..][..key_dim];
             let values = &x[2 * heads.key_cols() + h * value_dim..][..value_dim];

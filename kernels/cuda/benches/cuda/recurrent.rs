@@ -1,7 +1,7 @@
 //! Recurrent layers at the shapes of Qwen3-Next 80B, Granite 4 and LFM2: decode rows of many
 //! sequences, and a prompt.
 
-use millrace_backend::{RecurrentHeads, StateSpec};
+use millrace_backend::{KeySharing, RecurrentHeads, StateSpec};
 use millrace_cuda::ops::activation::ActivationKind;
 use millrace_cuda::ops::recurrent::{
     Convolve, GateKind, GatedRows, KernelVersion, Recur, RecurRule, SlotStates, StateRows, convolve,
@@ -50,9 +50,10 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         if bench.is_simulated() { &[(2, 1), (1, 3)] } else { &[(1, 1), (32, 1), (256, 1), (1, 2048)] };
     for &(rows, count) in steps {
         let rows = Rows::new(bench, rows, count)?;
-        let qwen = RecurrentHeads { key_heads: 16, heads: 32, key_dim: 128, value_dim: 128 };
+        let sharing = KeySharing::Neighbors;
+        let qwen = RecurrentHeads { key_heads: 16, heads: 32, key_dim: 128, value_dim: 128, sharing };
         recurrence(bench, &rows, "Qwen3-Next", qwen, true)?;
-        let granite = RecurrentHeads { key_heads: 1, heads: 128, key_dim: 128, value_dim: 64 };
+        let granite = RecurrentHeads { key_heads: 1, heads: 128, key_dim: 128, value_dim: 64, sharing };
         recurrence(bench, &rows, "Granite 4", granite, false)?;
         convolution(bench, &rows, "Qwen3-Next", (8192, 4), false)?;
         convolution(bench, &rows, "LFM2", (2048, 3), true)?;

@@ -236,7 +236,7 @@ impl Recur<'_> {
     }
 
     fn check(&self) -> Result<()> {
-        let RecurrentHeads { key_heads, heads, key_dim, value_dim } = self.heads;
+        let RecurrentHeads { key_heads, heads, key_dim, value_dim, .. } = self.heads;
         self.rows.check()?;
         self.states.check()?;
         countable(&[key_heads, heads, key_dim, value_dim, self.heads.cols()])?;
@@ -270,7 +270,7 @@ impl Recur<'_> {
 /// type other than f32, f16 and bf16, or an error of the launch.
 pub fn recur(device: &Device, version: KernelVersion, r: &Recur<'_>) -> Result<()> {
     r.check()?;
-    let RecurrentHeads { key_heads, heads, key_dim, value_dim } = r.heads;
+    let RecurrentHeads { key_heads, heads, key_dim, value_dim, .. } = r.heads;
     let elem = r.x.elem();
     let size = match version {
         KernelVersion::Fast if key_dim <= SMALL_KEYS => Some(true),
@@ -309,6 +309,7 @@ pub fn recur(device: &Device, version: KernelVersion, r: &Recur<'_>) -> Result<(
         slot_elements: stride(r.states.spec.slot_elements()),
         window: stride(r.states.spec.window_elements()),
         key_heads: int(key_heads),
+        neighbors: int(r.heads.neighbors()),
         heads: int(heads),
         key_dim: int(key_dim),
         value_dim: int(value_dim),

@@ -1,6 +1,6 @@
 //! Short convolutions, recurrences and gates.
 
-use millrace_backend::{RecurrentHeads, StateSpec};
+use millrace_backend::{KeySharing, RecurrentHeads, StateSpec};
 use millrace_cuda::ops::activation::ActivationKind;
 use millrace_cuda::ops::recurrent::{
     Convolve, GateKind, GatedRows, KernelVersion, Recur, RecurRule, SlotStates, StateRows, convolve,
@@ -117,8 +117,7 @@ impl Convolution {
             slots: 1 + rng.below(5),
             channels: rng.pick(&[1, 7, 128, 200]),
             taps: 1 + rng.below(6),
-            heads: rng
-                .pick(&[None, Some(RecurrentHeads { key_heads: 1, heads: 1, key_dim: 2, value_dim: 3 })]),
+            heads: rng.pick(&[None, Some(one_key_head(1, 2, 3))]),
         };
         let acts = [None, Some(ActivationKind::Silu), Some(ActivationKind::GeluTanh)];
         Convolution {
@@ -239,6 +238,11 @@ fn a_long_row_among_many_is_convolved() {
     case.check(&mut Rng(1));
 }
 
+/// Returns value heads that all have the same key head.
+fn one_key_head(heads: usize, key_dim: usize, value_dim: usize) -> RecurrentHeads {
+    RecurrentHeads { key_heads: 1, heads, key_dim, value_dim, sharing: KeySharing::Neighbors }
+}
+
 #[derive(Debug, Clone)]
 struct Recurrence {
     elem: Elem,
@@ -269,6 +273,7 @@ impl Recurrence {
             heads: key_heads * group,
             key_dim: rng.pick(&[1, 16, 100, 128, 130, 256, 300]),
             value_dim: rng.pick(&[1, 16, 32, 33, 100]),
+            sharing: rng.pick(&[KeySharing::Neighbors, KeySharing::Strided]),
         };
         let limits = rng.pick(&[None, None, Some((0.0, f32::INFINITY)), Some((0.3, 0.9))]);
         let slots = 1 + rng.below(3);
@@ -313,8 +318,11 @@ impl Recurrence {
         matrix: &mut [f64],
         out: &mut Vec<f32>,
     ) {
-        let RecurrentHeads { key_heads, heads, key_dim, value_dim } = self.heads;
-        let key_head = head / (heads / key_heads);
+        let RecurrentHeads { key_heads, heads, key_dim, value_dim, sharing } = self.heads;
+        let key_head = match sharing {
+            KeySharing::Neighbors => head / (heads / key_heads),
+            KeySharing::Strided => head % key_heads,
+        };
         let part = |first: usize, len: usize| -> Vec<f64> {
             x[first..first + len].iter().map(|&x| f64::from(x)).collect()
         };
@@ -417,7 +425,7 @@ fn every_rule_size_and_type_matches_the_reference() {
     for elem in ACTIVATIONS {
         for limits in [None, Some((0.1, 2.0))] {
             for key_dim in [128, 129] {
-                let heads = RecurrentHeads { key_heads: 1, heads: 2, key_dim, value_dim: 9 };
+                let heads = one_key_head(2, key_dim, 9);
                 let rows = vec![(0, 0, 9), (1, 4, 2)];
                 let case = Recurrence { rows, ..Recurrence::new(elem, heads, limits, 2) };
                 case.check(&mut Rng(key_dim as u64));
@@ -436,7 +444,7 @@ fn every_rule_size_and_type_matches_the_reference() {
 #[test]
 fn chunks_change_no_bits() {
     for_seeds(6, |rng| {
-        let heads = RecurrentHeads { key_heads: 1, heads: 2, key_dim: 20, value_dim: 33 };
+        let heads = one_key_head(2, 20, 33);
         let limits = rng.pick(&[None, Some((0.0, f32::INFINITY))]);
         let empty = Recurrence::new(rng.pick(&ACTIVATIONS), heads, limits, 2);
         let (tokens, cols, rate_cols) = (21, heads.cols(), empty.rate_cols());
@@ -507,7 +515,7 @@ fn gates_match_the_reference() {
 
 #[test]
 fn wrong_shapes_are_refused() {
-    let heads = RecurrentHeads { key_heads: 1, heads: 1, key_dim: 2, value_dim: 2 };
+    let heads = one_key_head(1, 2, 2);
     let spec = StateSpec { slots: 2, channels: 6, taps: 2, heads: Some(heads) };
     let (memory, rows) = (garbage(Elem::F32, 2 * spec.slot_elements()), Rows::new(&[(0, 1, 2)], 0));
     let view = memory.view(Elem::F32);

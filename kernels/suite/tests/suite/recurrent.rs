@@ -2,8 +2,8 @@
 
 use millrace_backend::reference::Reference;
 use millrace_backend::{
-    Activation, Backend, Convolution, GateFunction, Recurrence, RecurrenceRule, RecurrentHeads, SeqRow,
-    StateSpec, StepInput,
+    Activation, Backend, Convolution, GateFunction, KeySharing, Recurrence, RecurrenceRule, RecurrentHeads,
+    SeqRow, StateSpec, StepInput,
 };
 use proptest::prelude::{prop, prop_compose, proptest};
 
@@ -38,6 +38,7 @@ prop_compose! {
     pub(crate) fn cases_of_layers()(
         (key_heads, group, key_dim) in (1usize..4, 1usize..4, 4usize..40),
         value_dim in prop::sample::select(vec![1usize, 5, 16, 63, 64, 65, 130]),
+        sharing in prop::sample::select(vec![KeySharing::Neighbors, KeySharing::Strided]),
         rule in prop::sample::select(vec![
             Rule::Gated, Rule::Delta, Rule::Delta, Rule::StateSpace(0.0, f32::INFINITY), Rule::StateSpace(0.3, 0.9),
         ]),
@@ -46,7 +47,7 @@ prop_compose! {
         lengths in prop::collection::vec(1usize..30, 1..5),
         seed: u64,
     ) -> Case {
-        let heads = RecurrentHeads { key_heads, heads: key_heads * group, key_dim, value_dim };
+        let heads = RecurrentHeads { key_heads, heads: key_heads * group, key_dim, value_dim, sharing };
         Case { heads, rule, taps, bias, act, more, lengths, seed }
     }
 }

@@ -16,6 +16,9 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 /// Qwen's pattern, with each digit alone.
 const QWEN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+/// The pattern of Qwen3.5, whose words may contain combining marks.
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
 /// Kimi's pattern: Han characters apart, and words split before capital letters.
 const KIMI: &str = r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
@@ -79,6 +82,7 @@ const GGUF: &[NamedPattern] = &[
         names: &["qwen2", "deepseek-r1-qwen", "kormo", "stablelm2", "megrez", "hunyuan", "grok-2"],
         expressions: &[QWEN],
     },
+    NamedPattern { names: &["qwen35"], expressions: &[QWEN35] },
     NamedPattern { names: &["tekken"], expressions: &[TEKKEN] },
     NamedPattern { names: &["kimi-k2"], expressions: &[KIMI] },
     NamedPattern { names: &["gpt-4o", "llama4", "minimax-m2"], expressions: &[GPT4O] },
@@ -130,6 +134,9 @@ mod tests {
         assert_eq!(parts(GPT2, "It's 12345"), ["It", "'s", " 12345"]);
         assert_eq!(parts(LLAMA3, "It'S 12345"), ["It", "'S", " ", "123", "45"]);
         assert_eq!(parts(QWEN, "a 123\n\nb"), ["a", " ", "1", "2", "3", "\n\n", "b"]);
+        let marked = "cafe\u{301}s 1";
+        assert_eq!(parts(QWEN, marked), ["cafe", "\u{301}s", " ", "1"]);
+        assert_eq!(parts(QWEN35, marked), ["cafe\u{301}s", " ", "1"]);
         assert_eq!(parts(KIMI, "中文English混合 itsHere's"), ["中文", "English", "混合", " its", "Here's"]);
         assert_eq!(parts(TEKKEN, "itsHere 12"), ["its", "Here", " ", "1", "2"]);
     }

@@ -1,6 +1,6 @@
 //! Reads gated delta nets between layers of gated attention, as Qwen3-Next and Qwen3.5 have them.
 
-use millrace_backend::{Activation, RecurrentHeads};
+use millrace_backend::{Activation, KeySharing, RecurrentHeads};
 
 use super::config::Config;
 use super::decoder::{self, MAX_HEAD_DIM, MAX_WIDTH, NormTrait, Traits};
@@ -102,6 +102,7 @@ fn heads(config: &Config) -> Result<RecurrentHeads, ConfigError> {
         heads: size("linear_num_value_heads", 32, MAX_HEADS)?,
         key_dim: size("linear_key_head_dim", 128, MAX_HEAD_DIM)?,
         value_dim: size("linear_value_head_dim", 128, MAX_HEAD_DIM)?,
+        sharing: key_sharing(config)?,
     };
     if !heads.heads.is_multiple_of(heads.key_heads) {
         let reason =
@@ -113,4 +114,14 @@ fn heads(config: &Config) -> Result<RecurrentHeads, ConfigError> {
         return Err(config.invalid("linear_num_value_heads", reason));
     }
     Ok(heads)
+}
+
+/// Returns the value heads that share a key head: neighbors, unless a converter has reordered them.
+/// The readers of model files say so in an object of its own.
+fn key_sharing(config: &Config) -> Result<KeySharing, ConfigError> {
+    let strided = match config.object("millrace")? {
+        Some(changes) => changes.flag("strided_value_heads", false)?,
+        None => false,
+    };
+    Ok(if strided { KeySharing::Strided } else { KeySharing::Neighbors })
 }

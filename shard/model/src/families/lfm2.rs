@@ -1,6 +1,6 @@
 //! LFM2: short convolutions between gates in most layers, and attention with norms of heads.
 
-use millrace_backend::RecurrentHeads;
+use millrace_backend::{KeySharing, RecurrentHeads};
 
 use super::config::Config;
 use super::decoder::{self, Keys, MAX_WIDTH, Traits, USUAL_KEYS};
@@ -75,7 +75,13 @@ pub(super) fn read(config: &Config, width: &'static str) -> Result<DecoderSpec, 
     let bias = config.flag("conv_bias", false)?;
     let channels = spec.hidden;
     let convolution = RecurrentLayer {
-        heads: RecurrentHeads { key_heads: channels, heads: channels, key_dim: 1, value_dim: 1 },
+        heads: RecurrentHeads {
+            key_heads: channels,
+            heads: channels,
+            key_dim: 1,
+            value_dim: 1,
+            sharing: KeySharing::Neighbors,
+        },
         rule: RecurrentRule::Convolution,
         taps: config.optional_size("conv_L_cache", MAX_TAPS)?.unwrap_or(3),
         conv_bias: bias,

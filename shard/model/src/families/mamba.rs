@@ -1,6 +1,6 @@
 //! Reads Mamba-2 layers.
 
-use millrace_backend::{Activation, RecurrentHeads};
+use millrace_backend::{Activation, KeySharing, RecurrentHeads};
 use serde_json::Value;
 
 use super::config::Config;
@@ -109,7 +109,8 @@ pub(super) fn read(
         let reason = format!("is {key_heads}, which does not divide {} = {heads}", keys.heads.0);
         return Err(config.invalid(keys.groups.0, reason));
     }
-    let heads = RecurrentHeads { key_heads, heads, key_dim, value_dim: width / heads };
+    let (value_dim, sharing) = (width / heads, KeySharing::Neighbors);
+    let heads = RecurrentHeads { key_heads, heads, key_dim, value_dim, sharing };
     // The size may be given as the text "auto".
     if let Ok(Some(given)) = config.optional::<usize>(keys.head_dim)
         && given != heads.value_dim

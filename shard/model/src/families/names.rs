@@ -114,6 +114,8 @@ pub(super) enum StoredOrder {
     Transposed,
     /// The weights of all experts, by input feature.
     Experts(ExpertRows),
+    /// The piece is one head's share of a tensor `[heads, cols, rows]`.
+    TransposedHead(usize),
 }
 
 impl Piece {
@@ -135,11 +137,56 @@ impl Names {
         pieces
     }
 
-    /// Returns the pieces of a weight of experts in checkpoints that store each expert by itself,
-    /// although the family's have all experts in one tensor. GGUF files are read so.
-    pub(super) fn single_experts(&self, spec: &DecoderSpec, slot: WeightSlot) -> Vec<Piece> {
-        let names = Names { tensors: WeightSlot::usual_tensors, experts: StackedExperts::ByOutput, ..*self };
+    /// Returns the pieces of a weight in checkpoints that store it in the usual tensors, although
+    /// the family's have all experts in one tensor, gate and up, or all inputs of a recurrence, or in
+    /// two tensors for keys and values from latents. GGUF files are read so. There are none for other weights.
+    pub(super) fn usual_pieces(&self, spec: &DecoderSpec, slot: WeightSlot) -> Vec<Piece> {
+        let may_be_fused = matches!(
+            slot,
+            WeightSlot::Recurrent(_, RecurrentSlot::In)
+                | WeightSlot::Layer(_, LayerSlot::GateUp | LayerSlot::SharedGateUp | LayerSlot::LatentUp)
+        );
+        if !slot.info().per_expert && !may_be_fused {
+            return Vec::new();
+        }
+        if let WeightSlot::Layer(index, LayerSlot::LatentUp) = slot {
+            return self.latent_pieces(spec, index);
+        }
+        let names = Names {
+            tensors: WeightSlot::usual_tensors,
+            experts: StackedExperts::ByOutput,
+            grouped_recurrent: false,
+            ..*self
+        };
         names.pieces(spec, slot)
+    }
+
+    /// Returns the pieces of the projection of latents to keys and values in checkpoints that store
+    /// a tensor for keys, with the features of a head as columns, and one for values.
+    fn latent_pieces(&self, spec: &DecoderSpec, layer: usize) -> Vec<Piece> {
+        let heads = spec.layers[layer].attention.heads();
+        let Some((heads, latent)) =
+            heads.and_then(|heads| Some((heads.layout.heads, heads.latent.as_ref()?)))
+        else {
+            return Vec::new();
+        };
+        let name = |part: &str| format!("{}{layer}.self_attn.{part}_b_proj.weight", self.layers);
+        let pieces = (0..heads).flat_map(|head| {
+            let keys = Piece {
+                tensor: name("k"),
+                shape: vec![heads, latent.rank, latent.plain_dim],
+                rows: 0..latent.plain_dim,
+                order: StoredOrder::TransposedHead(head),
+            };
+            let values = Piece {
+                tensor: name("v"),
+                shape: vec![heads, latent.value_dim, latent.rank],
+                rows: head * latent.value_dim..(head + 1) * latent.value_dim,
+                order: StoredOrder::RowMajor,
+            };
+            [keys, values]
+        });
+        pieces.collect()
     }
 
     /// Appends the pieces that hold a block of an expert, or of a weight that is not of experts.

@@ -69,10 +69,12 @@ impl StoredWeights {
             Some(piece) => vec![piece],
             None => {
                 let mut pieces = self.names.pieces(&self.spec, slot);
-                if slot.info().per_expert && !pieces.first().is_some_and(|piece| self.has(&piece.tensor)) {
-                    let single = self.names.single_experts(&self.spec, slot);
-                    if single.first().is_some_and(|piece| self.has(&piece.tensor)) {
-                        pieces = single;
+                let has_first =
+                    |pieces: &[Piece]| pieces.first().is_some_and(|piece| self.has(&piece.tensor));
+                if !has_first(&pieces) {
+                    let usual = self.names.usual_pieces(&self.spec, slot);
+                    if has_first(&usual) {
+                        pieces = usual;
                     }
                 }
                 for piece in &mut pieces {
@@ -208,6 +210,9 @@ impl StoredWeights {
             StoredOrder::Experts(order) => {
                 return self.experts(piece, &tensor, order);
             }
+            StoredOrder::TransposedHead(head) => {
+                return transposed_head(&tensor, head).ok_or_else(|| self.element_type(piece, &tensor));
+            }
         }
         let mut host = host_tensor(&tensor).ok_or_else(|| self.element_type(piece, &tensor))?;
         if piece.shape.len() == 1 {
@@ -284,6 +289,21 @@ fn transpose(tensor: &Tensor<'_>) -> Option<HostTensor> {
         }
     }
     Some(HostTensor { rows, cols, bytes: bytes.into(), ..stored })
+}
+
+/// Transposes the share of one head of a tensor `[heads, rows, cols]`, which may be quantized.
+/// Returns `None` if the kernels cannot load its element type.
+fn transposed_head(tensor: &Tensor<'_>, head: usize) -> Option<HostTensor> {
+    let (stored, &[_, rows, cols]) = (host_tensor(tensor)?, tensor.shape) else { return None };
+    let dtype = stored.encoding.dense().unwrap_or(DType::F32);
+    let (part, mut row, mut numbers) = (Part::whole(stored), vec![0.0; cols], vec![0.0; rows * cols]);
+    for index in 0..rows {
+        part.read_row(head * rows + index, &mut row);
+        row.iter().enumerate().for_each(|(col, x)| numbers[col * rows + index] = *x);
+    }
+    let mut bytes = Vec::with_capacity(numbers.len() * dtype.size());
+    numbers.iter().for_each(|x| dtype.push(*x, &mut bytes));
+    Some(HostTensor::dense(dtype, cols, rows, bytes.into()))
 }
 
 /// Returns a number for each feature of all experts, `[1, features]`, in the order of the decoder.

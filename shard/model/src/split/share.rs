@@ -209,6 +209,11 @@ fn heads_obstacle(of_layer: &AttentionHeads, world_size: usize) -> Option<String
 /// rank takes key heads with all of their value heads.
 fn recurrent_obstacle(of_layer: &RecurrentLayer, world_size: usize) -> Option<String> {
     let heads = of_layer.heads.key_heads;
+    if world_size > 1 && of_layer.heads.neighbors() < of_layer.heads.heads / heads {
+        let reason = "the value heads of its recurrent layers are in the order of GGUF files, in which those of \
+                      a key head do not follow each other; take the model in Hugging Face layout instead";
+        return Some(reason.to_owned());
+    }
     let name =
         if of_layer.is_convolution() { "channels of convolutions" } else { "key heads of recurrent layers" };
     (!heads.is_multiple_of(world_size)).then(|| format!("its {heads} {name} cannot be shared evenly"))

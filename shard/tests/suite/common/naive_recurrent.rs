@@ -1,6 +1,6 @@
 //! Recurrent layers in their plainest form: the whole text at once, in double precision.
 
-use millrace_backend::RecurrentHeads;
+use millrace_backend::{KeySharing, RecurrentHeads};
 use millrace_model::{
     ProjectionFactors, RecurrentLayer, RecurrentRule, RecurrentSlot, ResultPlan, WeightSlot,
 };
@@ -128,8 +128,11 @@ fn normalize(y: &mut [f64], scale: &[f64], eps: f32) {
 
 /// Returns the query, the key and the values of one value head in a row of inputs.
 fn parts(heads: RecurrentHeads, head: usize, x: &[f64]) -> [&[f64]; 3] {
-    let RecurrentHeads { key_heads, heads: count, key_dim, value_dim } = heads;
-    let key_head = head * key_heads / count;
+    let RecurrentHeads { key_heads, heads: count, key_dim, value_dim, sharing } = heads;
+    let key_head = match sharing {
+        KeySharing::Neighbors => head * key_heads / count,
+        KeySharing::Strided => head % key_heads,
+    };
     [
         &x[key_head * key_dim..][..key_dim],
         &x[heads.key_cols() + key_head * key_dim..][..key_dim],

@@ -1,7 +1,7 @@
 //! Random specifications of models, and those made from them.
 
 use millrace_backend::{
-    Activation, ExpertGroups, Gating, GroupScore, MlpKind, QkvLayout, RecurrentHeads, RopeStyle,
+    Activation, ExpertGroups, Gating, GroupScore, KeySharing, MlpKind, QkvLayout, RecurrentHeads, RopeStyle,
     RouterScores, RouterSpec,
 };
 use millrace_model::{
@@ -251,9 +251,11 @@ fn recurrences() -> impl Strategy<Value = RecurrentLayer> {
             (result, factors),
         )| {
             let is_convolution = rule == RecurrentRule::Convolution;
+            // Strided heads cannot be split, which tests of shares do with these specifications.
+            let sharing = KeySharing::Neighbors;
             let heads = match is_convolution {
                 true => channels(key_heads * key_dim * value_dim),
-                false => RecurrentHeads { key_heads, heads: key_heads * group, key_dim, value_dim },
+                false => RecurrentHeads { key_heads, heads: key_heads * group, key_dim, value_dim, sharing },
             };
             RecurrentLayer {
                 heads,
@@ -275,7 +277,13 @@ fn recurrences() -> impl Strategy<Value = RecurrentLayer> {
 
 /// Returns the heads of a layer that is only a convolution of this many channels.
 fn channels(count: usize) -> RecurrentHeads {
-    RecurrentHeads { key_heads: count, heads: count, key_dim: 1, value_dim: 1 }
+    RecurrentHeads {
+        key_heads: count,
+        heads: count,
+        key_dim: 1,
+        value_dim: 1,
+        sharing: KeySharing::Neighbors,
+    }
 }
 
 /// Returns whether a layer caches latents.

@@ -1,6 +1,6 @@
 //! Tests of the configurations of models with recurrent layers.
 
-use millrace_backend::{Activation, MlpKind, RecurrentHeads};
+use millrace_backend::{Activation, KeySharing, MlpKind, RecurrentHeads};
 use millrace_formats::Source;
 use serde_json::{Value, json};
 
@@ -68,13 +68,31 @@ fn first(spec: &DecoderSpec) -> &RecurrentLayer {
     spec.layers.iter().find_map(|layer| layer.attention.recurrent()).unwrap()
 }
 
+/// Returns heads of which neighbors share a key head.
+fn neighbors(key_heads: usize, heads: usize, key_dim: usize, value_dim: usize) -> RecurrentHeads {
+    RecurrentHeads { key_heads, heads, key_dim, value_dim, sharing: KeySharing::Neighbors }
+}
+
+/// A rank would need value heads that do not follow each other in the stored weights.
+#[test]
+fn reordered_value_heads_are_not_split() {
+    let strided = spec(&qwen(&json!({"millrace": {"strided_value_heads": true}}))).unwrap();
+    assert_eq!(first(&strided).heads.sharing, KeySharing::Strided);
+    assert_eq!(sizes(&strided), [1]);
+    let reason = Split { rank: 0, world_size: 2 }.spec(&strided).unwrap_err().reason;
+    assert!(reason.contains("GGUF"), "{reason}");
+    // If each value head has a key head of its own, there is only one order.
+    let own = json!({"millrace": {"strided_value_heads": true}, "linear_num_value_heads": 4});
+    assert_eq!(sizes(&spec(&qwen(&own)).unwrap()), [1, 2, 4]);
+}
+
 #[test]
 fn gated_delta_nets_of_qwen() {
     let usual = spec(&qwen(&json!({}))).unwrap();
     assert_eq!(recurrent(&usual), [true, true, true, false, true, true, true, false]);
     assert!(usual.is_recurrent() && !usual.is_bidirectional());
     let layer = first(&usual);
-    assert_eq!(layer.heads, RecurrentHeads { key_heads: 4, heads: 8, key_dim: 6, value_dim: 10 });
+    assert_eq!(layer.heads, neighbors(4, 8, 6, 10));
     assert_eq!((layer.taps, layer.channels(), layer.projected_cols()), (4, 128, 208));
     assert_eq!(layer.result, ResultPlan::Normed { eps: 1e-5, gated: true });
     assert_eq!(layer.state_spec(3).slot_elements(), 3 * 128 + 8 * 6 * 10);
@@ -115,7 +133,7 @@ fn state_spaces_of_granite() {
     let dense = spec(&granite(&json!({}))).unwrap();
     assert_eq!(recurrent(&dense), [true, false]);
     let layer = first(&dense);
-    assert_eq!(layer.heads, RecurrentHeads { key_heads: 2, heads: 8, key_dim: 6, value_dim: 8 });
+    assert_eq!(layer.heads, neighbors(2, 8, 6, 8));
     let RecurrentRule::StateSpace { step_limits, .. } = layer.rule else { panic!("{:?}", layer.rule) };
     assert_eq!(step_limits, (0.0, f32::INFINITY));
     assert!(dense.ropes.is_empty() && layer.conv_bias);
@@ -143,7 +161,7 @@ fn attention_beside_state_spaces_of_falcon() {
     assert_eq!(recurrent(&plain), [true, true]);
     assert!(plain.is_recurrent());
     let layer = first(&plain);
-    assert_eq!(layer.heads, RecurrentHeads { key_heads: 2, heads: 6, key_dim: 5, value_dim: 4 });
+    assert_eq!(layer.heads, neighbors(2, 6, 5, 4));
     assert_eq!((layer.result, layer.factors), (ResultPlan::Gated, ProjectionFactors::NONE));
     let heads = plain.layers[0].attention.heads().unwrap();
     assert_eq!((heads.out_factor, heads.layout.heads), (1.0, 4));
@@ -185,7 +203,7 @@ fn layers_of_one_branch_of_nemotron() {
     assert_eq!(branches(&usual), [(true, false), (false, true), (true, false), (false, true)]);
     assert_eq!(recurrent(&usual), [true, false, false, false]);
     assert!(usual.ropes.is_empty());
-    assert_eq!(first(&usual).heads, RecurrentHeads { key_heads: 2, heads: 6, key_dim: 5, value_dim: 4 });
+    assert_eq!(first(&usual).heads, neighbors(2, 6, 5, 4));
     let mlp = usual.layers[1].mlp.dense().unwrap();
     assert_eq!((mlp.width, mlp.act), (44, Activation::ReluSquared));
     let experts = usual.layers[3].mlp.experts().unwrap();
