@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::config::ROPE_DIVISORS;
 use super::model::Model;
+use super::names::ROPE_DIVISORS;
 use super::value::Value as FileValue;
 use crate::error::Error;
 use crate::fault::FileFault;

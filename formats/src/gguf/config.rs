@@ -5,12 +5,10 @@ use serde_json::{Map, Value, json};
 use super::architectures::{ARCHITECTURES, Architecture, Window};
 use super::file::{Header, StoredTensor};
 use super::model::Model;
+use super::names::ROPE_DIVISORS;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::fault::FileFault;
-
-/// The tensor with the divisors of the rotary frequencies.
-pub(super) const ROPE_DIVISORS: &str = "rope_freqs.weight";
 
 /// The key, after the name of the architecture, with the number of the pooling of vectors.
 const POOLING: &str = "pooling_type";

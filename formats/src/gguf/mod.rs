@@ -25,10 +25,10 @@ mod writer;
 use std::sync::Arc;
 
 use architectures::Architecture;
-use config::ROPE_DIVISORS;
 pub(crate) use file::{GgmlType, MAGIC};
 use file::{Header, StoredTensor};
 use model::{Model, QkvRows};
+use names::ROPE_DIVISORS;
 pub use names::gguf_tensor_name;
 pub use split::split_model_name;
 pub use writer::{GgufTensor, GgufType, GgufValue, gguf_header, gguf_padding};

@@ -1,5 +1,8 @@
 //! The names of tensors: those of GGUF, and those of Hugging Face for the same weights.
 
+/// The tensor with the divisors of the rotary frequencies.
+pub(super) const ROPE_DIVISORS: &str = "rope_freqs.weight";
+
 /// The names of a kind of models.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Naming {

@@ -5,9 +5,9 @@ use std::path::Path;
 use millrace_integration_tests::{ModelCopy, Server, binary, post};
 use serde_json::json;
 
+use crate::load::long_prompt;
 use crate::model::BenchModel;
 use crate::options::BenchOptions;
-use crate::prompts::long_prompt;
 
 /// The positions of the demo model, whose own are too few for a prompt of 4,000 tokens. Its text is
 /// meaningless beyond those that it was trained on, and takes the same time.

@@ -7,10 +7,9 @@ use serde_json::Value;
 use tempfile::NamedTempFile;
 
 use crate::candidate::{Candidate, settle, start_candidates};
-use crate::load::Load;
+use crate::load::{Load, long_prompt};
 use crate::model::BenchModel;
 use crate::options::{BenchOptions, LongPrompts};
-use crate::prompts::long_prompt;
 
 /// Long prompts that start per second, at random times.
 const PROMPTS_PER_SECOND: &str = "0.5";

@@ -5,6 +5,9 @@ use std::process::{Child, Command, Stdio};
 use millrace_integration_tests::{Server, binary};
 use serde_json::Value;
 
+/// A text of about 4,000 tokens of the demo model's tokenizer, which both models have.
+const LONG_PROMPT_CHARS: usize = 12_570;
+
 /// A process that sends requests.
 pub(crate) struct Load(Child);
 
@@ -28,4 +31,10 @@ impl Load {
         assert_eq!(run["errors"], serde_json::json!({}), "a request failed");
         run
     }
+}
+
+/// Returns a long prompt. Prompts with different names have no common prefix.
+pub(crate) fn long_prompt(name: &str) -> String {
+    let text = format!("{name}: {}", "the lantern and the fox went over the hill, ".repeat(300));
+    text.chars().take(LONG_PROMPT_CHARS).collect()
 }

@@ -7,14 +7,12 @@ use millrace_integration_tests::{Server, post};
 use serde_json::json;
 
 use crate::candidate::{settle, start_candidates};
+use crate::load::long_prompt;
 use crate::model::BenchModel;
 use crate::options::BenchOptions;
 
 /// The number of requests with a common prefix.
 const HERD: usize = 16;
-
-/// A text of about 4,000 tokens of the demo model's tokenizer, which both models have.
-const LONG_PROMPT_CHARS: usize = 12_570;
 
 /// One row of the table: its name, and the function that measures it. The text makes the prompts
 /// differ from those of other runs.
@@ -52,12 +50,6 @@ pub(crate) fn measure(model: &BenchModel, options: &BenchOptions) {
 fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times[times.len() / 2]
-}
-
-/// Returns a long prompt. Prompts with different names have no common prefix.
-pub(crate) fn long_prompt(name: &str) -> String {
-    let text = format!("{name}: {}", "the lantern and the fox went over the hill, ".repeat(300));
-    text.chars().take(LONG_PROMPT_CHARS).collect()
 }
 
 /// Returns the first part of a long prompt.

@@ -4,11 +4,10 @@ use millrace_backend::{Backend, ExpertMlp, Result, RouterTerms, RoutingSpec, Row
 use millrace_model::step_sizes::{LayerBuffer, routings};
 use millrace_model::{ExpertsSpec, LayerSpec, SharedExpert};
 
-use super::forward::StepContext;
 use super::group::RankGroup;
 use super::mlp::{MlpBuffers, MlpPlan};
+use super::step_context::{ByWidth, StepContext};
 use super::weights::ExpertsWeights;
-use super::workspace::ByWidth;
 use crate::Error;
 
 /// The buffers of mixtures of experts, for up to `t` tokens.

@@ -9,16 +9,9 @@ use millrace_backend::{
 use super::group::RankGroup;
 use super::host_layers::HostForward;
 use super::layer_stack::LayerStack;
+use super::step_context::StepContext;
 use super::workspace::HiddenStates;
 use crate::Error;
-
-/// The step that layers compute, as they see it.
-pub(super) struct StepContext<'a, B: Backend> {
-    pub(super) backend: &'a B,
-    pub(super) step: &'a OpenStep<'a, B::Queue>,
-    /// Number of tokens.
-    pub(super) tokens: usize,
-}
 
 /// The embedding, the layers and the head of a model, and every buffer that a step needs.
 pub(super) struct ForwardPass<B: Backend> {

@@ -4,9 +4,9 @@ use millrace_backend::{Backend, DeviceTypes, HostMemory, StepInput};
 use millrace_model::step_sizes::{attention, step_size};
 use millrace_model::{ShardLimits, WeightSource, WeightStorage};
 
-use super::forward::StepContext;
 use super::group::RankGroup;
 use super::layer_stack::{LayerStack, StackWeights};
+use super::step_context::StepContext;
 use super::weight_loader::{WeightLoader, query_scale, ropes};
 use super::weights::ModelPart;
 use super::workspace::HiddenStates;
@@ -83,8 +83,8 @@ impl<H: HostMemory> HostLayers<H> {
         self.bytes_read
     }
 
-    /// Adds the branches of the layers to `residual`, `[tokens, hidden]`, on the device. Waits until
-    /// the device has computed it.
+    /// Adds the branches of the layers to `residual`, `[tokens, hidden]`, on the device. Waits
+    /// until the device has computed it.
     pub(super) fn forward<B: Backend>(
         &mut self,
         device: &B,

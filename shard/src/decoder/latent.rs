@@ -4,9 +4,8 @@ use millrace_backend::{Backend, LatentSpec, Result, RopeSpec, RowParts};
 use millrace_model::step_sizes::LayerBuffer;
 use millrace_model::{AttentionHeads, LatentPlan, Positions};
 
-use super::forward::StepContext;
+use super::step_context::{ByWidth, StepContext};
 use super::weights::LatentWeights;
-use super::workspace::ByWidth;
 use crate::Error;
 
 /// The buffers of latent attention, for up to `t` tokens.

@@ -8,11 +8,11 @@ use millrace_model::{
 };
 
 use super::experts::ExpertsIo;
-use super::forward::StepContext;
 use super::group::RankGroup;
 use super::mlp::{MlpBuffers, MlpPlan};
 use super::residual::BranchOutput;
 use super::softmax::Softmax;
+use super::step_context::StepContext;
 use super::weights::{AttentionWeights, LayerWeights, MlpWeights};
 use super::workspace::{HiddenStates, LayerBuffers};
 use crate::Error;

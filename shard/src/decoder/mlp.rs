@@ -3,9 +3,8 @@
 use millrace_backend::{Backend, MlpKind};
 use millrace_model::DenseMlp;
 
-use super::forward::StepContext;
+use super::step_context::{ByWidth, StepContext};
 use super::weights::DenseWeights;
-use super::workspace::ByWidth;
 use crate::Error;
 
 /// The size of an MLP, and what it computes between its projections.

@@ -16,6 +16,7 @@ mod mlp;
 mod recurrent;
 mod residual;
 mod softmax;
+mod step_context;
 mod weight_loader;
 mod weights;
 mod workspace;

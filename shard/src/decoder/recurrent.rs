@@ -6,8 +6,7 @@ use millrace_backend::{
 use millrace_model::step_sizes::LayerBuffer;
 use millrace_model::{RecurrentLayer, RecurrentRule};
 
-use super::forward::StepContext;
-use super::workspace::ByWidth;
+use super::step_context::{ByWidth, StepContext};
 use crate::Error;
 
 /// The constants of a recurrent layer.

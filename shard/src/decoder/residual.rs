@@ -67,8 +67,8 @@ impl<B: Backend> BranchOutput<'_, B> {
         next.map_or(Ok(()), |norm| Ok(backend.norm(n, residual, norm, normed)?))
     }
 
-    /// Adds attention of a parallel residual (Wang and Komatsuzaki, "GPT-J-6B", 2021): the MLP reads
-    /// the residual stream from before attention.
+    /// Adds attention of a parallel residual (Wang and Komatsuzaki, "GPT-J-6B", 2021): the MLP
+    /// reads the residual stream from before attention.
     ///
     /// `normed = next(residual); residual += branch`.
     pub(super) fn add_parallel_attention(self, next: Option<&Norm<B::Vector>>) -> Result<(), Error> {

@@ -5,7 +5,7 @@ use millrace_backend::{
 };
 use millrace_model::{AttentionHeads, HeadNormPlan, Positions};
 
-use super::forward::StepContext;
+use super::step_context::StepContext;
 use super::weights::SoftmaxWeights;
 use super::workspace::LayerBuffers;
 use crate::Error;

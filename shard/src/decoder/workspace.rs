@@ -7,24 +7,7 @@ use millrace_model::{DecoderSpec, LayerSpec, ShardLimits};
 use super::experts::ExpertBuffers;
 use super::latent::LatentBuffers;
 use super::recurrent::RecurrentBuffers;
-
-/// One buffer for each width that occurs among the layers. In nearly all models there is only one.
-pub(super) struct ByWidth<Buf>(Vec<(usize, Buf)>);
-
-impl<Buf> ByWidth<Buf> {
-    pub(super) fn new(widths: Vec<usize>, buf: impl Fn(usize) -> Result<Buf>) -> Result<Self> {
-        widths.into_iter().map(|width| Ok((width, buf(width)?))).collect::<Result<_>>().map(ByWidth)
-    }
-
-    /// Returns the buffer of this width.
-    ///
-    /// # Panics
-    /// If no layer has this width.
-    pub(super) fn of(&mut self, width: usize) -> &mut Buf {
-        let at = self.0.iter().position(|(of, _)| *of == width).expect("every layer's width has a buffer");
-        &mut self.0[at].1
-    }
-}
+use super::step_context::ByWidth;
 
 /// The hidden states that layers pass on, for up to `t` tokens.
 pub(super) struct HiddenStates<B: Backend> {

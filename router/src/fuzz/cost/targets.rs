@@ -534,7 +534,8 @@ mod tests {
     fn every_route_that_takes_a_body_is_a_target() {
         let targets: BTreeSet<&str> = BODIES.iter().map(|(path, _)| *path).collect();
         let served: BTreeSet<&str> = fuzz::post_paths().iter().map(String::as_str).collect();
-        // `/` reads the body that `/invocations` reads, and `/generate_stream` the one of `/generate`.
+        // `/` reads the body that `/invocations` reads, and `/generate_stream` the one of
+        // `/generate`.
         let others = BTreeSet::from(["/", "/generate_stream"]);
         assert_eq!(targets, &served - &others, "BODIES has an entry for each of these routes");
     }

@@ -6,7 +6,7 @@
 //! objects of its API:
 //!
 //! ```text
-//! route ──► AnswerPipeline ──service──► TextEvent ──AnswerReader──► AnswerEvent ──Renderer──► bytes
+//! route ─► AnswerPipeline ─service─► TextEvent ─AnswerReader─► AnswerEvent ─Renderer─► bytes
 //! ```
 
 mod event_stream;

@@ -1,4 +1,4 @@
-//! What the pipeline and the APIs exchange: events in, the bytes of a response out.
+//! The border between the pipeline and the APIs: events in, the bytes of a response out.
 
 use axum::response::Response;
 

@@ -138,8 +138,9 @@ impl Names {
     }
 
     /// Returns the pieces of a weight in checkpoints that store it in the usual tensors, although
-    /// the family's have all experts in one tensor, gate and up, or all inputs of a recurrence, or in
-    /// two tensors for keys and values from latents. GGUF files are read so. There are none for other weights.
+    /// the family's have all experts in one tensor, gate and up, or all inputs of a recurrence, or
+    /// in two tensors for keys and values from latents. GGUF files are read so. There are none for
+    /// other weights.
     pub(super) fn usual_pieces(&self, spec: &DecoderSpec, slot: WeightSlot) -> Vec<Piece> {
         let may_be_fused = matches!(
             slot,

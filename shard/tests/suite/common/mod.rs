@@ -184,7 +184,8 @@ impl<'b, B: Backend> Harness<'b, B> {
         Harness::of(backend, decoder, limits)
     }
 
-    /// Gives a slot to a sequence with these tokens. The first block of a [`Chunk`] is also its slot.
+    /// Gives a slot to a sequence with these tokens. The first block of a [`Chunk`] is also its
+    /// slot.
     pub fn admit(&mut self, slot: u32, tokens: &[u32]) {
         let Harness { backend, queue, .. } = self;
         backend.admit(queue, slot as usize, tokens, &SamplingParams::default()).unwrap();
