@@ -41,9 +41,12 @@ CASES = {
     "gemma4_text": "gemma4", "gemma4_text_global": "gemma4", "gemma4_experts": "gemma4",
     "ministral3": "mistral3", "ministral3_mqa": "mistral3",
     "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2", "lfm2_moe_tied": "lfm2moe", "dots1": "dots1", "dots1_groups": "dots1",
+    "olmoe": "olmoe", "olmoe_bias": "olmoe", "arcee": "arcee", "arcee_bias": "arcee",
+    "ernie4_5": "ernie4_5", "ernie4_5_bias": "ernie4_5", "ernie4_5_moe": "ernie4_5-moe",
     "qwen3_5_moe_text": "qwen35moe", "qwen3_5_moe": "qwen35moe", "qwen3_next": "qwen3next",
 }
-PERMUTED = ("llama", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3")
+PERMUTED = ("llama", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee")
 FUSED = ("qwen3_moe", "seed_oss_all_biases", "exaone4_hybrid")
 FUSED_EXPERTS = ("qwen3_5_moe_text",)
 ONE_LATENT_UP = ("deepseek_v2",)
@@ -80,6 +83,9 @@ def tensors(case, config, architecture):
             continue
         if name.endswith("e_score_correction_bias"):
             name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+            tensor = tensor.reshape(-1)
+        if name.endswith("expert_bias"):
+            name += ".bias"
         if name.endswith(".sinks"):
             name += ".weight"
         if name.endswith(("conv.conv.weight", "conv1d.weight")):
@@ -252,7 +258,7 @@ def write(case, architecture):
         writer.add_feed_forward_length(width)
     writer.add_head_count(heads)
     kv_heads = config["num_key_value_heads"]
-    if architecture == "lfm2":
+    if architecture in ("lfm2", "lfm2moe"):
         kv_heads = [kv_heads if kind == "full_attention" else 0 for kind in config["layer_types"]]
         writer.add_shortconv_l_cache(config["conv_L_cache"])
     if architecture.startswith(("granitehybrid", "nemotron_h")):
@@ -321,16 +327,23 @@ def write(case, architecture):
         writer.add_attn_temperature_scale(full["llama_4_scaling_beta"])
     if architecture.startswith(("qwen2vl", "qwen3vl")):
         writer.add_rope_dimension_sections([*full["mrope_section"], 0])
-    if architecture in ("glm4moe", "deepseek2"):
-        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
-    if architecture in ("glm4moe", "nemotron_h_moe", "deepseek2"):
+    if architecture in ("glm4moe", "deepseek2", "dots1", "lfm2moe"):
+        dense = config.get("first_k_dense_replace", config.get("num_dense_layers", 1))
+        writer.add_leading_dense_block_count(dense)
+    if architecture == "ernie4_5-moe":
+        writer.add_expert_count(config["moe_num_experts"])
+        writer.add_expert_used_count(config["moe_k"])
+        writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+        writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+        writer.add_expert_shared_count(config["moe_num_shared_experts"])
+    if architecture in ("glm4moe", "nemotron_h_moe", "deepseek2", "dots1"):
         writer.add_expert_shared_count(config["n_shared_experts"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_weights_norm(config["norm_topk_prob"])
     if (config.get("n_group") or 1) > 1:
         writer.add_expert_group_count(config["n_group"])
         writer.add_expert_group_used_count(config["topk_group"])
-    if architecture in ("glm4moe", "minimax-m2", "nemotron_h_moe"):
+    if architecture in ("glm4moe", "minimax-m2", "nemotron_h_moe", "dots1", "lfm2moe"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if architecture in ("granite", "granitemoe", "granitehybrid"):
         writer.add_attention_scale(config["attention_multiplier"])

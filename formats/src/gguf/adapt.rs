@@ -368,6 +368,45 @@ pub(super) fn glm4_moe(model: &Model<'_>, config: &mut Config) -> Result<(), Err
     sigmoid_experts(model, config)
 }
 
+pub(super) fn dots1(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    copy_counts(model, config, &[("leading_dense_block_count", "first_k_dense_replace")])?;
+    biases(model, config, &[("attn_q", "attention_bias")]);
+    config.insert("sliding_window".into(), Value::Null);
+    sigmoid_experts(model, config)
+}
+
+pub(super) fn olmoe(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    insist_on_gating(model, SOFTMAX)?;
+    let keys = [("expert_count", "num_experts"), ("expert_used_count", "num_experts_per_tok")];
+    copy_counts(model, config, &keys)?;
+    config.insert("norm_topk_prob".into(), false.into());
+    biases(model, config, &[("attn_q", "attention_bias")]);
+    Ok(())
+}
+
+pub(super) fn arcee(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    biases(model, config, &[("attn_q", "attention_bias"), ("ffn_up", "mlp_bias")]);
+    Ok(())
+}
+
+pub(super) fn ernie4_5(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    biases(model, config, &[("attn_q", "use_bias")]);
+    Ok(())
+}
+
+pub(super) fn ernie4_5_moe(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    insist_on_gating(model, SOFTMAX)?;
+    let keys = [
+        ("expert_count", "moe_num_experts"),
+        ("expert_used_count", "moe_k"),
+        ("expert_feed_forward_length", "moe_intermediate_size"),
+        ("expert_shared_count", "moe_num_shared_experts"),
+        ("leading_dense_block_count", "moe_layer_start_index"),
+        ("interleave_moe_layer_step", "moe_layer_interval"),
+    ];
+    copy_counts(model, config, &keys)
+}
+
 /// Adds experts that are chosen by sigmoids and a bias, as those of DeepSeek-V3.
 pub(super) fn sigmoid_experts(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     insist_on_gating(model, SIGMOID)?;

@@ -81,6 +81,18 @@ const DELTA_NET: Architecture = Architecture {
     ..PLAIN
 };
 
+/// A model with short convolutions between layers of attention.
+const LFM2: Architecture = Architecture {
+    name: "lfm2",
+    model_type: "lfm2",
+    class: "Lfm2ForCausalLM",
+    epsilon: ("attention.layer_norm_rms_epsilon", "norm_eps"),
+    naming: names::LFM2,
+    kv_heads: KvHeads::SomeLayers,
+    adapt: hybrids::lfm2,
+    ..PLAIN
+};
+
 const NEMOTRON_H: Architecture = Architecture {
     name: "nemotron_h",
     model_type: "nemotron_h",
@@ -92,7 +104,7 @@ const NEMOTRON_H: Architecture = Architecture {
     ..PLAIN
 };
 
-pub(super) const ARCHITECTURES: [Architecture; 39] = [
+pub(super) const ARCHITECTURES: [Architecture; 45] = [
     LLAMA,
     // With query, key and value in tensors of their own, Baichuan 7B is a Llama.
     Architecture { name: "baichuan", interleaved: true, ..PLAIN },
@@ -325,14 +337,55 @@ pub(super) const ARCHITECTURES: [Architecture; 39] = [
         adapt: adapt::mistral3,
         ..PLAIN
     },
+    LFM2,
     Architecture {
-        name: "lfm2",
-        model_type: "lfm2",
-        class: "Lfm2ForCausalLM",
-        epsilon: ("attention.layer_norm_rms_epsilon", "norm_eps"),
-        naming: names::LFM2,
-        kv_heads: KvHeads::SomeLayers,
-        adapt: hybrids::lfm2,
+        name: "lfm2moe",
+        model_type: "lfm2_moe",
+        class: "Lfm2MoeForCausalLM",
+        has_experts: true,
+        adapt: hybrids::lfm2_moe,
+        ..LFM2
+    },
+    Architecture {
+        name: "dots1",
+        model_type: "dots1",
+        class: "Dots1ForCausalLM",
+        has_experts: true,
+        naming: names::GLM4_MOE,
+        adapt: adapt::dots1,
+        ..PLAIN
+    },
+    Architecture {
+        name: "olmoe",
+        model_type: "olmoe",
+        class: "OlmoeForCausalLM",
+        has_experts: true,
+        naming: names::QWEN_MOE,
+        adapt: adapt::olmoe,
+        ..PLAIN
+    },
+    Architecture {
+        name: "arcee",
+        model_type: "arcee",
+        class: "ArceeForCausalLM",
+        interleaved: true,
+        adapt: adapt::arcee,
+        ..PLAIN
+    },
+    Architecture {
+        name: "ernie4_5",
+        model_type: "ernie4_5",
+        class: "Ernie4_5ForCausalLM",
+        adapt: adapt::ernie4_5,
+        ..PLAIN
+    },
+    Architecture {
+        name: "ernie4_5-moe",
+        model_type: "ernie4_5_moe",
+        class: "Ernie4_5_MoeForCausalLM",
+        has_experts: true,
+        naming: names::ERNIE4_5_MOE,
+        adapt: adapt::ernie4_5_moe,
         ..PLAIN
     },
     Architecture {

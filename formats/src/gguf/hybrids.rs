@@ -17,6 +17,17 @@ pub(super) fn lfm2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> 
     Ok(())
 }
 
+/// Adds the experts of LFM2. Their weights are normalized and not scaled, which the file does not
+/// say.
+pub(super) fn lfm2_moe(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    lfm2(model, config)?;
+    adapt::insist_on_gating(model, adapt::SIGMOID)?;
+    adapt::copy_counts(model, config, &adapt::QWEN_EXPERTS)?;
+    adapt::copy_counts(model, config, &[("leading_dense_block_count", "num_dense_layers")])?;
+    config.insert("use_expert_bias".into(), model.is_in_a_layer("exp_probs_b.bias").into());
+    Ok(())
+}
+
 /// Returns the kinds of the layers. Those without key/value heads are of the kind `other`.
 fn attention_layers(model: &Model<'_>, other: &'static str) -> Result<Vec<&'static str>, Error> {
     const KV_HEADS: &str = "attention.head_count_kv";

@@ -148,7 +148,7 @@ pub(super) const NEMOTRON_H: Naming = Naming {
     experts: &[("ffn_up_exps", "mixer.experts.*.up_proj"), ("ffn_down_exps", "mixer.experts.*.down_proj")],
 };
 
-/// GLM-4.5 and its successors.
+/// GLM-4.5 and its successors, and dots.llm1.
 pub(super) const GLM4_MOE: Naming = Naming {
     special: &[
         ("post_attention_norm", "post_attention_layernorm"),
@@ -176,6 +176,19 @@ pub(super) const DEEPSEEK2: Naming = Naming {
         ("attn_v_b", "self_attn.v_b_proj"),
         ("ffn_gate_inp", "mlp.gate"),
         ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
+        ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+        ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+        ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+    ],
+    experts: EXPERTS,
+    ..LLAMA
+};
+
+/// ERNIE 4.5 with experts.
+pub(super) const ERNIE4_5_MOE: Naming = Naming {
+    special: &[
+        ("ffn_gate_inp", "mlp.gate"),
+        ("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias"),
         ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
         ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
         ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
@@ -222,7 +235,8 @@ pub(super) const GLM4: Naming = Naming {
     ..LLAMA
 };
 
-/// Short convolutions (LFM2). The norm at the end has the name of one after the embedding.
+/// Short convolutions, with or without experts (LFM2). The norm at the end has the name of one
+/// after the embedding.
 pub(super) const LFM2: Naming = Naming {
     outer: &[
         ("token_embd", "model.embed_tokens"),
@@ -241,6 +255,13 @@ pub(super) const LFM2: Naming = Naming {
         ("shortconv.in_proj", "conv.in_proj"),
         ("shortconv.conv", "conv.conv"),
         ("shortconv.out_proj", "conv.out_proj"),
+        ("ffn_gate_inp", "feed_forward.gate"),
+        ("exp_probs_b.bias", "feed_forward.expert_bias"),
+    ],
+    experts: &[
+        ("ffn_gate_exps", "feed_forward.experts.*.w1"),
+        ("ffn_up_exps", "feed_forward.experts.*.w3"),
+        ("ffn_down_exps", "feed_forward.experts.*.w2"),
     ],
     ..LLAMA
 };

@@ -6,14 +6,26 @@ use super::{
     VocabularyError, pieces,
 };
 
-/// A vocabulary with a list of merges, in GPT-2's alphabet for bytes.
+/// The alphabet in which a vocabulary with merges writes texts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MergeAlphabet {
+    /// Each byte is a printable character, as GPT-2 has them.
+    Bytes,
+    /// Characters stand for themselves and `▁` for a space. A character without a token becomes
+    /// tokens of its bytes, such as `<0x0A>` (Gemma 4).
+    Characters,
+}
+
+/// A vocabulary with a list of merges.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MergedVocabulary {
+    /// The alphabet of tokens and merges.
+    pub alphabet: MergeAlphabet,
     /// The texts of the tokens and their kinds, by id.
     pub tokens: Vec<(String, PieceKind)>,
     /// The merges, the first one first.
     pub merges: Vec<(String, String)>,
-    /// The name of the pattern that splits texts.
+    /// The name of the pattern that splits texts in the alphabet of bytes.
     pub pre: String,
     /// The id of the token that begins a sequence.
     pub bos: Option<u32>,
@@ -26,7 +38,7 @@ pub struct MergedVocabulary {
 pub enum GgufVocabulary {
     /// Pieces with scores: the kinds `llama` and `t5`.
     Pieces(PieceVocabulary),
-    /// Byte strings with merges: the kind `gpt2`.
+    /// Tokens with merges: the kinds `gpt2` and `gemma4`.
     Merged(MergedVocabulary),
 }
 
@@ -47,9 +59,10 @@ impl TokenizerData {
         match self.model.as_str() {
             "llama" => self.into_pieces(PieceAlgorithm::Bpe).map(GgufVocabulary::Pieces),
             "t5" => self.into_pieces(PieceAlgorithm::Unigram).map(GgufVocabulary::Pieces),
-            "gpt2" => self.into_merged().map(GgufVocabulary::Merged),
+            "gpt2" => self.into_merged(MergeAlphabet::Bytes).map(GgufVocabulary::Merged),
+            "gemma4" => self.into_merged(MergeAlphabet::Characters).map(GgufVocabulary::Merged),
             other => Err(VocabularyError::Unsupported(format!(
-                "its tokenizer is of the kind {other:?}, and only llama, gpt2 and t5 are supported"
+                "its tokenizer is of the kind {other:?}, and only llama, gpt2, t5 and gemma4 are supported"
             ))),
         }
     }
@@ -81,9 +94,15 @@ impl TokenizerData {
         PieceVocabulary { pieces, algorithm, normalization, byte_fallback, bos, eos }.checked()
     }
 
-    fn into_merged(self) -> Result<MergedVocabulary, VocabularyError> {
+    fn into_merged(self, alphabet: MergeAlphabet) -> Result<MergedVocabulary, VocabularyError> {
         let count = self.tokens.len();
         let kinds = self.piece_kinds();
+        if alphabet == MergeAlphabet::Characters
+            && !kinds.contains(&PieceKind::Unknown)
+            && kinds.iter().filter(|kind| **kind == PieceKind::Byte).count() < 256
+        {
+            return Err(VocabularyError::NoUnknown);
+        }
         check_id("begin", self.special.bos, count)?;
         check_id("end", self.special.eos, count)?;
         let mut known = std::collections::HashMap::with_capacity(count);
@@ -110,6 +129,7 @@ impl TokenizerData {
         });
         let merges = merges.collect::<Result<_, VocabularyError>>()?;
         Ok(MergedVocabulary {
+            alphabet,
             tokens: self.tokens.into_iter().zip(kinds).collect(),
             merges,
             pre: self.pre.unwrap_or_else(|| "default".into()),

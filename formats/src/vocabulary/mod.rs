@@ -22,7 +22,7 @@ pub use bytes::{AddedVocabularyToken, ByteVocabulary};
 pub use chars_map::CharsMap;
 pub use error::VocabularyError;
 pub use file_tokenizer::{SpecialTokenIds, TokenizerData};
-pub use gguf::{GgufVocabulary, MergedVocabulary};
+pub use gguf::{GgufVocabulary, MergeAlphabet, MergedVocabulary};
 pub use llama2c::read_llama2c;
 pub(crate) use pieces::is_byte_name;
 pub use pieces::{Piece, PieceAlgorithm, PieceKind, PieceNormalization, PieceVocabulary};

@@ -1,8 +1,8 @@
 //! The tokenizer of a model: `tokenizer.json`, or the vocabulary of another library.
 
 use millrace_formats::vocabulary::{
-    AddedVocabularyToken, ByteVocabulary, GgufVocabulary, MergedVocabulary, PieceKind, PieceVocabulary,
-    TokenizerData, VocabularyError,
+    AddedVocabularyToken, ByteVocabulary, GgufVocabulary, MergeAlphabet, MergedVocabulary, PieceKind,
+    PieceVocabulary, TokenizerData, VocabularyError,
 };
 
 /// The description of a tokenizer.
@@ -67,7 +67,7 @@ pub enum VocabularyTokens {
         /// Whether texts are brought into the normal form NFC.
         nfc: bool,
     },
-    /// Byte strings with a list of merges.
+    /// Tokens with a list of merges.
     Merged(MergedVocabulary),
 }
 
@@ -103,8 +103,11 @@ impl Vocabulary {
                 (VocabularyTokens::Pieces { vocabulary, first_id: 0, substitutions: Vec::new() }, bos, true)
             }
             GgufVocabulary::Merged(vocabulary) => {
-                let (bos, usual) =
-                    (vocabulary.bos, ["tekken", "llama-bpe"].contains(&vocabulary.pre.as_str()));
+                let usual = match vocabulary.alphabet {
+                    MergeAlphabet::Bytes => ["tekken", "llama-bpe"].contains(&vocabulary.pre.as_str()),
+                    MergeAlphabet::Characters => true,
+                };
+                let bos = vocabulary.bos;
                 (VocabularyTokens::Merged(vocabulary), bos, usual)
             }
         };

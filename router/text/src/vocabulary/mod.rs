@@ -4,7 +4,7 @@
 //! for `tokenizer.json`. Byte strings use the library's own model. Pieces have a model and a
 //! normalizer of their own (see `pieces`), which run in the library's pipeline.
 
-mod byte_bpe;
+mod bpe;
 #[cfg(test)]
 mod gguf_tests;
 mod library;
@@ -17,7 +17,9 @@ use std::collections::HashSet;
 
 use library::TextModel;
 pub(super) use library::{Library, TextNormalizer};
-use millrace_formats::vocabulary::{MergedVocabulary, PieceKind, PieceNormalization, PieceVocabulary};
+use millrace_formats::vocabulary::{
+    MergeAlphabet, MergedVocabulary, PieceKind, PieceNormalization, PieceVocabulary,
+};
 use pieces::{PieceModel, PieceNormalizer, Symbols};
 use serde_json::{Value, json};
 use tokenizers::models::ModelWrapper;
@@ -76,7 +78,7 @@ pub(super) fn build(
             (model, Some(normalizer), None)
         }
         VocabularyTokens::Ranked { vocabulary, pattern, nfc } => {
-            let model = ModelWrapper::BPE(byte_bpe::from_ranks(vocabulary)?);
+            let model = ModelWrapper::BPE(bpe::from_ranks(vocabulary)?);
             let normalizer: Option<NormalizerWrapper> =
                 nfc.then(|| parse(json!({"type": "NFC"}))).transpose()?;
             let split = match pattern {
@@ -85,9 +87,14 @@ pub(super) fn build(
             };
             (model.into(), normalizer.map(TextNormalizer::from), Some(split))
         }
-        VocabularyTokens::Merged(vocabulary) => {
-            (merged(vocabulary)?, None, Some(splits(named(&vocabulary.pre)?)?))
-        }
+        VocabularyTokens::Merged(vocabulary) => match vocabulary.alphabet {
+            MergeAlphabet::Bytes => (merged(vocabulary)?, None, Some(splits(named(&vocabulary.pre)?)?)),
+            MergeAlphabet::Characters => {
+                let model = ModelWrapper::BPE(bpe::from_characters(vocabulary)?);
+                let normalizer: NormalizerWrapper = parse(replace(" ", "▁"))?;
+                (model.into(), Some(normalizer.into()), Some(parse(split(NEWLINES))?))
+            }
+        },
     };
     let model = model.with_added(added.iter().map(|token| (token.text.as_str(), token.id)));
     let mut library = Library::new(model);
@@ -162,7 +169,7 @@ fn pieces(
 }
 
 fn merged(vocabulary: &MergedVocabulary) -> Result<TextModel, TextError> {
-    let model = byte_bpe::from_merges(vocabulary, patterns::ignores_merges(&vocabulary.pre))?;
+    let model = bpe::from_merges(vocabulary, patterns::ignores_merges(&vocabulary.pre))?;
     Ok(ModelWrapper::BPE(model).into())
 }
 
@@ -174,37 +181,57 @@ fn named(pattern: &str) -> Result<&'static [&'static str], TextError> {
     })
 }
 
+/// The pattern that keeps runs of newlines apart (Gemma 4).
+const NEWLINES: &str = r"[^\n]+|\n+";
+
+/// Returns the part of a `tokenizer.json` that splits a text by an expression.
+fn split(expression: &str) -> Value {
+    json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false})
+}
+
+/// Returns the part of a `tokenizer.json` that replaces a text.
+fn replace(from: &str, to: &str) -> Value {
+    json!({"type": "Replace", "pattern": {"String": from}, "content": to})
+}
+
 /// Returns a pre-tokenizer that splits a text by one expression after the other, and writes its
 /// bytes in GPT-2's alphabet.
 fn splits(expressions: &[&str]) -> Result<PreTokenizerWrapper, TextError> {
-    let split = |expression: &&str| json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false});
     let bytes =
         json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
-    let all: Vec<Value> = expressions.iter().map(split).chain([bytes]).collect();
+    let all: Vec<Value> = expressions.iter().map(|expression| split(expression)).chain([bytes]).collect();
     parse(json!({"type": "Sequence", "pretokenizers": all}))
 }
 
 /// Returns the decoder in the form of `tokenizer.json`.
 fn decoder(tokens: &VocabularyTokens) -> Value {
-    let VocabularyTokens::Pieces { vocabulary, substitutions, .. } = tokens else {
-        return json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+    const NONE: &[Substitution] = &[];
+    let (substitutions, leading) = match tokens {
+        VocabularyTokens::Pieces { vocabulary, substitutions, .. } => {
+            (&substitutions[..], leading_spaces(&vocabulary.normalization))
+        }
+        VocabularyTokens::Merged(MergedVocabulary { alphabet: MergeAlphabet::Characters, .. }) => (NONE, 0),
+        VocabularyTokens::Merged(_) | VocabularyTokens::Ranked { .. } => {
+            return json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+        }
     };
-    let replace =
-        |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
     let mut steps = vec![replace("▁", " ")];
     steps.extend(substitutions.iter().map(|Substitution { from, to }| replace(to, from)));
     steps.extend([json!({"type": "ByteFallback"}), json!({"type": "Fuse"})]);
-    let options = &vocabulary.normalization;
-    // SentencePiece removes all leading spaces if the model never has several together.
-    let leading = match options {
-        PieceNormalization { remove_extra_whitespaces: true, .. } => u32::MAX,
-        PieceNormalization { add_dummy_prefix: true, .. } => 1,
-        _ => 0,
-    };
     if leading > 0 {
         steps.push(json!({"type": "Strip", "content": " ", "start": leading, "stop": 0}));
     }
     json!({"type": "Sequence", "decoders": steps})
+}
+
+/// Returns the largest number of spaces that are removed from the beginning of a text.
+fn leading_spaces(options: &PieceNormalization) -> u32 {
+    match options {
+        // SentencePiece removes all of them if the model never has several together.
+        PieceNormalization { remove_extra_whitespaces: true, .. } => u32::MAX,
+        PieceNormalization { add_dummy_prefix: true, .. } => 1,
+        _ => 0,
+    }
 }
 
 /// Returns the post-processor that adds the tokens around raw prompts; `None` if there are none.

@@ -60,6 +60,73 @@ fn ids_and_texts_are_those_of_the_reference() {
     assert!(compared > 1500, "{compared}");
 }
 
+/// Gemma's `tokenizer.json` has the same tokens and merges as a GGUF file of the kind `gemma4`.
+#[test]
+fn characters_are_merged_as_the_library_does() {
+    use std::str::FromStr;
+
+    use millrace_formats::vocabulary::{PieceKind, SpecialTokenIds, TokenizerData};
+    use serde_json::json;
+
+    use crate::assets::Vocabulary;
+
+    let control = ["<pad>", "<eos>", "<bos>"].map(|text| (text.to_owned(), PieceKind::Control));
+    let unknown = [("<unk>".to_owned(), PieceKind::Unknown)];
+    let bytes = (0..=255u8).map(|byte| (format!("<0x{byte:02X}>"), PieceKind::Byte));
+    let normal = ["▁", "a", "b", "c", "\n", "é", "ab", "▁ab", "▁▁", "\n\n", "abc", "▁abc"];
+    let normal = normal.map(|text| (text.to_owned(), PieceKind::Normal));
+    let defined = [("<table>".to_owned(), PieceKind::UserDefined)];
+    let all: Vec<(String, PieceKind)> =
+        control.into_iter().chain(unknown).chain(bytes).chain(normal).chain(defined).collect();
+    let merges = ["a b", "▁ ab", "▁ ▁", "\n \n", "ab c", "▁ab c"];
+    let ids: serde_json::Map<String, Value> =
+        all.iter().zip(0..).map(|((text, _), id)| (text.clone(), Value::from(id))).collect();
+    let pairs: Vec<Vec<&str>> = merges.iter().map(|merge| merge.splitn(2, ' ').collect()).collect();
+    let library = tokenizers::Tokenizer::from_str(
+        &json!({
+            "version": "1.0",
+            "added_tokens": [{"id": ids["<table>"], "content": "<table>", "special": false, "normalized": false,
+                              "single_word": false, "lstrip": false, "rstrip": false}],
+            "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
+                              "invert": false},
+            "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true, "vocab": ids,
+                      "merges": pairs},
+        })
+        .to_string(),
+    )
+    .unwrap();
+    let (tokens, kinds) = all.into_iter().unzip();
+    let file = TokenizerData {
+        model: "gemma4".into(),
+        tokens,
+        kinds,
+        merges: merges.map(str::to_owned).into(),
+        special: SpecialTokenIds { bos: Some(2), eos: Some(1), ..SpecialTokenIds::default() },
+        ..TokenizerData::default()
+    };
+    let vocabulary = Vocabulary::from_gguf(file).unwrap();
+    assert_eq!(vocabulary.prefix, [2], "prompts begin with the begin token");
+    let tokenizer =
+        Tokenizer::new(&TextAssets { tokenizer: vocabulary.into(), ..TextAssets::default() }).unwrap();
+    for text in [
+        "ab",
+        " ab abc",
+        "a\n\n\nb",
+        "  c   ab",
+        "é à €😀",
+        "abé\n ab\n\n",
+        "",
+        "a<table>b <table>\n",
+        "<0x41> ",
+    ] {
+        let expected = library.encode(text, false).unwrap();
+        let encoded = tokenizer.encode_now(text, SpecialTokens::Omit).unwrap();
+        assert_eq!(encoded.ids, expected.get_ids(), "{text:?}");
+        assert_eq!(streamed(&tokenizer, &encoded.ids), text);
+    }
+}
+
 /// Tests that loading is linear: a quadratic pass over this many tokens takes minutes.
 #[test]
 fn large_vocabularies_load_within_seconds() {

@@ -1,4 +1,4 @@
-//! Byte strings that are merged by rank, as a model of the library.
+//! Byte strings and characters that are merged by rank, as a model of the library.
 
 use std::collections::HashMap;
 
@@ -34,13 +34,38 @@ pub(super) fn from_ranks(vocabulary: &ByteVocabulary) -> Result<BPE, TextError> 
 
 /// Builds a model from a vocabulary with merges. Tokens that are not normal are left out.
 pub(super) fn from_merges(vocabulary: &MergedVocabulary, ignore_merges: bool) -> Result<BPE, TextError> {
-    let used = (0u32..).zip(&vocabulary.tokens).filter(|(_, (_, kind))| *kind == PieceKind::Normal);
-    let ids: Vocab = used.map(|(id, (text, _))| (text.clone(), id)).collect();
+    let ids = ids_of(vocabulary, &[PieceKind::Normal]);
+    let merges = known_merges(vocabulary, &ids);
+    build(ids, merges, ignore_merges)
+}
+
+/// Builds a model from a vocabulary whose tokens are characters. Those without a token become their
+/// bytes, or together the token for unknown text.
+pub(super) fn from_characters(vocabulary: &MergedVocabulary) -> Result<BPE, TextError> {
+    let ids = ids_of(vocabulary, &[PieceKind::Normal, PieceKind::Byte, PieceKind::Unknown]);
+    let merges = known_merges(vocabulary, &ids);
+    let builder = BPE::builder().vocab_and_merges(ids, merges).cache_capacity(CACHED_WORDS);
+    let builder = builder.byte_fallback(true).fuse_unk(true);
+    let unknown = vocabulary.tokens.iter().find(|(_, kind)| *kind == PieceKind::Unknown);
+    let builder = match unknown {
+        Some((text, _)) => builder.unk_token(text.clone()),
+        None => builder,
+    };
+    builder.build().map_err(|error| TextError::Vocabulary(error.to_string()))
+}
+
+/// Returns the ids of the tokens of these kinds.
+fn ids_of(vocabulary: &MergedVocabulary, kinds: &[PieceKind]) -> Vocab {
+    let used = (0u32..).zip(&vocabulary.tokens).filter(|(_, (_, kind))| kinds.contains(kind));
+    used.map(|(id, (text, _))| (text.clone(), id)).collect()
+}
+
+/// Returns the merges of known tokens.
+fn known_merges(vocabulary: &MergedVocabulary, ids: &Vocab) -> Vec<(String, String)> {
     let known = |(left, right): &&(String, String)| {
         [left, right, &format!("{left}{right}")].iter().all(|text| ids.contains_key(*text))
     };
-    let merges = vocabulary.merges.iter().filter(known).cloned().collect();
-    build(ids, merges, ignore_merges)
+    vocabulary.merges.iter().filter(known).cloned().collect()
 }
 
 fn build(ids: Vocab, merges: Vec<(String, String)>, ignore_merges: bool) -> Result<BPE, TextError> {
