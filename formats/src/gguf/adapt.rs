@@ -135,8 +135,8 @@ pub(super) fn gemma4(model: &Model<'_>, config: &mut Config) -> Result<(), Error
     Ok(())
 }
 
-/// Adds the features of a head and the number of key/value heads: those of layers with a window,
-/// and of each layer that differs from them.
+/// Adds the features of a head and the number of key/value heads. Layers with a window have the
+/// usual sizes, and each layer that differs from them is listed.
 fn gemma4_heads(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     const KV_HEADS: &str = "attention.head_count_kv";
     const KINDS: &str = "attention.sliding_window_pattern";
@@ -407,7 +407,7 @@ pub(super) fn ernie4_5_moe(model: &Model<'_>, config: &mut Config) -> Result<(),
     copy_counts(model, config, &keys)
 }
 
-/// Adds experts that are chosen by sigmoids and a bias, as those of DeepSeek-V3.
+/// Adds experts that are chosen by sigmoids and a bias, as DeepSeek-V3 has them.
 pub(super) fn sigmoid_experts(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     insist_on_gating(model, SIGMOID)?;
     routed_experts(model, config)
@@ -450,8 +450,8 @@ pub(super) fn deepseek2(model: &Model<'_>, config: &mut Config) -> Result<(), Er
     Ok(())
 }
 
-/// Adds the sizes of latent attention. Newer files have the sizes of a cached row as those of keys
-/// and values, and the sizes of heads under keys of their own.
+/// Adds the sizes of latent attention. In newer files, the lengths of keys and values are the
+/// sizes of a cached row, and the sizes of heads have keys of their own.
 fn latent_attention(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     let either = |name: &str, older: &str| match model.header.count(&model.key(name))? {
         Some(length) => Ok(length),

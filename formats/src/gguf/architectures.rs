@@ -23,8 +23,8 @@ pub(super) struct Architecture {
     pub(super) epsilon: (&'static str, &'static str),
     /// Whether the converter has added 1 to the scales of norms.
     pub(super) norms_plus_one: bool,
-    /// Whether the converter has reordered the value heads of recurrent layers, so that those of a
-    /// key head no longer follow each other.
+    /// Whether the converter has reordered the value heads of recurrent layers, so that the
+    /// value heads of a key head no longer follow each other.
     pub(super) strided_value_heads: bool,
     pub(super) window: Window,
     pub(super) kv_heads: KvHeads,
@@ -395,7 +395,7 @@ pub(super) const ARCHITECTURES: [Architecture; 45] = [
         has_experts: true,
         ..DELTA_NET
     },
-    // The text parts of models with images, as those of Qwen 2 and 3.
+    // These are the text parts of models with images, as in Qwen 2 and 3.
     Architecture {
         name: "qwen35",
         model_type: "qwen3_5_text",
