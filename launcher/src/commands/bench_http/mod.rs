@@ -99,8 +99,9 @@ async fn measure(
         let place = match until {
             None => place.await,
             Some(until) => match tokio::time::timeout_at(until.into(), place).await {
-                Ok(place) => place,
-                Err(_) => break,
+                // A place that the end freed has no time left for its request.
+                Ok(place) if Instant::now() < until => place,
+                _ => break,
             },
         };
         while let Some(sample) = asked.try_join_next() {
