@@ -51,6 +51,11 @@ impl Display for StartReport<'_> {
         )?;
         match self.0.prompt_handling() {
             PromptHandling::Shared => {}
+            PromptHandling::Unshared if self.0.state_checkpoints > 0 => writeln!(
+                f,
+                "  prompts with the same prefix are shared at up to {} checkpoints of recurrent states",
+                self.0.state_checkpoints
+            )?,
             PromptHandling::Unshared => writeln!(
                 f,
                 "  prompts are not shared: recurrent layers have state outside of the KV cache, so the prefix cache is off"

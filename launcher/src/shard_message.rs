@@ -53,6 +53,7 @@ impl ShardMessage {
             max_step_tokens: engine.max_step_tokens() as usize,
             max_sequences: engine.max_sequences() as usize,
             block_size: BLOCK_SIZE,
+            state_checkpoints: engine.state_checkpoints(),
             graph_sizes: engine.cuda_graphs.clone(),
             batch_invariant: engine.batch_invariant,
             threads: engine.cpus_per_shard,

@@ -101,6 +101,10 @@ pub struct Admission {
     /// Number of states at the beginning of the prompt that are left out of the pooling.
     #[prost(uint32, tag = "6")]
     pub pooling_start: u32,
+    /// If set, the sequence begins with the recurrent states of this checkpoint, and its first row
+    /// starts at the position at which they were saved.
+    #[prost(uint32, optional, tag = "7")]
+    pub restore_state: ::core::option::Option<u32>,
 }
 /// Runs the positions [start, start + count) of the sequence in `slot` through the model.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -132,6 +136,11 @@ pub struct Row {
     /// which then is at a position before `start`.
     #[prost(bool, tag = "9")]
     pub mask_follows: bool,
+    /// If set, the recurrent states of the sequence after the row are saved in this checkpoint, whose
+    /// contents before are gone. Checkpoints are read by the admissions of a step before its rows save
+    /// any.
+    #[prost(uint32, optional, tag = "10")]
+    pub save_state: ::core::option::Option<u32>,
 }
 /// Sampling parameters. They apply in this order: watermark, repetition, frequency and presence
 /// penalties, logit bias, early end tokens, the row's allowed tokens, temperature, top-k, top-p,
@@ -342,6 +351,9 @@ pub struct Ready {
     /// sequence.
     #[prost(uint32, tag = "31")]
     pub max_positions: u32,
+    /// Number of checkpoints of recurrent states; 0 if there are none.
+    #[prost(uint32, tag = "32")]
+    pub state_checkpoints: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MemoryItem {
@@ -518,9 +530,10 @@ pub enum PromptHandling {
     /// A prompt may be computed in several rows, and sequences with the same beginning may share the
     /// full blocks of it.
     Shared = 0,
-    /// No blocks are shared, because a sequence has state outside of its blocks: the first row of a
-    /// sequence starts at position 0. Each position is run exactly once, in order, so no row has a
-    /// mask that follows.
+    /// A sequence has state outside of its blocks. So the first row of a sequence starts at position 0,
+    /// or where a checkpoint of its state was saved, and only then it may begin with the blocks of
+    /// other sequences. Each later position is run exactly once, in order, so no row has a mask that
+    /// follows.
     Unshared = 1,
     /// In addition, the first row of a sequence covers its whole prompt, because the positions of the
     /// prompt attend to each other in both directions. No row scores tokens of the prompt.

@@ -184,6 +184,8 @@ pub struct ShardOptions {
     pub max_sequences: usize,
     /// Number of tokens per block of the KV cache.
     pub block_size: usize,
+    /// Number of checkpoints of recurrent states. If absent, the usual number.
+    pub state_checkpoints: Option<usize>,
     /// Numbers of rows of the decode steps that a GPU records as graphs. If absent, sizes up to
     /// `max_sequences`.
     pub graph_sizes: Option<Vec<usize>>,
@@ -268,6 +270,7 @@ mod tests {
             max_step_tokens: 576,
             max_sequences: 64,
             block_size: 16,
+            state_checkpoints: Some(4),
             graph_sizes: Some(vec![1, 8]),
             batch_invariant: true,
             threads: None,

@@ -1,5 +1,5 @@
-//! Serves models with recurrent layers: neither the other requests of a batch nor a previous user
-//! of a slot changes an answer, and prompts are not shared.
+//! Serves models with recurrent layers: neither the other requests of a batch, nor a previous user
+//! of a slot, nor the checkpoint that a prompt begins with changes an answer.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,9 +22,23 @@ impl Golden {
         for file in ["config.json", "model.safetensors"] {
             fs::copy(golden.join(file), folder.path().join(file)).unwrap();
         }
+        Golden { folder, name }.with_tokenizer()
+    }
+
+    fn with_tokenizer(self) -> Golden {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let tokenizer = root.join("../models/demo/tokenizer.json");
-        fs::copy(tokenizer, folder.path().join("tokenizer.json")).unwrap();
-        Golden { folder, name }
+        fs::copy(tokenizer, self.folder.path().join("tokenizer.json")).unwrap();
+        self
+    }
+
+    /// A model with as many positions as longer prompts need.
+    fn with_positions(self, positions: usize) -> Golden {
+        let path = self.folder.path().join("config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        config["max_position_embeddings"] = json!(positions);
+        fs::write(path, config.to_string()).unwrap();
+        self
     }
 
     fn serve(&self, flags: &[&str]) -> Server {
@@ -99,11 +113,11 @@ fn scores(server: &Server, prompt: &[u32]) -> Vec<f64> {
 const NAMES: [&str; 5] = ["granitemoehybrid", "qwen3_next", "lfm2", "falcon_h1", "nemotron_h_experts"];
 
 #[test]
-fn a_batch_changes_no_answer_and_shares_no_prompt() {
+fn a_batch_changes_no_answer() {
     for name in NAMES {
         let golden = Golden::new(name);
         let server = golden.serve(&[]);
-        server.wait_for_log("prompts are not shared");
+        server.wait_for_log("prompts with the same prefix are shared at up to 32 checkpoints");
         for (prompt, continuation) in golden.continuations() {
             let (found, _) = generate(&server, &prompt, continuation.len());
             assert_eq!(found, continuation, "{name}: the greedy path of transformers");
@@ -113,7 +127,7 @@ fn a_batch_changes_no_answer_and_shares_no_prompt() {
             .iter()
             .map(|prompt| {
                 let (ids, cached) = generate(&server, prompt, 20);
-                assert_eq!(cached, 0, "{name}");
+                assert_eq!(cached, 0, "{name}: it is too short for a checkpoint");
                 ids
             })
             .collect();
@@ -125,7 +139,39 @@ fn a_batch_changes_no_answer_and_shares_no_prompt() {
         assert_eq!(generate_together(&small, &prompts, 20), alone, "{name} in pieces");
         for server in [server, small] {
             assert_eq!(server.metric("millrace_prefix_cache_hit_tokens_total"), 0.0, "{name}");
-            assert_eq!(server.metric("millrace_prefix_cache_blocks"), 0.0, "{name}");
+            assert_eq!(server.metric("millrace_state_checkpoints"), 0.0, "{name}");
+        }
+    }
+}
+
+/// Prompts with a common prefix of 150 tokens, one of which continues another one.
+fn long_prompts() -> Vec<Vec<u32>> {
+    let of = |seed: u32, length: u32| (0..length).map(move |i| 3 + (i * i * 7 + i * seed + seed) % 50);
+    let prompt = |own: u32, length: u32| of(1, 150).chain(of(own, length)).collect::<Vec<u32>>();
+    vec![prompt(2, 100), prompt(3, 90), prompt(4, 77), prompt(2, 180), prompt(2, 100)]
+}
+
+#[test]
+fn a_prompt_that_begins_at_a_checkpoint_gets_the_same_answer() {
+    for name in NAMES {
+        let golden = Golden::new(name).with_positions(512);
+        let prompts = long_prompts();
+        let off = golden.serve(&["--state-checkpoints", "off"]);
+        off.wait_for_log("prompts are not shared");
+        let answers: Vec<Vec<u32>> = prompts.iter().map(|prompt| generate(&off, prompt, 20).0).collect();
+        assert_eq!(generate(&off, &prompts[0], 20), (answers[0].clone(), 0), "{name}");
+        for flags in [&[][..], &["--num-shard", "2"], &["--max-batch-prefill-tokens", "40"]] {
+            let server = golden.serve(&[&["--state-checkpoints", "4"], flags].concat());
+            let mut cached = Vec::new();
+            for (prompt, answer) in prompts.iter().zip(&answers) {
+                let (found, hit) = generate(&server, prompt, 20);
+                assert_eq!(found, *answer, "{name} {flags:?}, {hit} cached tokens");
+                cached.push(hit);
+            }
+            // The second prompt finds where it leaves the first one, and saves its states there.
+            assert_eq!(cached, [0, 0, 144, 240, 240], "{name} {flags:?}");
+            assert_eq!(generate_together(&server, &prompts, 20), answers, "{name} {flags:?}");
+            assert_eq!(server.metric("millrace_state_checkpoints"), 4.0, "{name}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::activation::{Activation, Gating, MlpKind};
-use crate::recurrent::{Convolution, GateFunction, Recurrence};
+use crate::recurrent::{Convolution, GateFunction, Recurrence, StateCopy};
 use crate::step::OpenStep;
 use crate::types::DeviceTypes;
 
@@ -441,6 +441,9 @@ pub trait RecurrentOps: DeviceTypes {
         states: &mut Self::States,
         out: &mut Self::Buf,
     ) -> Result<()>;
+
+    /// Copies states from place to place, one copy after the other.
+    fn copy_states(&self, copies: &[StateCopy], states: &mut Self::States) -> Result<()>;
 }
 
 /// The operations of a mixture of experts. They fail with

@@ -8,6 +8,8 @@ use crate::activation::Activation;
 pub struct StateSpec {
     /// Slots for sequences.
     pub slots: usize,
+    /// Places for copies of the states of sequences, behind the slots.
+    pub checkpoints: usize,
     /// Channels of the convolution.
     pub channels: usize,
     /// Tokens that the convolution sees, the current one included; at least 1.
@@ -34,10 +36,25 @@ impl StateSpec {
         self.window_elements().saturating_add(matrices)
     }
 
-    /// Returns the bytes of all slots. States are in single precision.
-    pub const fn bytes(&self) -> usize {
-        self.slots.saturating_mul(self.slot_elements()).saturating_mul(size_of::<f32>())
+    /// Returns the number of slots and checkpoints. Each has [`StateSpec::slot_elements`].
+    pub const fn places(&self) -> usize {
+        self.slots.saturating_add(self.checkpoints)
     }
+
+    /// Returns the bytes of all slots and checkpoints. States are in single precision.
+    pub const fn bytes(&self) -> usize {
+        self.places().saturating_mul(self.slot_elements()).saturating_mul(size_of::<f32>())
+    }
+}
+
+/// A copy of the states of a sequence from one place to another. Place `i` is slot `i`, or
+/// checkpoint `i - slots` if there are not so many [slots](StateSpec::slots).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateCopy {
+    /// The place that is read.
+    pub from: usize,
+    /// The place that is written.
+    pub to: usize,
 }
 
 /// The heads of a recurrent layer, and the layout of a row of its inputs: all queries, all keys,

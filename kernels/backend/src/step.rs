@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::recurrent::StateCopy;
 use crate::sampling::{SampleRow, Sampled};
 
 /// The purpose of a row's tokens.
@@ -99,11 +100,22 @@ pub struct StepInput<'a> {
     /// How tokens are sampled after each of `outputs`, which are then the last tokens of rows.
     /// Empty if nothing is sampled.
     pub samples: &'a [SampleRow<'a>],
+    /// The states with which sequences begin, copied to their slots before the step.
+    pub restored_states: &'a [StateCopy],
+    /// The states of sequences to be kept, copied from their slots after the step.
+    pub saved_states: &'a [StateCopy],
 }
 
 impl StepInput<'_> {
     /// A step without rows, as the starting point of one that is recorded.
-    pub const EMPTY: StepInput<'static> = StepInput { tokens: &[], rows: &[], outputs: &[], samples: &[] };
+    pub const EMPTY: StepInput<'static> = StepInput {
+        tokens: &[],
+        rows: &[],
+        outputs: &[],
+        samples: &[],
+        restored_states: &[],
+        saved_states: &[],
+    };
 }
 
 /// The tokens that a step has sampled: one list for each of [`StepInput::samples`], in their order.

@@ -4,7 +4,7 @@
 use millrace_backend::{
     Activation, AttentionOps, AttentionSpec, Convolution, Error, ExpertMlp, ExpertOps, ForwardOps,
     GateFunction, Gating, KvSpec, LatentSpec, Norm, OpenStep, Prologue, QkvLayout, Recurrence, RecurrentOps,
-    Result, RopeSpec, RouterTerms, RowParts, ScoreTerms, TransferOps,
+    Result, RopeSpec, RouterTerms, RowParts, ScoreTerms, StateCopy, TransferOps,
 };
 
 use super::attention::{HeadDims, Scoring};
@@ -311,6 +311,11 @@ impl RecurrentOps for Cpu {
         out: &mut Buf,
     ) -> Result<()> {
         self.recur_rows(step.queue(), inputs, recurrence, states, out);
+        Ok(())
+    }
+
+    fn copy_states(&self, copies: &[StateCopy], states: &mut States) -> Result<()> {
+        states.copy(copies);
         Ok(())
     }
 }

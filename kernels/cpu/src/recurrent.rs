@@ -5,7 +5,7 @@
 //! threads.
 
 use millrace_backend::{
-    Convolution, GateFunction, Recurrence, RecurrenceRule, RecurrentHeads, Result, StateSpec,
+    Convolution, GateFunction, Recurrence, RecurrenceRule, RecurrentHeads, Result, StateCopy, StateSpec,
 };
 
 use super::memory::{Memory, Shared};
@@ -21,8 +21,8 @@ const COLUMNS: usize = 64;
 /// Added to the square of the length of queries and keys.
 const LENGTH_EPS: f32 = 1e-6;
 
-/// The recurrent states of one layer: for each slot the window of the convolution, `[taps - 1,
-/// channels]`, and the matrices, `[heads, key_dim, value_dim]`.
+/// The recurrent states of one layer: for each slot and each checkpoint the window of the
+/// convolution, `[taps - 1, channels]`, and the matrices, `[heads, key_dim, value_dim]`.
 #[derive(Debug)]
 pub struct States {
     spec: StateSpec,
@@ -31,8 +31,16 @@ pub struct States {
 
 impl States {
     pub(super) fn new(spec: StateSpec) -> Result<States> {
-        let elements = spec.slots.saturating_mul(spec.slot_elements());
+        let elements = spec.places().saturating_mul(spec.slot_elements());
         Ok(States { spec, data: Memory::zeroed(elements, "recurrent states")? })
+    }
+
+    /// Copies states from place to place.
+    pub(super) fn copy(&mut self, copies: &[StateCopy]) {
+        let elements = self.spec.slot_elements();
+        for &StateCopy { from, to } in copies {
+            self.data.copy_within(from * elements..(from + 1) * elements, to * elements);
+        }
     }
 }
 

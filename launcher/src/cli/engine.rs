@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use millrace_shard::{AllReduce, DeviceKind, GpuMemory};
 
-use super::values::{count, gpu_memory, milliseconds, seconds, share};
+use super::values::{count, gpu_memory, milliseconds, seconds, share, state_checkpoints};
 use super::{AllReduceArg, DeviceArg, NullArgs, ScheduleArg};
 
 /// Flags of the engine: devices, batches and timeouts.
@@ -78,6 +78,11 @@ pub(crate) struct EngineArgs {
     #[arg(long, env = "PREFIX_CACHING", default_value_t = true, action = clap::ArgAction::Set, value_name = "true|false",
           value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) prefix_caching: bool,
+    /// Checkpoints of recurrent states, with which later prompts that have the same prefix begin;
+    /// `off` for none. Each takes as much memory as the states of a sequence. If absent, one for
+    /// each sequence of --max-batch-size, but not more than 32
+    #[arg(long, env = "STATE_CHECKPOINTS", value_name = "N|off", value_parser = state_checkpoints)]
+    pub(crate) state_checkpoints: Option<u32>,
     /// The request of the first ones in the queue that starts first: the one that came first
     /// (`fcfs`), or the one with the longest prefix in the prefix cache (`lpm`)
     #[arg(long, env = "SCHEDULE", default_value = "fcfs", value_name = "fcfs|lpm")]
@@ -130,6 +135,12 @@ impl EngineArgs {
     /// Returns the device.
     pub(crate) fn device(&self) -> DeviceKind {
         self.device.kind(|| self.null.options())
+    }
+
+    /// Returns the number of checkpoints of recurrent states, if it is given. The prefix cache uses
+    /// them alone.
+    pub(crate) fn state_checkpoints(&self) -> Option<usize> {
+        if self.prefix_caching { self.state_checkpoints.map(|n| n as usize) } else { Some(0) }
     }
 
     /// Returns the limit of sequences in a step.

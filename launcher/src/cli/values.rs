@@ -152,6 +152,18 @@ pub(super) fn share(text: &str) -> Result<f64, String> {
     if share > 0.0 && share <= 1.0 { Ok(share) } else { Err("must be above 0 and at most 1".into()) }
 }
 
+/// The most checkpoints of recurrent states. Each of them is looked at when a sequence begins.
+const MAX_STATE_CHECKPOINTS: u32 = 4096;
+
+/// Parses a number of checkpoints of recurrent states, or `off`.
+pub(super) fn state_checkpoints(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(count) if count <= MAX_STATE_CHECKPOINTS => Ok(count),
+        Err(_) if text == "off" => Ok(0),
+        _ => Err(format!("neither a number up to {MAX_STATE_CHECKPOINTS} nor `off`")),
+    }
+}
+
 /// Parses the memory that may be taken of a GPU: a number of bytes, or a share of the free memory.
 pub(super) fn gpu_memory(text: &str) -> Result<GpuMemory, String> {
     match share(text) {

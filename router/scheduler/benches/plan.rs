@@ -35,6 +35,7 @@ fn limits(num_blocks: usize) -> SchedulerLimits {
         hidden_size: 64,
         max_frame_bytes: MAX_FRAME,
         prompt_handling: PromptHandling::Shared,
+        state_checkpoints: 0,
     }
 }
 

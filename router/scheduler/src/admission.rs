@@ -24,6 +24,7 @@ use super::running::RunningSequence;
 use super::schedule::Schedule;
 use super::sequence::Sequence;
 use super::state::Scheduler;
+use super::state_checkpoints::MAX_SAVES;
 
 /// Maximum number of waiting sequences that are considered for a step, apart from those that wait
 /// for a prefix. It bounds the time to plan.
@@ -98,6 +99,7 @@ impl Scheduler {
                 break;
             }
             let cached = self.cache.positions(&prefix);
+            let save_positions = self.save_positions(len, &prefix);
             let table = self.cache.allocate(&prefix, len);
             debug_assert!(table.is_some(), "choose has checked the number of blocks");
             let Some(table) = table else { break };
@@ -111,7 +113,8 @@ impl Scheduler {
             let (Some(sequence), Some(slot)) = (sequence, self.free_slots.pop()) else { break };
             self.hit_tokens += cached as u64;
             self.miss_tokens += (len - cached) as u64;
-            let running = RunningSequence::new(sequence, slot, table, cached, self.next_step);
+            let running = RunningSequence::new(sequence, slot, table, cached, self.next_step)
+                .with_checkpoints(prefix.checkpoint, save_positions);
             pass.producers.extend(self.producer(&running));
             let index = self.running.partition_point(|other| other.sequence.id < id);
             self.running.insert(index, running);
@@ -271,7 +274,10 @@ impl Scheduler {
     /// to run, and all prompts before it, have been run.
     fn new_tokens_during_prefill(&self, prompts: &[usize], remaining: usize, leaving: &[usize]) -> usize {
         let budget = self.min_prompt_budget(leaving);
-        prompt_shares::steps_to_finish(prompts.iter().copied().chain([remaining]), budget)
+        let steps = prompt_shares::steps_to_finish(prompts.iter().copied().chain([remaining]), budget);
+        // A row that ends at a checkpoint leaves a rest for another step.
+        let saves = if self.cache.has_checkpoints() { MAX_SAVES } else { 0 };
+        steps + saves * (prompts.len() + 1)
     }
 }
 

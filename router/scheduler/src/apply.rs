@@ -84,6 +84,7 @@ impl Scheduler {
         let mut sampled = sampled.iter();
         let accept = |row: &RowInFlight| {
             if errors.contains_key(&row.slot.0) {
+                row.saves.into_iter().for_each(|checkpoint| self.cache.give_back(checkpoint));
                 return None;
             }
             let token = if row.samples { sampled.next() } else { None };
@@ -114,6 +115,9 @@ impl Scheduler {
                 let Sequence { block_hashes, tokens, .. } = &running.sequence;
                 self.cache.publish(&mut running.table, block_hashes, tokens, computed);
             }
+        }
+        if let Some(checkpoint) = row.saves {
+            self.note_saved(row.sequence, step, checkpoint, computed);
         }
         AppliedRow { computed, accepted }
     }

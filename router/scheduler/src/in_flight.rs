@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use millrace_proto::{RowError, Sampled, StepOutput, TokenLogprob};
 
+use super::cache::CheckpointId;
 use super::cost_model::StepLoad;
 use super::id::{SeqId, SlotId};
 
@@ -40,6 +41,8 @@ pub(super) struct RowInFlight {
     /// The result that ends the sequence, if the row gives the last result without sampling a
     /// token.
     pub(super) final_result: Option<FinalResult>,
+    /// The checkpoint in which the recurrent states after the row are saved.
+    pub(super) saves: Option<CheckpointId>,
 }
 
 /// A result that ends a sequence without a new token.

@@ -63,7 +63,9 @@ impl Scheduler {
             .running
             .iter()
             .map(|RunningSequence { sequence, table, .. }| (table, sequence.block_hashes.as_slice()));
-        self.cache.check_integrity(&users.collect::<Vec<_>>())
+        let rows = self.in_flight.iter().flat_map(|step| &step.rows);
+        let reserved: Vec<_> = rows.filter_map(|row| row.saves).collect();
+        self.cache.check_integrity(&users.collect::<Vec<_>>(), &reserved)
     }
 }
 

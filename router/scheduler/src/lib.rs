@@ -58,8 +58,8 @@
 //! # Prompts that cannot be shared or divided
 //!
 //! Some models have state outside of the blocks, or attend to the prompt in both directions
-//! ([`SchedulerLimits::prompt_handling`]). For the first kind no blocks are shared and no position
-//! is run twice. For the second kind, in addition, the first row of a sequence covers its prompt.
+//! ([`SchedulerLimits::prompt_handling`]). For the first kind no position is run twice, and blocks
+//! are shared only up to a position at which the state was saved ([`state_checkpoints`]). For the second kind, in addition, the first row of a sequence covers its prompt.
 //! A prompt that is longer than a step beside all other sequences is refused.
 //!
 //! # Constrained sequences
@@ -107,6 +107,7 @@ mod schedule;
 mod sequence;
 mod slot_shares;
 mod state;
+mod state_checkpoints;
 mod stats;
 mod tenant_time;
 

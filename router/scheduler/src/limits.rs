@@ -27,6 +27,9 @@ pub struct SchedulerLimits {
     pub max_frame_bytes: usize,
     /// How prompts may be divided and shared.
     pub prompt_handling: PromptHandling,
+    /// Number of checkpoints of recurrent states. Prompts that cannot be shared otherwise are
+    /// shared up to the positions at which a checkpoint was saved.
+    pub state_checkpoints: usize,
 }
 
 /// A shard announced limits with which no request could ever run.
@@ -65,11 +68,23 @@ impl SchedulerLimits {
             hidden_size: ready.hidden_size as usize,
             max_frame_bytes: MAX_FRAME,
             prompt_handling,
+            state_checkpoints: ready.state_checkpoints as usize,
         })
     }
 
-    /// Whether sequences with the same beginning may share blocks, and positions may be run again.
+    /// Whether sequences with the same beginning may share blocks: everywhere, or up to a
+    /// checkpoint.
     pub(super) fn shares_blocks(&self) -> bool {
+        self.prompt_handling == PromptHandling::Shared || self.shares_at_checkpoints()
+    }
+
+    /// Whether sequences share blocks only up to checkpoints of their recurrent states.
+    pub(super) fn shares_at_checkpoints(&self) -> bool {
+        self.prompt_handling == PromptHandling::Unshared && self.state_checkpoints > 0
+    }
+
+    /// Whether a position may be run again.
+    pub(super) fn reruns_positions(&self) -> bool {
         self.prompt_handling == PromptHandling::Shared
     }
 

@@ -6,7 +6,7 @@ use millrace_proto::rules::{MAX_ROW_ERROR, MAX_TOP_N};
 
 /// The fields of a step and of an answer outside of their lists.
 pub(super) const MESSAGE: usize = 128;
-/// A row without its mask: seven numbers, one new block, and the field headers.
+/// A row without its mask: eight numbers, one new block, and the field headers.
 const ROW: usize = 64;
 /// A released slot.
 const RELEASE: usize = 8;

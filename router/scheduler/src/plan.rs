@@ -32,6 +32,7 @@ impl Scheduler {
             false => self.admit_from_quarantine(),
         };
         self.schedule_prefills(&mut bytes);
+        self.reserve_checkpoints();
 
         let admit = admitted.iter().filter_map(|new| self.position(new.sequence));
         let admit = admit.map(|index| self.running[index].admission()).collect();

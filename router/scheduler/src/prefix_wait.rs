@@ -11,6 +11,9 @@
 //! cancelled, fails, is preempted or lost, it is not running any more, and one of the others is
 //! admitted in the next plan.
 //!
+//! If sequences have recurrent states, the others can begin only where the producer saves its
+//! states ([`state_checkpoints`](super::state_checkpoints)), so they wait for its next checkpoint.
+//!
 //! A wait always ends. A producer computes tokens that it was admitted with, so it needs neither a
 //! mask nor another sequence, and either its rows are in flight or it takes part in the next step.
 //!
@@ -39,8 +42,11 @@ pub(super) const MAX_PRODUCER_RATIO: usize = 2;
 #[derive(Debug)]
 pub(super) struct Producer {
     id: SeqId,
-    /// The next block that the producer will publish.
+    /// The last of the blocks with which another sequence can begin next: the next one that the
+    /// producer will publish, or the last one before its next checkpoint.
     next: BlockHash,
+    /// The index of that block.
+    index: usize,
 }
 
 impl Scheduler {
@@ -52,8 +58,12 @@ impl Scheduler {
     /// Describes a running sequence as a producer, if it will publish blocks of the tokens with
     /// which it was admitted.
     pub(super) fn producer(&self, running: &RunningSequence) -> Option<Producer> {
-        let next = *running.admitted_hashes(&self.limits).get(running.table.published())?;
-        Some(Producer { id: running.sequence.id, next })
+        let index = match self.cache.has_checkpoints() {
+            true => running.next_save()? / self.limits.block_size - 1,
+            false => running.table.published(),
+        };
+        let next = *running.admitted_hashes(&self.limits).get(index)?;
+        Some(Producer { id: running.sequence.id, next, index })
     }
 
     /// Whether a sequence whose blocks are cached up to `prefix` should wait for the blocks that
@@ -67,16 +77,26 @@ impl Scheduler {
         let hashes = sequence.block_hashes.as_slice();
         // The block of the last token is computed anyway.
         let usable = &hashes[..hashes.len().min(sequence.len().saturating_sub(1) / self.limits.block_size)];
-        let Some(next) = usable.get(prefix.blocks) else { return false };
-        let producing = producers.iter().filter(|producer| producer.next == *next);
+        let producing = producers.iter().filter(|producer| {
+            producer.index >= prefix.blocks && usable.get(producer.index) == Some(&producer.next)
+        });
         let mut producing = producing.filter_map(|producer| self.running.get(self.position(producer.id)?));
         let remaining = sequence.len() - self.cache.positions(prefix);
         !sequence.ignores_prefix_cache()
             && producing.any(|producer| {
-                let common = common_blocks(usable, producer.admitted_hashes(&self.limits));
-                let computed = common - producer.cached() / self.limits.block_size;
-                computed >= MIN_COMMON_BLOCKS && self.is_soon(producer, sequence.id, remaining)
+                self.shared_blocks(producer, prefix, usable) >= MIN_COMMON_BLOCKS
+                    && self.is_soon(producer, sequence.id, remaining)
             })
+    }
+
+    /// Number of blocks that the producer computes and that a sequence with the hashes `usable`
+    /// can begin with. Its cached blocks are `prefix`.
+    fn shared_blocks(&self, producer: &RunningSequence, prefix: &Prefix, usable: &[BlockHash]) -> usize {
+        let cached = producer.cached() / self.limits.block_size;
+        match producer.next_save() {
+            Some(save) => (save / self.limits.block_size).saturating_sub(prefix.blocks.max(cached)),
+            None => common_blocks(usable, producer.admitted_hashes(&self.limits)) - cached,
+        }
     }
 
     /// Whether the producer is computed about as soon as a sequence with this id would be, which

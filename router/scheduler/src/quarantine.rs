@@ -86,6 +86,7 @@ impl Scheduler {
         };
         let cached = cache.positions(&prefix);
         let table = cache.allocate(&prefix, len);
+        let save_positions = self.save_positions(len, &prefix);
         debug_assert!(table.is_some(), "all blocks are available, and the sequence fits alone");
         let (Some(table), Some(slot)) = (table, self.free_slots.pop()) else {
             self.waiting.insert(sequence);
@@ -93,7 +94,8 @@ impl Scheduler {
         };
         self.hit_tokens += cached as u64;
         self.miss_tokens += (len - cached) as u64;
-        self.running.push(RunningSequence::new(sequence, slot, table, cached, self.next_step));
+        let running = RunningSequence::new(sequence, slot, table, cached, self.next_step);
+        self.running.push(running.with_checkpoints(prefix.checkpoint, save_positions));
         vec![Admitted { sequence: id, cached_tokens: cached }]
     }
 

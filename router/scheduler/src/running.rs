@@ -3,7 +3,7 @@
 use millrace_proto::rules::mask_words;
 use millrace_proto::{self as proto, Admission, Row};
 
-use super::cache::{BlockHash, BlockTable};
+use super::cache::{BlockHash, BlockTable, CheckpointId};
 use super::cost_model::StepLoad;
 use super::frame_budget::{FrameBudget, RowContent};
 use super::id::SlotId;
@@ -37,6 +37,13 @@ pub(super) struct RunningSequence {
     computed: usize,
     /// Number of tokens that the sequence runs in the step being planned.
     planned: usize,
+    /// The recurrent states with which the sequence begins.
+    restored: Option<CheckpointId>,
+    /// The positions at which its states are to be saved, in ascending order, until the answer to
+    /// the row that ends there.
+    save_positions: Vec<usize>,
+    /// The checkpoint that the planned row saves.
+    saves: Option<CheckpointId>,
 }
 
 impl RunningSequence {
@@ -60,7 +67,44 @@ impl RunningSequence {
             computed: cached,
             sent_blocks: 0,
             planned: 0,
+            restored: None,
+            save_positions: Vec::new(),
+            saves: None,
         }
+    }
+
+    /// Begins with the states of `restored`, and saves states at `positions`, in ascending order.
+    pub(super) fn with_checkpoints(self, restored: Option<CheckpointId>, positions: Vec<usize>) -> Self {
+        RunningSequence { restored, save_positions: positions, ..self }
+    }
+
+    /// The first position at which the states of the sequence are to be saved and have not been.
+    pub(super) fn next_save(&self) -> Option<usize> {
+        self.save_positions.first().copied()
+    }
+
+    /// Whether the planned row ends where the states are to be saved.
+    pub(super) fn wants_checkpoint(&self) -> bool {
+        self.planned > 0 && self.save_positions.contains(&(self.computed + self.planned))
+    }
+
+    /// Saves the states after the planned row in `checkpoint`, or not at all if there is none.
+    pub(super) fn save_in(&mut self, checkpoint: Option<CheckpointId>) {
+        if checkpoint.is_none() {
+            self.end_save(self.computed + self.planned);
+        }
+        self.saves = checkpoint;
+    }
+
+    /// Notes that the row that ends at `position` has been answered.
+    pub(super) fn end_save(&mut self, position: usize) {
+        self.save_positions.retain(|&other| other != position);
+    }
+
+    /// Maximum number of tokens of the next row.
+    fn most(&self) -> usize {
+        let mut ahead = self.save_positions.iter().filter(|&&position| position > self.computed);
+        ahead.next().map_or(usize::MAX, |position| position - self.computed)
     }
 
     /// The hashes of the full blocks of the tokens with which the sequence was admitted.
@@ -97,6 +141,7 @@ impl RunningSequence {
             }
             .into(),
             pooling_start: self.sequence.pooling_start,
+            restore_state: self.restored.map(|checkpoint| checkpoint.0),
         }
     }
 
@@ -116,7 +161,11 @@ impl RunningSequence {
 
     /// The needs of the sequence in the next step.
     pub(super) fn prompt_need(&self, limits: &SchedulerLimits) -> PromptNeed {
-        PromptNeed { remaining: self.remaining(), least: self.least(limits), tenant_tokens: 0 }
+        PromptNeed {
+            remaining: self.remaining().min(self.most()),
+            least: self.least(limits),
+            tenant_tokens: 0,
+        }
     }
 
     /// Whether the sequence has something to run and no row yet in the step being planned.
@@ -173,6 +222,7 @@ impl RunningSequence {
     /// be divided is never planned in part.
     pub(super) fn plan(&mut self, count: usize, limits: &SchedulerLimits, budget: &mut FrameBudget) {
         self.planned = 0;
+        let count = count.min(self.most());
         let content = self.content(count, limits);
         let scorable = budget.answer_left() / message_size::scored_token(content.score_top_n);
         let shorter = count.saturating_sub(1).min(if content.scores > 0 { scorable } else { count });
@@ -207,6 +257,7 @@ impl RunningSequence {
         self.sent_blocks = self.table.blocks.len();
         let score = self.sequence.prompt_logprobs.filter(|_| !scores.is_empty());
         let (sequence, slot, computed) = (self.sequence.id, self.slot, self.computed);
+        let saves = self.saves.take();
         let row = Row {
             slot: slot.0,
             start: start as u32,
@@ -216,6 +267,7 @@ impl RunningSequence {
             allowed,
             score,
             mask_follows,
+            save_state: saves.map(|checkpoint| checkpoint.0),
         };
         let deferred = false;
         let in_flight = RowInFlight {
@@ -228,6 +280,7 @@ impl RunningSequence {
             deferred,
             scores,
             final_result,
+            saves,
         };
         Some((row, in_flight))
     }

@@ -56,6 +56,7 @@ impl Scheduler {
     pub fn new(limits: SchedulerLimits, options: SchedulerOptions) -> Self {
         let reuse = options.prefix_cache && limits.shares_blocks();
         let mut cache = KvCache::new(limits.num_blocks, limits.block_size, reuse);
+        cache.set_checkpoints(checkpoints(&limits));
         if options.cache_events {
             cache.log_events();
         }
@@ -100,7 +101,7 @@ impl Scheduler {
         let delay = u64::from(self.options.ageing_steps) * request.priority as u64;
         let id = SeqId { due: self.next_step + delay, serial: self.arrived };
         let mut sequence = Sequence::new(id, request, self.cache.hashed_block_size());
-        if !self.limits.shares_blocks() {
+        if !self.limits.reruns_positions() {
             sequence.await_every_mask();
         }
         sequence.check(&self.limits)?;
@@ -143,6 +144,7 @@ impl Scheduler {
         self.released.clear();
         self.free_slots = all_slots(&limits);
         self.cache.renew(limits.num_blocks, limits.block_size);
+        self.cache.set_checkpoints(checkpoints(&limits));
         let running = std::mem::take(&mut self.running).into_iter().map(|running| running.sequence);
         let mut refused = Vec::new();
         for mut sequence in self.waiting.drain().chain(running) {
@@ -194,6 +196,7 @@ impl Scheduler {
             prefix_hit_tokens: self.hit_tokens,
             prefix_miss_tokens: self.miss_tokens,
             prefix_evicted_blocks: self.cache.evictions(),
+            state_checkpoints: self.cache.saved_states(),
         }
     }
 
@@ -232,6 +235,11 @@ impl Scheduler {
         self.released.push(slot);
         sequence
     }
+}
+
+/// The checkpoints of states that the prefix cache needs; `None` if all state is in blocks.
+fn checkpoints(limits: &SchedulerLimits) -> Option<usize> {
+    limits.shares_at_checkpoints().then_some(limits.state_checkpoints)
 }
 
 fn all_slots(limits: &SchedulerLimits) -> Vec<SlotId> {

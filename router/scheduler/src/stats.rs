@@ -32,4 +32,6 @@ pub struct SchedulerStats {
     pub prefix_miss_tokens: u64,
     /// Total number of blocks that were evicted from the prefix cache.
     pub prefix_evicted_blocks: u64,
+    /// Checkpoints of recurrent states with which sequences can begin.
+    pub state_checkpoints: usize,
 }

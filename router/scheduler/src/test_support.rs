@@ -28,6 +28,15 @@ pub struct PretendShard {
     cache: Vec<u64>,
     /// Number of slots that have each block in their tables.
     holders: Vec<u32>,
+    /// The saved recurrent states.
+    checkpoints: Vec<Option<RecurrentState>>,
+}
+
+/// A recurrent state: a digest of all tokens up to a position.
+#[derive(Clone, Copy, PartialEq)]
+struct RecurrentState {
+    position: usize,
+    digest: u64,
 }
 
 struct Occupant {
@@ -46,6 +55,7 @@ struct Occupant {
     seed: u64,
     top_n: u32,
     table: Vec<u32>,
+    state: RecurrentState,
 }
 
 /// The fault of a sequence. It is encoded in the seed.
@@ -190,6 +200,7 @@ impl PretendShard {
             slots: (0..limits.max_sequences).map(|_| None).collect(),
             cache: vec![0; limits.num_blocks * limits.block_size],
             holders: vec![0; limits.num_blocks],
+            checkpoints: vec![None; limits.state_checkpoints],
         }
     }
 
@@ -258,6 +269,8 @@ impl PretendShard {
         let place = self.slots.get_mut(*slot as usize).ok_or("no such slot")?;
         ensure(place.is_none(), || format!("slot {slot} is taken"))?;
         ensure((1..=tokens.len()).contains(&(*prompt_len as usize)), || "no prompt".into())?;
+        let checkpoint = |id| self.checkpoints.get(id as usize).copied().flatten().ok_or("nothing was saved");
+        let state = admission.restore_state.map(checkpoint).transpose()?;
         *place = Some(Occupant {
             tokens: tokens.clone(),
             prompt_len: *prompt_len as usize,
@@ -269,6 +282,7 @@ impl PretendShard {
             seed: sampling.as_ref().ok_or("no sampling")?.seed,
             top_n: sampling.as_ref().map_or(0, |sampling| sampling.top_n),
             table: Vec::new(),
+            state: state.unwrap_or(RecurrentState { position: 0, digest: START }),
         });
         Ok(())
     }
@@ -352,7 +366,9 @@ impl PretendShard {
         let handling = self.limits.prompt_handling;
         if handling != PromptHandling::Shared {
             let first = occupant.computed.is_none();
-            ensure(!first || start == 0, || "a sequence begins with another one's positions".into())?;
+            // The digest of the prefix was computed from the tokens, and that of the state once.
+            let state = RecurrentState { position: start, digest };
+            ensure(occupant.state == state, || format!("slot {} has another state", row.slot))?;
             ensure(!row.mask_follows, || "a position may be run twice".into())?;
             let whole = handling != PromptHandling::Whole || !first || end >= occupant.prompt_len;
             ensure(whole, || "a part of a prompt that cannot be divided".into())?;
@@ -373,6 +389,10 @@ impl PretendShard {
         let scored = row.score.map(|_| Scored { slot: row.slot, tokens: scores });
         occupant.begun_at = occupant.begun_at.min(start);
         occupant.computed = Some(end);
+        occupant.state = RecurrentState { position: end, digest };
+        if let Some(id) = row.save_state {
+            *self.checkpoints.get_mut(id as usize).ok_or("no such checkpoint")? = Some(occupant.state);
+        }
         if !row.sample {
             ensure(row.allowed.is_empty(), || "a mask for a row that does not sample".into())?;
             return Ok((None, scored));

@@ -67,6 +67,8 @@ const PREFIX_MISSES: &str = "millrace_prefix_cache_miss_tokens_total";
 const PREFIX_EVICTIONS: &str = "millrace_prefix_cache_evicted_blocks_total";
 /// Gauge: blocks that hold computed prefixes.
 const PREFIX_BLOCKS: &str = "millrace_prefix_cache_blocks";
+/// Gauge: saved recurrent states.
+const STATE_CHECKPOINTS: &str = "millrace_state_checkpoints";
 /// Gauge: tokens of waiting sequences.
 const QUEUE_TOKENS: &str = "millrace_queue_tokens";
 
@@ -192,6 +194,7 @@ pub(super) fn describe() {
     describe_counter!(PREFIX_MISSES, Unit::Count, "Tokens of admitted sequences that had to be computed");
     describe_counter!(PREFIX_EVICTIONS, Unit::Count, "Blocks evicted from the prefix cache");
     describe_gauge!(PREFIX_BLOCKS, Unit::Count, "Blocks that hold computed prefixes and nothing else");
+    describe_gauge!(STATE_CHECKPOINTS, Unit::Count, "Saved recurrent states with which prompts can begin");
     describe_gauge!(QUEUE_TOKENS, Unit::Count, "Tokens of waiting sequences");
 }
 
@@ -317,5 +320,6 @@ pub(super) fn show(stats: &SchedulerStats, limits: &SchedulerLimits) {
     counter!(PREFIX_MISSES).absolute(stats.prefix_miss_tokens);
     counter!(PREFIX_EVICTIONS).absolute(stats.prefix_evicted_blocks);
     gauge!(PREFIX_BLOCKS).set(stats.cached_blocks as f64);
+    gauge!(STATE_CHECKPOINTS).set(stats.state_checkpoints as f64);
     gauge!(QUEUE_TOKENS).set(stats.waiting_tokens as f64);
 }

@@ -21,7 +21,11 @@ impl Service {
         salt: Option<Arc<str>>,
         ready: &Ready,
     ) -> Result<(Vec<u32>, Option<BlockHashes>), ServiceError> {
-        let are_shared = ready.prompt_handling() == PromptHandling::Shared;
+        let are_shared = match ready.prompt_handling() {
+            PromptHandling::Shared => true,
+            PromptHandling::Unshared => ready.state_checkpoints > 0,
+            PromptHandling::Whole => false,
+        };
         if !self.0.engine.has_prefix_cache() || !are_shared {
             return Ok((prompt, None));
         }

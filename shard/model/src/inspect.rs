@@ -184,7 +184,7 @@ impl Display for Inspection {
                 ),
             };
             line("recurrent", format!("{of_layer}, in {count} of {} layers", spec.layers.len()))?;
-            let state = memory_plan::state_bytes(spec, 1, &UnpaddedDevice);
+            let state = memory_plan::state_bytes(spec, 1, 0, &UnpaddedDevice);
             line("", format!("{} of state per sequence", Bytes(state)))?;
         }
         if let Some(mlp) = spec.layers.iter().find_map(|layer| layer.mlp.dense()) {

@@ -18,6 +18,8 @@ pub struct ShardLimits {
     pub num_blocks: usize,
     /// Format of the KV pool.
     pub kv_format: KvFormat,
+    /// Number of checkpoints of recurrent states.
+    pub state_checkpoints: usize,
 }
 
 impl ShardLimits {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use millrace_backend::{Backend, Norm, RopeSpec};
+use millrace_backend::{Backend, Norm, RopeSpec, StateCopy};
 use millrace_model::{
     AttentionHeads, DecoderSpec, LayerSpec, Mlp, NormPlace, RecurrentLayer, Residual, ShardLimits,
 };
@@ -97,11 +97,21 @@ impl<B: Backend> LayerStack<B> {
                 heads.kv_spec(limits.num_blocks, limits.block_size, limits.kv_format)
             };
             kv.push(attention.heads().map(|heads| backend.kv(kv_spec(heads))).transpose()?);
-            let states = |layer: &RecurrentLayer| backend.states(layer.state_spec(limits.max_sequences));
+            let states = |layer: &RecurrentLayer| {
+                backend.states(layer.state_spec(limits.max_sequences, limits.state_checkpoints))
+            };
             recurrent_states.push(attention.recurrent().map(states).transpose()?);
         }
         let buffers = LayerBuffers::new(backend, &layers, spec.hidden, limits)?;
         Ok(LayerStack { layers, hidden: spec.hidden, plan, weights, kv, recurrent_states, buffers })
+    }
+
+    /// Copies the recurrent states of sequences, in all layers.
+    pub(super) fn copy_states(&mut self, backend: &B, copies: &[StateCopy]) -> Result<(), Error> {
+        if !copies.is_empty() {
+            self.recurrent_states.iter_mut().flatten().try_for_each(|of| backend.copy_states(copies, of))?;
+        }
+        Ok(())
     }
 
     /// Adds the branches of the layers to `states.residual`, `[tokens, hidden]`, and leaves the

@@ -186,6 +186,19 @@ impl<B: Backend> Decoder<B> {
         queue: &'q mut B::Queue,
         input: &StepInput<'_>,
     ) -> Result<OpenStep<'q, B::Queue>, Error> {
+        self.forward.layers.copy_states(backend, input.restored_states)?;
+        let open = self.forward_pass(backend, queue, input)?;
+        self.forward.layers.copy_states(backend, input.saved_states)?;
+        Ok(open)
+    }
+
+    /// Asks for the forward pass alone, without the states that are copied before and after it.
+    fn forward_pass<'q>(
+        &mut self,
+        backend: &B,
+        queue: &'q mut B::Queue,
+        input: &StepInput<'_>,
+    ) -> Result<OpenStep<'q, B::Queue>, Error> {
         let mut begun = backend.begin(queue, input)?;
         let decodes = input.rows.iter().all(|row| row.decodes());
         let mut graphs = self.graphs.iter();

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use millrace_model::memory_plan::usual_state_checkpoints;
 use millrace_model::{DecoderSpec, Model};
 use millrace_proto::{
     Masks, Pooled, Pooling, PromptToken, Ready, Row, RowMask, Sampled, Sampling, Scored, Step, StepOutput,
@@ -29,7 +30,8 @@ use crate::step_engine::{AwaitedMasks, StepEngine};
 /// it.
 pub(crate) fn announcement(model: &Model, world_size: usize, options: &ShardOptions) -> Ready {
     let Model { spec, dtype, .. } = model;
-    let ShardOptions { max_sequences, max_step_tokens, block_size, .. } = *options;
+    let ShardOptions { max_sequences, max_step_tokens, block_size, state_checkpoints, .. } = *options;
+    let usual_checkpoints = usual_state_checkpoints(spec, max_sequences);
     let longest = options.max_total_tokens.unwrap_or(usize::MAX).min(spec.max_positions);
     let pool = options.max_batch_total_tokens.unwrap_or_else(|| longest.saturating_mul(max_sequences));
     let longest = longest.min(pool);
@@ -51,6 +53,7 @@ pub(crate) fn announcement(model: &Model, world_size: usize, options: &ShardOpti
         num_blocks: clamped(pool.div_ceil(block_size.max(1))),
         max_sequences: clamped(max_sequences),
         max_step_tokens: clamped(max_step_tokens),
+        state_checkpoints: clamped(state_checkpoints.unwrap_or(usize::MAX).min(usual_checkpoints)),
         ..Ready::default()
     }
 }

@@ -156,6 +156,7 @@ fn plan_request<P: Platform>(
         free: usable(free, options),
         fraction: P::MEMORY_FRACTION,
         pool_bound: P::POOL_BOUND,
+        state_checkpoints: options.state_checkpoints,
     }
 }
 
@@ -333,6 +334,7 @@ fn describe(spec: &DecoderSpec, plan: &MemoryPlan) -> Ready {
         free_bytes: plan.free.unwrap_or_default() as u64,
         max_sequences: limits.max_sequences as u32,
         max_step_tokens: limits.max_step_tokens as u32,
+        state_checkpoints: limits.state_checkpoints as u32,
         memory: memory.collect(),
         host_memory: host_memory.collect(),
         ..Ready::default()

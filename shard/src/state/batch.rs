@@ -1,5 +1,6 @@
 //! The inputs of one step, gathered from the slots.
 
+use millrace_backend::StateCopy;
 use millrace_model::ShardLimits;
 
 use super::StepError;
@@ -11,6 +12,10 @@ pub struct Batch {
     pub tokens: Vec<u32>,
     /// Indices into `tokens` whose logits are wanted, ascending.
     pub outputs: Vec<u32>,
+    /// The states that sequences begin with, as copies from checkpoints.
+    pub restored_states: Vec<StateCopy>,
+    /// The states after rows that are kept, as copies to checkpoints.
+    pub saved_states: Vec<StateCopy>,
     pub(super) rows: Vec<BatchRow>,
     /// The places of the tokens that the step samples, in the order of the outputs.
     pub(super) expected: Vec<ExpectedToken>,
@@ -57,6 +62,8 @@ impl Batch {
         Batch {
             tokens: Vec::with_capacity(limits.max_step_tokens),
             outputs: Vec::with_capacity(limits.max_sequences),
+            restored_states: Vec::with_capacity(limits.max_sequences),
+            saved_states: Vec::with_capacity(limits.max_sequences),
             rows: Vec::with_capacity(limits.max_sequences),
             expected: Vec::with_capacity(limits.max_sequences),
             refused: Vec::new(),
@@ -89,6 +96,8 @@ impl Batch {
     pub(super) fn clear(&mut self) {
         self.tokens.clear();
         self.outputs.clear();
+        self.restored_states.clear();
+        self.saved_states.clear();
         self.rows.clear();
         self.expected.clear();
         self.refused.clear();

@@ -15,6 +15,24 @@ pub enum StepError {
         /// Size of the table.
         slots: usize,
     },
+    /// A sequence begins with the states of a checkpoint in which none were saved.
+    #[error("slot {slot} begins with checkpoint {checkpoint}, in which nothing was saved")]
+    EmptyCheckpoint {
+        /// The slot.
+        slot: u32,
+        /// The checkpoint.
+        checkpoint: u32,
+    },
+    /// A row saves states in a checkpoint that does not exist.
+    #[error("slot {slot} saves its states in checkpoint {checkpoint} of {checkpoints}")]
+    UnknownCheckpoint {
+        /// The slot.
+        slot: u32,
+        /// The checkpoint.
+        checkpoint: u32,
+        /// Number of checkpoints.
+        checkpoints: usize,
+    },
     /// A release or a row for a slot without a sequence.
     #[error("slot {slot} holds no sequence")]
     FreeSlot {
@@ -266,7 +284,9 @@ impl StepError {
             | StepError::UnknownBlock { .. }
             | StepError::BlockCount { .. }
             | StepError::PartOfPrompt { .. }
-            | StepError::OutOfOrder { .. } => false,
+            | StepError::OutOfOrder { .. }
+            | StepError::EmptyCheckpoint { .. }
+            | StepError::UnknownCheckpoint { .. } => false,
         }
     }
 }

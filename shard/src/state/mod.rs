@@ -19,7 +19,7 @@ mod sampling;
 
 use std::ops::Range;
 
-use millrace_backend::{SampleRow, Sampled, SamplingParams, SeqRow, SequencePrefix};
+use millrace_backend::{SampleRow, Sampled, SamplingParams, SeqRow, SequencePrefix, StateCopy};
 use millrace_model::{PrefixRule, ShardLimits};
 use millrace_proto::rules::{MAX_TOP_N, is_mask, mask_words};
 use millrace_proto::{Admission, Pooling, Row, Step};
@@ -43,6 +43,8 @@ pub struct SlotTable {
     in_order: bool,
     /// Whether the model has a classifier.
     classifies: bool,
+    /// The position at which the states of each checkpoint were saved.
+    checkpoints: Vec<Option<usize>>,
 }
 
 /// The placeholder for a token that only the device knows so far.
@@ -57,8 +59,10 @@ struct SequenceSlot {
     /// because the last token is only reported.
     tokens: Vec<u32>,
     prompt_len: usize,
-    /// Number of positions that rows have covered.
+    /// Number of positions that rows have covered, or that are covered by a checkpoint.
     covered: usize,
+    /// The checkpoint with whose states the sequence begins, until its first row.
+    restored: Option<usize>,
     /// The first tokens of the prompt, if they attend to each other.
     prefix: SequencePrefix,
     /// Block b holds positions `[b * block_size, (b + 1) * block_size)`.
@@ -121,6 +125,7 @@ impl SlotTable {
             tokens: Vec::with_capacity(limits.max_sequence_tokens + 1),
             prompt_len: 0,
             covered: 0,
+            restored: None,
             prefix: SequencePrefix::default(),
             blocks: Vec::with_capacity(limits.table_blocks()),
             sampling: SamplingParams::default(),
@@ -133,7 +138,16 @@ impl SlotTable {
             refused: None,
         };
         let slots = (0..limits.max_sequences).map(|_| slot()).collect();
-        SlotTable { limits, vocab, slots, steps: 0, prefix: None, in_order: false, classifies: false }
+        SlotTable {
+            limits,
+            vocab,
+            slots,
+            steps: 0,
+            prefix: None,
+            in_order: false,
+            classifies: false,
+            checkpoints: vec![None; limits.state_checkpoints],
+        }
     }
 
     /// Sets the part of a prompt whose tokens attend to each other, if there is one. The first row
@@ -312,8 +326,10 @@ impl SlotTable {
     }
 
     fn admit(&mut self, admission: &Admission) -> Result<(), StepError> {
-        let Admission { slot, ref tokens, prompt_len, ref sampling, pooling, pooling_start } = *admission;
+        let Admission { slot, ref tokens, prompt_len, ref sampling, pooling, pooling_start, restore_state } =
+            *admission;
         let (limits, vocab, classifies) = (self.limits, self.vocab, self.classifies);
+        let saved = restore_state.map(|id| self.saved_position(slot, id)).transpose()?;
         let prefix = self.prefix;
         let place = self.slot(slot)?;
         if place.taken {
@@ -322,7 +338,8 @@ impl SlotTable {
         // The sequence holds the slot even if it is refused below; it has no tokens then.
         place.taken = true;
         place.sequences += 1;
-        place.covered = 0;
+        place.covered = saved.unwrap_or(0);
+        place.restored = restore_state.map(|id| id as usize);
         place.tokens.clear();
         place.blocks.clear();
         place.refused = None;
@@ -360,8 +377,29 @@ impl SlotTable {
         Ok(())
     }
 
+    /// Returns the position at which the states of a checkpoint were saved, with which the sequence
+    /// in `slot` is to begin.
+    fn saved_position(&self, slot: u32, id: u32) -> Result<usize, StepError> {
+        let saved = self.checkpoints.get(id as usize).copied().flatten();
+        saved.ok_or(StepError::EmptyCheckpoint { slot, checkpoint: id })
+    }
+
+    /// Notes the copies of states before and after a row that ends at `end`.
+    fn copy_states(&mut self, row: &Row, end: usize, batch: &mut Batch) {
+        let place_of = |checkpoint: usize| self.limits.max_sequences + checkpoint;
+        let slot = row.slot as usize;
+        if let Some(checkpoint) = self.slots[slot].restored.take() {
+            batch.restored_states.push(StateCopy { from: place_of(checkpoint), to: slot });
+        }
+        if let Some(checkpoint) = row.save_state.map(|id| id as usize) {
+            batch.saved_states.push(StateCopy { from: slot, to: place_of(checkpoint) });
+            self.checkpoints[checkpoint] = Some(end);
+        }
+    }
+
     fn row(&mut self, row: &Row, batch: &mut Batch) -> Result<(), StepError> {
-        let Row { slot, ref new_blocks, sample, ref allowed, score, mask_follows, .. } = *row;
+        let Row { slot, ref new_blocks, sample, ref allowed, score, mask_follows, save_state, .. } = *row;
+        let checkpoints = self.checkpoints.len();
         let count = row.count as usize;
         let (limits, steps, vocab) = (self.limits, self.steps, self.vocab);
         let (whole_prompts, in_order) = (self.prefix.is_some(), self.in_order);
@@ -392,6 +430,9 @@ impl SlotTable {
         if !is_choice {
             return Err(StepError::Mask { slot, words: allowed.len(), vocab });
         }
+        if let Some(checkpoint) = save_state.filter(|&id| id as usize >= checkpoints) {
+            return Err(StepError::UnknownCheckpoint { slot, checkpoint, checkpoints });
+        }
         let scored = match score {
             Some(_) => place.prompt_len.min(end + 1).saturating_sub(start + 1),
             None => 0,
@@ -407,8 +448,10 @@ impl SlotTable {
         place.blocks.extend_from_slice(new_blocks);
         let decodes = sample && count == 1 && start >= place.prompt_len;
         let (slot, deferred) = (slot as usize, false);
-        let row = BatchRow { slot, start, count, sample, decodes, mask_follows, deferred, scored, top_n };
-        batch.push(row, &place.tokens[start..end]);
+        let of_batch =
+            BatchRow { slot, start, count, sample, decodes, mask_follows, deferred, scored, top_n };
+        batch.push(of_batch, &place.tokens[start..end]);
+        self.copy_states(row, end, batch);
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-use millrace_backend::KvFormat;
+use millrace_backend::{KvFormat, StateCopy};
 use millrace_numbers::DType;
 use millrace_proto::Sampling;
 use proptest::prelude::*;
@@ -10,6 +10,7 @@ pub(super) const LIMITS: ShardLimits = ShardLimits {
     max_sequences: 3,
     max_sequence_tokens: 10,
     block_size: 4,
+    state_checkpoints: 0,
     num_blocks: 8,
     kv_format: KvFormat::Dense(DType::F32),
 };
@@ -322,21 +323,24 @@ fn steps() -> impl Strategy<Value = Step> {
                 ..Sampling::default()
             })
         });
-    let admit = (number(), list(6), number(), sampling, prop_oneof![3 => Just(0), 1 => 0..7]).prop_map(
-        |(slot, tokens, prompt_len, sampling, pooling)| Admission {
+    let checkpoint = || prop::option::weighted(0.2, 0u32..4);
+    let pooling = prop_oneof![3 => Just(0), 1 => 0..7];
+    let admit = (number(), list(6), number(), sampling, pooling, checkpoint()).prop_map(
+        |(slot, tokens, prompt_len, sampling, pooling, restore_state)| Admission {
             slot,
             tokens,
             prompt_len,
             sampling,
             pooling,
             pooling_start: pooling as u32 / 2,
+            restore_state,
         },
     );
     let mask = prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(any::<u32>(), 0..3), 1 => (1u32..1 << 20).prop_map(|word| vec![word])];
     let score = prop::option::weighted(0.3, number());
     let late = prop::bool::weighted(0.2);
-    let row = (number(), number(), number(), list(4), any::<bool>(), mask, score, late).prop_map(
-        |(slot, start, count, new_blocks, sample, allowed, score, mask_follows)| Row {
+    let row = (number(), number(), number(), list(4), any::<bool>(), mask, score, late, checkpoint())
+        .prop_map(|(slot, start, count, new_blocks, sample, allowed, score, mask_follows, save_state)| Row {
             slot,
             start,
             count,
@@ -345,8 +349,8 @@ fn steps() -> impl Strategy<Value = Step> {
             allowed,
             score,
             mask_follows,
-        },
-    );
+            save_state,
+        });
     let parts = (list(2), prop::collection::vec(admit, 0..2), prop::collection::vec(row, 0..3));
     parts.prop_map(|(release, admit, rows)| Step { id: 0, release, admit, rows })
 }
@@ -391,6 +395,46 @@ fn rows_of_recurrent_models_continue_where_the_last_one_ended() {
     assert_eq!(apply(&next(3, 1, true)), refused(3, 4));
     // A preempted sequence is admitted again, and begins at position 0.
     assert_eq!(apply(&admit(11)), refused(1, 0));
+}
+
+#[test]
+fn a_sequence_begins_where_its_checkpoint_was_saved() {
+    let limits = ShardLimits { state_checkpoints: 2, ..LIMITS };
+    let mut table = SlotTable::new(limits, VOCAB).with_rows_in_order(true);
+    let mut batch = Batch::new(&limits);
+    let saving = |slot, start, count, checkpoint| {
+        let blocks: &[u32] = if start == 0 { &[0, 1] } else { &[] };
+        let row = Row { save_state: Some(checkpoint), ..row(slot, start, count, blocks, false) };
+        Step { rows: vec![row], ..Step::default() }
+    };
+    let restored =
+        |slot, checkpoint| Admission { restore_state: Some(checkpoint), ..admission(slot, &[1, 2, 3, 4, 5]) };
+    let first = Step { admit: vec![admission(0, &[1, 2, 3, 4, 5])], ..saving(0, 0, 4, 1) };
+    assert_eq!(table.apply(&first, &mut batch), Ok(()));
+    let place = limits.max_sequences + 1;
+    assert_eq!(batch.saved_states, [StateCopy { from: 0, to: place }]);
+    assert!(batch.restored_states.is_empty());
+    // The sequence is admitted before the row of the same step writes over the checkpoint.
+    let mut second = Step { admit: vec![restored(1, 1)], ..saving(0, 4, 1, 1) };
+    second.rows.push(row(1, 4, 1, &[0, 1], true));
+    assert_eq!(table.apply(&second, &mut batch), Ok(()));
+    assert_eq!(batch.restored_states, [StateCopy { from: place, to: 1 }]);
+    let tail = Step { rows: vec![row(1, 5, 1, &[], true)], ..Step::default() };
+    table.slots[1].tokens.push(6);
+    assert_eq!(table.apply(&tail, &mut batch), Ok(()));
+    assert!(batch.restored_states.is_empty() && batch.saved_states.is_empty());
+
+    let mut apply = |step: &Step| table.apply(step, &mut Batch::new(&limits));
+    let empty = Step { admit: vec![restored(2, 0)], ..Step::default() };
+    assert_eq!(apply(&empty), Err(StepError::EmptyCheckpoint { slot: 2, checkpoint: 0 }));
+    let elsewhere =
+        Step { admit: vec![restored(2, 1)], rows: vec![row(2, 4, 1, &[0, 1], true)], ..Step::default() };
+    assert_eq!(apply(&elsewhere), Err(StepError::OutOfOrder { slot: 2, start: 4, expected: 5 }));
+    let unknown = StepError::UnknownCheckpoint { slot: 1, checkpoint: 2, checkpoints: 2 };
+    assert_eq!(
+        apply(&Step { release: vec![1], admit: vec![admission(1, &[1, 2])], ..saving(1, 0, 2, 2) }),
+        Err(unknown)
+    );
 }
 
 #[test]

@@ -122,7 +122,13 @@ fn assert_steps_allocate_nothing(spec: &DecoderSpec, weights: &MemoryWeights, ho
         for (place, row) in rows.iter_mut().zip(table.seq_rows(&batch)) {
             *place = row;
         }
-        let input = StepInput { tokens: &batch.tokens, rows: &rows, outputs: &batch.outputs, samples: &[] };
+        let input = StepInput {
+            tokens: &batch.tokens,
+            rows: &rows,
+            outputs: &batch.outputs,
+            samples: &[],
+            ..StepInput::EMPTY
+        };
         drop(decoder.compute(&device, &mut queue, &input).unwrap());
         table.expect(&mut batch);
         table.fill(&batch, &chosen);

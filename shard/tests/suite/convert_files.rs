@@ -16,6 +16,7 @@ const LIMITS: ShardLimits = ShardLimits {
     max_sequences: 32,
     max_sequence_tokens: 32,
     block_size: 16,
+    state_checkpoints: 0,
     num_blocks: 2,
     kv_format: KvFormat::Dense(DType::F32),
 };

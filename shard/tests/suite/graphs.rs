@@ -24,6 +24,7 @@ const LIMITS: ShardLimits = ShardLimits {
     max_sequences: 4,
     max_sequence_tokens: 32,
     block_size: 16,
+    state_checkpoints: 0,
     num_blocks: 8,
     kv_format: KvFormat::Dense(DType::F32),
 };
@@ -120,7 +121,13 @@ fn sampled(model: &Model) -> [Vec<u32>; 4] {
         }
         // The device knows the tokens, of which the last ones have not been collected.
         let tokens = vec![0; end as usize];
-        let input = StepInput { tokens: &tokens, rows: &of_step, outputs: &outputs, samples: &samples };
+        let input = StepInput {
+            tokens: &tokens,
+            rows: &of_step,
+            outputs: &outputs,
+            samples: &samples,
+            ..StepInput::EMPTY
+        };
         let step = decoder.compute(&gpu, &mut queue, &input).unwrap();
         let step = decoder.sample(&gpu, step, &samples).unwrap();
         submitted.push_back((gpu.finish(step).unwrap(), sequences));
@@ -165,7 +172,7 @@ fn a_shard_with_recurrent_layers_starts_on_a_gpu() {
         let mut engine = OfflineEngine::load(&options, || Ok(golden(name))).unwrap();
         let spec = golden(name).spec;
         let recurrent = spec.layers.iter().filter_map(|layer| layer.attention.recurrent());
-        let states: usize = recurrent.map(|layer| layer.state_spec(4).bytes()).sum();
+        let states: usize = recurrent.map(|layer| layer.state_spec(4, 0).bytes()).sum();
         let planned = engine.ready().memory.iter().find(|item| item.name == "recurrent states").unwrap();
         assert!(states > 0 && planned.bytes == states as u64, "{name}: {planned:?}, not {states}");
         let times = engine.run(&BenchWorkload { batch: 3, prompt: 7, generate: 5 }).unwrap();

@@ -22,6 +22,7 @@ const LIMITS: ShardLimits = ShardLimits {
     max_sequences: 32,
     max_sequence_tokens: 32,
     block_size: 16,
+    state_checkpoints: 0,
     num_blocks: 6,
     kv_format: KvFormat::Dense(DType::F32),
 };
@@ -101,7 +102,13 @@ impl<'a> Split<'a> {
                 rows.iter().flat_map(|row| (row.start..row.start + row.count).map(|p| (row.slot, p)));
             let tokens: Vec<u32> = tokens.map(|(sequence, position)| token(sequence, position)).collect();
             let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
-            let input = StepInput { tokens: &tokens, rows: &rows, outputs: &outputs, samples: &[] };
+            let input = StepInput {
+                tokens: &tokens,
+                rows: &rows,
+                outputs: &outputs,
+                samples: &[],
+                ..StepInput::EMPTY
+            };
             let _ = decoder.compute(device, &mut queue, &input).unwrap();
             let logits = decoder.logits(device, tokens.len()).unwrap();
             all.extend(logits.chunks_exact(spec.vocab).map(<[f32]>::to_vec));

@@ -47,6 +47,7 @@ fn child() {
         max_step_tokens: 8,
         max_sequences: 1,
         block_size: 16,
+        state_checkpoints: None,
         graph_sizes: None,
         batch_invariant: false,
         threads: Some(1),

@@ -56,6 +56,7 @@ fn options() -> ShardOptions {
         max_step_tokens: 64,
         max_sequences: 4,
         block_size: 16,
+        state_checkpoints: None,
         threads: Some(2),
     }
 }

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     Activation, AttentionOps, AttentionSpec, Convolution, ExpertMlp, ExpertOps, ForwardOps, GateFunction,
     Gating, LatentSpec, Norm, OpenStep, Prologue, Recurrence, RecurrentOps, Result, RopeSpec, RouterTerms,
-    RowParts, ScoreTerms, TransferOps,
+    RowParts, ScoreTerms, StateCopy, TransferOps,
 };
 
 impl ForwardOps for Reference {
@@ -225,6 +225,11 @@ impl RecurrentOps for Reference {
         out: &mut Buf,
     ) -> Result<()> {
         recurrent::recur(step.queue(), inputs, recurrence, states, out);
+        Ok(())
+    }
+
+    fn copy_states(&self, copies: &[StateCopy], states: &mut States) -> Result<()> {
+        states.copy(copies);
         Ok(())
     }
 }

@@ -3,26 +3,32 @@
 
 use super::buffers::{Buf, Queue};
 use super::math::{activate, dot};
-use crate::{Convolution, GateFunction, Recurrence, RecurrenceRule, RecurrentHeads, StateSpec};
+use crate::{Convolution, GateFunction, Recurrence, RecurrenceRule, RecurrentHeads, StateCopy, StateSpec};
 
 /// The recurrent states of one layer of [`Reference`](super::Reference).
 #[derive(Debug, Clone)]
 pub struct States {
     spec: StateSpec,
-    /// The window and the matrices of each slot.
-    slots: Vec<Vec<f32>>,
+    /// The window and the matrices of each slot, then those of each checkpoint.
+    places: Vec<Vec<f32>>,
 }
 
 impl States {
     pub(super) fn new(spec: StateSpec) -> States {
-        States { spec, slots: vec![vec![0.0; spec.slot_elements()]; spec.slots] }
+        States { spec, places: vec![vec![0.0; spec.slot_elements()]; spec.places()] }
+    }
+
+    pub(super) fn copy(&mut self, copies: &[StateCopy]) {
+        for &StateCopy { from, to } in copies {
+            self.places[to] = self.places[from].clone();
+        }
     }
 
     /// Returns the window of the slot of a token of the step, which is zeros at position 0.
     fn window(&mut self, step: &Queue, token: usize) -> &mut [f32] {
         let (position, table) = step.places[token];
         let elements = self.spec.window_elements();
-        let window = &mut self.slots[step.slots[table]][..elements];
+        let window = &mut self.places[step.slots[table]][..elements];
         if position == 0 {
             window.fill(0.0);
         }
@@ -34,7 +40,7 @@ impl States {
         let (position, table) = step.places[token];
         let window = self.spec.window_elements();
         let of_head = self.spec.heads.map_or(0, |heads| heads.key_dim * heads.value_dim);
-        let matrix = &mut self.slots[step.slots[table]][window + head * of_head..][..of_head];
+        let matrix = &mut self.places[step.slots[table]][window + head * of_head..][..of_head];
         if position == 0 {
             matrix.fill(0.0);
         }

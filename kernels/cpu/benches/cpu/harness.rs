@@ -81,7 +81,7 @@ pub(crate) fn opened<'q>(
         .zip(rows)
         .map(|(slot, &(start, count, blocks))| SeqRow::prefill(slot, start..start + count, blocks))
         .collect();
-    let input = StepInput { tokens, rows: &rows, outputs: &[], samples: &[] };
+    let input = StepInput { tokens, rows: &rows, outputs: &[], samples: &[], ..StepInput::EMPTY };
     cpu.prepare(cpu.begin(queue, &input).unwrap()).unwrap()
 }
 

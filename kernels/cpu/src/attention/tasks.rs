@@ -163,7 +163,8 @@ mod tests {
         let tokens = vec![0; positions.len()];
         let rows: Vec<SeqRow<'_>> =
             positions.iter().enumerate().map(|(slot, &at)| SeqRow::prefill(slot, at..at + 1, &[])).collect();
-        let input = StepInput { tokens: &tokens, rows: &rows, outputs: &[], samples: &[] };
+        let input =
+            StepInput { tokens: &tokens, rows: &rows, outputs: &[], samples: &[], ..StepInput::EMPTY };
         queue.set(&input);
         let mut tasks = AttentionTasks::new(threads).unwrap();
         tasks.reserve(&size, threads);

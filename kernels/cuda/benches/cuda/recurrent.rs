@@ -77,7 +77,8 @@ fn recurrence(
     is_delta: bool,
 ) -> Result<()> {
     let tokens = rows.rows * rows.count;
-    let spec = StateSpec { slots: rows.rows, channels: heads.cols(), taps: 4, heads: Some(heads) };
+    let spec =
+        StateSpec { slots: rows.rows, checkpoints: 0, channels: heads.cols(), taps: 4, heads: Some(heads) };
     let states = zeros(bench, Elem::F32, spec.slots * spec.slot_elements())?;
     let x = zeros(bench, Elem::BF16, tokens * heads.cols())?;
     let rates = zeros(bench, Elem::BF16, tokens * 2 * heads.heads)?;
@@ -110,7 +111,7 @@ fn convolution(
     gated: bool,
 ) -> Result<()> {
     let (tokens, cols) = (rows.rows * rows.count, channels * if gated { 3 } else { 1 });
-    let spec = StateSpec { slots: rows.rows, channels, taps, heads: None };
+    let spec = StateSpec { slots: rows.rows, checkpoints: 0, channels, taps, heads: None };
     let states = zeros(bench, Elem::F32, spec.slots * spec.slot_elements())?;
     let weight = zeros(bench, Elem::F32, taps * channels)?;
     let x = zeros(bench, Elem::BF16, tokens * cols)?;

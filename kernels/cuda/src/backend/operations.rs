@@ -3,7 +3,7 @@
 use millrace_backend::{
     Activation, AttentionOps, AttentionSpec, Convolution, ExpertMlp, ExpertOps, ForwardOps, GateFunction,
     Gating, LatentSpec, Norm, NormKind, OpenStep, Prologue, Recurrence, RecurrentOps, Result, RopeSpec,
-    RouterTerms, RowParts, ScoreTerms, TransferOps,
+    RouterTerms, RowParts, ScoreTerms, StateCopy, TransferOps,
 };
 
 use super::activations::activation_kind;
@@ -270,6 +270,10 @@ impl RecurrentOps for Cuda {
         out: &mut Buf,
     ) -> Result<()> {
         self.recur_rows(step.queue(), inputs, recurrence, states, out)
+    }
+
+    fn copy_states(&self, copies: &[StateCopy], states: &mut States) -> Result<()> {
+        states.copy(&self.device, copies)
     }
 }
 

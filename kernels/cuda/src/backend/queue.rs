@@ -183,7 +183,7 @@ impl Queue {
     /// Uploads the parts of the next step's input that the device does not have.
     pub(super) fn begin(&mut self, device: &Device, input: &StepInput<'_>) -> Result<()> {
         assert!(self.uncollected < STEPS_AHEAD, "a step more than may be finished and not collected");
-        let StepInput { tokens, rows, outputs, samples } = *input;
+        let StepInput { tokens, rows, outputs, samples, .. } = *input;
         assert!(tokens.len() <= self.max_tokens && rows.len() <= self.max_rows, "a step beyond its size");
         self.upload.open()?;
         self.set_rows(device, input)?;

@@ -1,6 +1,8 @@
 //! Recurrent layers: their states in device memory, and their operations.
 
-use millrace_backend::{Convolution, Error, GateFunction, Recurrence, RecurrenceRule, Result, StateSpec};
+use millrace_backend::{
+    Convolution, Error, GateFunction, Recurrence, RecurrenceRule, Result, StateCopy, StateSpec,
+};
 
 use super::activations::activation_kind;
 use super::buffers::{Buf, Vector};
@@ -11,7 +13,7 @@ use crate::ops::recurrent::{
 };
 use crate::{Device, Elem, Memory};
 
-/// The recurrent states of a layer, `[slots, slot_elements]`.
+/// The recurrent states of a layer, `[slots + checkpoints, slot_elements]`.
 #[derive(Debug)]
 pub struct States {
     memory: Memory,
@@ -21,10 +23,23 @@ pub struct States {
 impl States {
     pub(super) fn new(device: &Device, spec: StateSpec) -> Result<States> {
         let too_many = Error::OutOfMemory { what: "recurrent states", bytes: usize::MAX };
-        let len = spec.slots.checked_mul(spec.slot_elements()).ok_or(too_many)?;
+        let len = spec.places().checked_mul(spec.slot_elements()).ok_or(too_many)?;
         let memory = device.allocate(Elem::F32, len)?;
         device.fill(memory.view(Elem::F32), 0)?;
         Ok(States { memory, spec })
+    }
+
+    /// Copies states from place to place, in the order of the device's work.
+    pub(super) fn copy(&self, device: &Device, copies: &[StateCopy]) -> Result<()> {
+        let (elements, states) = (self.spec.slot_elements(), self.memory.view(Elem::F32));
+        for &StateCopy { from, to } in copies {
+            if from.max(to) >= self.spec.places() {
+                return Err(Error::Shape(format!("{from} and {to} of {} states", self.spec.places())));
+            }
+            let place = |index: usize| states.slice(index * elements..(index + 1) * elements);
+            device.copy(place(from), place(to))?;
+        }
+        Ok(())
     }
 
     /// Returns the states for the rows of a step, which may be in any slot of the queue.

@@ -224,7 +224,7 @@ fn convolutions_match_the_reference() {
 /// With many rows, a block has several groups of a row's tokens.
 #[test]
 fn a_long_row_among_many_is_convolved() {
-    let spec = StateSpec { slots: 2, channels: 3, taps: 4, heads: None };
+    let spec = StateSpec { slots: 2, checkpoints: 0, channels: 3, taps: 4, heads: None };
     let case = Convolution {
         elem: Elem::F32,
         spec,
@@ -287,7 +287,7 @@ impl Recurrence {
 
     /// A recurrence without rows.
     fn new(elem: Elem, heads: RecurrentHeads, limits: Option<(f32, f32)>, slots: usize) -> Recurrence {
-        let spec = StateSpec { slots, channels: heads.cols(), taps: 2, heads: Some(heads) };
+        let spec = StateSpec { slots, checkpoints: 0, channels: heads.cols(), taps: 2, heads: Some(heads) };
         Recurrence { elem, heads, limits, spec, rows: Vec::new(), padding: 0 }
     }
 
@@ -432,7 +432,7 @@ fn every_rule_size_and_type_matches_the_reference() {
             }
         }
         for taps in [4, 5] {
-            let spec = StateSpec { slots: 1, channels: 9, taps, heads: None };
+            let spec = StateSpec { slots: 1, checkpoints: 0, channels: 9, taps, heads: None };
             let (cols, act, rows) = (9, Some(ActivationKind::Silu), vec![(0, 3, 5)]);
             let case = Convolution { elem, spec, cols, bias: true, act, gated: false, rows, padding: 0 };
             case.check(&mut Rng(taps as u64));
@@ -516,7 +516,7 @@ fn gates_match_the_reference() {
 #[test]
 fn wrong_shapes_are_refused() {
     let heads = one_key_head(1, 2, 2);
-    let spec = StateSpec { slots: 2, channels: 6, taps: 2, heads: Some(heads) };
+    let spec = StateSpec { slots: 2, checkpoints: 0, channels: 6, taps: 2, heads: Some(heads) };
     let (memory, rows) = (garbage(Elem::F32, 2 * spec.slot_elements()), Rows::new(&[(0, 1, 2)], 0));
     let view = memory.view(Elem::F32);
     let states = SlotStates { spec, data: view };

@@ -110,7 +110,8 @@ impl Case {
             let tokens = vec![0; n];
             device.admit(&mut queue, 0, &tokens, &SamplingParams::default()).unwrap();
             let rows = [SeqRow::prefill(0, 0..n, &all)];
-            let input = StepInput { tokens: &tokens, rows: &rows, outputs: &[], samples: &[] };
+            let input =
+                StepInput { tokens: &tokens, rows: &rows, outputs: &[], samples: &[], ..StepInput::EMPTY };
             let step = open(device, &mut queue, &input);
             let mut garbage = upload(device, &vec![self.garbage; n * cols], cols);
             device.prologue(&step, &mut garbage, &plain, &mut kv).unwrap();
@@ -158,7 +159,8 @@ impl Case {
                     row.with_prefix(prefix)
                 })
                 .collect();
-            let of_step = StepInput { tokens: &tokens, rows: &rows_of, outputs: &[], samples: &[] };
+            let of_step =
+                StepInput { tokens: &tokens, rows: &rows_of, outputs: &[], samples: &[], ..StepInput::EMPTY };
             let step = open(device, &mut queue, &of_step);
             let mut qkv = upload(device, &input, cols);
             device.prologue(&step, &mut qkv, &prologue, &mut kv).unwrap();

@@ -138,7 +138,7 @@ pub(crate) fn opened<'q, B: Backend>(
     let (n, blocks) = (tokens.len(), vec![0; tokens.len().div_ceil(16)]);
     device.admit(queue, 0, tokens, &SamplingParams::default()).unwrap();
     let rows = [SeqRow::prefill(0, 0..n, &blocks)];
-    open(device, queue, &StepInput { tokens, rows: &rows, outputs, samples: &[] })
+    open(device, queue, &StepInput { tokens, rows: &rows, outputs, samples: &[], ..StepInput::EMPTY })
 }
 
 /// Opens the step that `input` describes.

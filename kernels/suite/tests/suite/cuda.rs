@@ -191,7 +191,13 @@ fn two_steps<B: Backend>(
             .collect();
         let tokens: Vec<u32> = known.iter().map(|tokens| tokens[2 + i]).collect();
         let outputs: Vec<u32> = (0..n as u32).collect();
-        let input = StepInput { tokens: &tokens, rows: &rows, outputs: &outputs, samples: &samples };
+        let input = StepInput {
+            tokens: &tokens,
+            rows: &rows,
+            outputs: &outputs,
+            samples: &samples,
+            ..StepInput::EMPTY
+        };
         let mut step = open(device, &mut queue, &input);
         device.embed(&step, &table, 0, 1.0, &mut out).unwrap();
         device.sample(&mut step, &mut upload(device, logits, vocab), &samples).unwrap();
@@ -339,7 +345,13 @@ fn tokens_and_biases_beyond_one_upload_arrive() {
         .zip(&params)
         .map(|(tokens, params)| SampleRow { params, tokens, prompt_len: tokens.len(), allowed: None })
         .collect();
-    let input = StepInput { tokens: &[0; 4], rows: &rows, outputs: &[1, 2, 3], samples: &samples };
+    let input = StepInput {
+        tokens: &[0; 4],
+        rows: &rows,
+        outputs: &[1, 2, 3],
+        samples: &samples,
+        ..StepInput::EMPTY
+    };
     let mut step = open(&*CUDA, &mut queue, &input);
     CUDA.embed(&step, &table, 0, 1.0, &mut out).unwrap();
     CUDA.sample(&mut step, &mut upload(&*CUDA, &vec![0.0; 3 * vocab], vocab), &samples).unwrap();

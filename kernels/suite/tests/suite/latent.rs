@@ -128,7 +128,8 @@ impl Case {
             let mut queue = device.queue(&StepSize { block_size, ..step_size(n, 1, n) }).unwrap();
             device.admit(&mut queue, 0, &vec![0; n], &SamplingParams::default()).unwrap();
             let (tokens, rows) = (vec![0; n], [SeqRow::prefill(0, 0..n, &all)]);
-            let input = StepInput { tokens: &tokens, rows: &rows, outputs: &[], samples: &[] };
+            let input =
+                StepInput { tokens: &tokens, rows: &rows, outputs: &[], samples: &[], ..StepInput::EMPTY };
             let step = open(device, &mut queue, &input);
             let mut garbage =
                 [heads, 1].map(|h| upload(device, &vec![self.garbage; n * h * key_dim], h * key_dim));
@@ -166,7 +167,8 @@ impl Case {
                     SeqRow::prefill(s, start..start + count, blocks)
                 })
                 .collect();
-            let input = StepInput { tokens: &tokens, rows: &of_step, outputs: &[], samples: &[] };
+            let input =
+                StepInput { tokens: &tokens, rows: &of_step, outputs: &[], samples: &[], ..StepInput::EMPTY };
             let step = open(device, &mut queue, &input);
             let mut queries = upload(device, &of_rows(&queries, heads * key_dim), heads * key_dim);
             let mut latents = upload(device, &of_rows(&latents, key_dim), key_dim);

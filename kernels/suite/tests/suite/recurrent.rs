@@ -3,7 +3,7 @@
 use millrace_backend::reference::Reference;
 use millrace_backend::{
     Activation, Backend, Convolution, GateFunction, KeySharing, Recurrence, RecurrenceRule, RecurrentHeads,
-    SeqRow, StateSpec, StepInput,
+    SeqRow, StateCopy, StateSpec, StepInput,
 };
 use proptest::prelude::{prop, prop_compose, proptest};
 
@@ -54,7 +54,8 @@ prop_compose! {
 
 impl Case {
     /// Returns the results of the convolution and of the recurrence for all tokens of all
-    /// sequences. Slots hold the states of other sequences first.
+    /// sequences. Slots hold the states of other sequences first, and after each step one of them
+    /// holds those of another one for a while.
     pub(crate) fn run<B: Backend>(&self, device: &B, plan: &Plan) -> [Vec<f32>; 2] {
         let &Case { heads, rule, taps, bias, act, more, .. } = self;
         let mut rng = Rng(self.seed);
@@ -76,7 +77,8 @@ impl Case {
         let (rate_cols, width) = (recurrence.rate_cols(), heads.value_cols());
         let rates: Vec<f32> = rng.values(total * rate_cols).iter().map(|rate| 3.0 * rate).collect();
         let convolution = Convolution { weight: &weight, bias: bias.then_some(&of_channels), act, gated };
-        let spec = StateSpec { slots: count, channels, taps, heads: (!gated).then_some(heads) };
+        let spec =
+            StateSpec { slots: count, checkpoints: 2, channels, taps, heads: (!gated).then_some(heads) };
         let mut states = device.states(spec).unwrap();
         let mut queue = device.queue(&step_size(total, count, longest)).unwrap();
         let offset = |s: usize| self.lengths[..s].iter().sum::<usize>();
@@ -99,7 +101,8 @@ impl Case {
             let tokens = vec![0; n];
             let (x, rates) = (upload(device, &of_rows(&x, cols), cols), of_rows(&rates, rate_cols));
             let rates = upload(device, &rates, rate_cols);
-            let input = StepInput { tokens: &tokens, rows: &of_step, outputs: &[], samples: &[] };
+            let input =
+                StepInput { tokens: &tokens, rows: &of_step, outputs: &[], samples: &[], ..StepInput::EMPTY };
             let step = open(device, &mut queue, &input);
             let mut mixed = device.buf(n, channels).unwrap();
             device.convolve(&step, &x, &convolution, &mut states, &mut mixed).unwrap();
@@ -107,6 +110,10 @@ impl Case {
             if !gated {
                 device.recur(&step, (&mixed, &rates), &recurrence, &mut states, &mut out).unwrap();
             }
+            let (slot, other, checkpoint) = (self.slot(rows[0].0), rng.below(count), count + rng.below(2));
+            let copies = [(slot, checkpoint), (other, slot)].map(|(from, to)| StateCopy { from, to });
+            device.copy_states(if other == slot { &copies[..1] } else { &copies }, &mut states).unwrap();
+            device.copy_states(&[StateCopy { from: checkpoint, to: slot }], &mut states).unwrap();
             for (result, (buf, cols)) in results.iter_mut().zip([(&mixed, channels), (&out, width)]) {
                 let (values, mut from) = (device.read(buf, n).unwrap(), 0);
                 for &(s, start, count) in rows {

@@ -154,6 +154,7 @@ fn options(args: &BenchArgs) -> ShardOptions {
         max_step_tokens: prefill.max(batch),
         max_sequences: batch,
         block_size: BLOCK_SIZE,
+        state_checkpoints: None,
         graph_sizes: Some(args.batch.clone()),
         batch_invariant: false,
         threads: args.threads,

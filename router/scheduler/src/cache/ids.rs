@@ -1,10 +1,14 @@
-//! Identifiers of blocks and of nodes of the prefix tree.
+//! Identifiers of blocks, of checkpoints and of nodes of the prefix tree.
 
 use std::num::NonZeroU32;
 
 /// A block of the shards' KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct BlockId(pub(crate) u32);
+
+/// A checkpoint of recurrent states in the shards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct CheckpointId(pub(crate) u32);
 
 /// An index into the arena of the prefix tree. It is stored plus one, so that an `Option` of it
 /// takes four bytes as well.

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::hash::BlockHash;
-use super::ids::{BlockId, NodeId};
+use super::ids::{BlockId, CheckpointId, NodeId};
 use super::{BlockTable, KvCache};
 
 impl KvCache {
@@ -13,10 +13,16 @@ impl KvCache {
         self.tree.announced().map(BlockHash::bytes).collect()
     }
 
-    /// Checks the prefix tree, and that every block is held exactly once. `users` are the tables
-    /// and block hashes of all running sequences.
-    pub(crate) fn check_integrity(&self, users: &[(&BlockTable, &[BlockHash])]) -> Result<(), String> {
+    /// Checks the prefix tree, and that every block and every checkpoint is held exactly once.
+    /// `users` are the tables and block hashes of all running sequences, `reserved` the checkpoints
+    /// of rows in flight.
+    pub(crate) fn check_integrity(
+        &self,
+        users: &[(&BlockTable, &[BlockHash])],
+        reserved: &[CheckpointId],
+    ) -> Result<(), String> {
         let nodes = self.tree.check_integrity()?;
+        self.check_checkpoints(reserved)?;
         if !self.reuse && !nodes.is_empty() {
             return Err(format!("blocks are cached although the cache is off: {nodes:?}"));
         }
@@ -49,5 +55,27 @@ impl KvCache {
             return Err(format!("a block that does not exist: {held:?}"));
         }
         Ok(())
+    }
+
+    /// Checks that every checkpoint is held once, and that each saved one can be found.
+    fn check_checkpoints(&self, reserved: &[CheckpointId]) -> Result<(), String> {
+        let Some(checkpoints) = &self.checkpoints else {
+            let none = reserved.is_empty();
+            return if none { Ok(()) } else { Err(format!("{reserved:?} are reserved")) };
+        };
+        let mut held: Vec<CheckpointId> = checkpoints.unreserved().chain(reserved.iter().copied()).collect();
+        held.sort();
+        if held.iter().enumerate().any(|(index, id)| id.0 as usize != index) {
+            return Err(format!("not every checkpoint once: {held:?}"));
+        }
+        let nodes: HashSet<NodeId> = checkpoints.saved().iter().map(|state| state.node).collect();
+        let lost = checkpoints.saved().iter().find(|state| {
+            !self.tree.is_findable(state.node) || self.tree.path(Some(state.node)).len() != state.blocks
+        });
+        match lost {
+            Some(state) => Err(format!("{state:?} cannot be found")),
+            None if nodes.len() != checkpoints.saved().len() => Err("two checkpoints at one node".into()),
+            None => Ok(()),
+        }
     }
 }

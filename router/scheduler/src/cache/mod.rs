@@ -11,7 +11,12 @@
 //! A block may be given to another sequence while a step that uses it is still in flight. The
 //! shards run steps in the order in which they were planned, so the last step of the former owner
 //! ends before the first step of the new owner writes.
+//!
+//! If a model has recurrent layers, a sequence can begin with computed blocks only where a
+//! checkpoint of its states was saved. Such a checkpoint belongs to the node of the last block
+//! before it.
 
+mod checkpoints;
 mod events;
 mod hash;
 mod ids;
@@ -22,6 +27,7 @@ mod tree;
 
 use std::collections::HashMap;
 
+use self::checkpoints::Checkpoints;
 use self::events::EventLog;
 use self::hash::bisect;
 use self::pool::BlockPool;
@@ -30,7 +36,7 @@ use self::tree::PrefixTree;
 pub use self::events::{BlockHashBytes, CacheEvent, StoredBlocks};
 pub use self::hash::BlockHashes;
 pub(super) use self::hash::{BlockHash, common_blocks};
-pub(super) use self::ids::{BlockId, NodeId};
+pub(super) use self::ids::{BlockId, CheckpointId, NodeId};
 
 /// The KV cache of the shards and the prefixes computed in it.
 #[derive(Debug)]
@@ -41,6 +47,8 @@ pub(super) struct KvCache {
     reuse: bool,
     pool: BlockPool,
     tree: PrefixTree,
+    /// The checkpoints of recurrent states, if sequences have such states.
+    checkpoints: Option<Checkpoints>,
     evictions: u64,
     /// The changes that have not been taken yet, if anybody wants to know of them.
     events: Option<EventLog>,
@@ -72,6 +80,11 @@ pub(super) struct Prefix {
     unused: usize,
     /// The node of the last block.
     last: Option<NodeId>,
+    /// Number of computed blocks of the sequence. It is more than `blocks` if its recurrent states
+    /// were not saved behind the last of them.
+    pub(super) computed_blocks: usize,
+    /// The recurrent states behind the last block, if sequences have such states.
+    pub(super) checkpoint: Option<CheckpointId>,
 }
 
 impl KvCache {
@@ -82,6 +95,7 @@ impl KvCache {
             reuse,
             pool: BlockPool::new(num_blocks),
             tree: PrefixTree::new(num_blocks),
+            checkpoints: None,
             evictions: 0,
             events: None,
         }
@@ -96,6 +110,50 @@ impl KvCache {
     /// there are none.
     pub(super) fn take_events(&mut self) -> Vec<CacheEvent> {
         self.events.as_mut().map(EventLog::take).unwrap_or_default()
+    }
+
+    /// Uses so many empty checkpoints from now on, because sequences have recurrent states; none of
+    /// them if `None`.
+    pub(super) fn set_checkpoints(&mut self, count: Option<usize>) {
+        self.checkpoints = count.filter(|_| self.reuse).map(Checkpoints::new);
+    }
+
+    /// Whether sequences can begin only where their recurrent states were saved.
+    pub(super) fn has_checkpoints(&self) -> bool {
+        self.checkpoints.is_some()
+    }
+
+    /// Number of saved checkpoints.
+    pub(super) fn saved_states(&self) -> usize {
+        self.checkpoints.as_ref().map_or(0, |checkpoints| checkpoints.saved().len())
+    }
+
+    /// Takes a checkpoint for the states of a sequence after a row. The caller passes it to
+    /// [`save`](Self::save) or to [`give_back`](Self::give_back) when the row has been answered.
+    pub(super) fn reserve_checkpoint(&mut self) -> Option<CheckpointId> {
+        self.checkpoints.as_mut()?.reserve()
+    }
+
+    /// Notes that a checkpoint has the states of a sequence after its first `positions` positions,
+    /// which fill blocks that have been published.
+    pub(super) fn save(
+        &mut self,
+        id: CheckpointId,
+        table: &BlockTable,
+        hashes: &[BlockHash],
+        positions: usize,
+    ) {
+        let Some(last) = (positions / self.block_size).checked_sub(1) else { return self.give_back(id) };
+        let node = table.path.get(last).filter(|&&node| self.tree.is_findable(node));
+        match (node, hashes.get(last), &mut self.checkpoints) {
+            (Some(&node), Some(&hash), Some(checkpoints)) => checkpoints.save(id, node, hash, last + 1),
+            _ => self.give_back(id),
+        }
+    }
+
+    /// Takes back a reserved checkpoint without useful contents.
+    pub(super) fn give_back(&mut self, id: CheckpointId) {
+        self.checkpoints.iter_mut().for_each(|checkpoints| checkpoints.give_back(id));
     }
 
     /// Replaces all blocks by other, empty blocks.
@@ -138,11 +196,16 @@ impl KvCache {
     /// sequences use. A bisection finds both numbers, in time logarithmic in the length.
     pub(super) fn find(&self, hashes: &[BlockHash], len: usize) -> Prefix {
         let max_blocks = (len.saturating_sub(1) / self.block_size).min(hashes.len());
-        let blocks = bisect(max_blocks, |block| self.tree.find(hashes[block]).is_some());
+        let computed_blocks = bisect(max_blocks, |block| self.tree.find(hashes[block]).is_some());
+        let longest = |checkpoints: &Checkpoints| checkpoints.longest(&hashes[..computed_blocks]);
+        let (blocks, checkpoint) = match self.checkpoints.as_ref().map(longest) {
+            None => (computed_blocks, None),
+            Some(state) => state.map_or((0, None), |state| (state.blocks, Some(state.id))),
+        };
         let users = |block: usize| self.tree.find(hashes[block]).map_or(0, |node| self.tree.users(node));
         let used = bisect(blocks, |block| users(block) > 0);
         let last = blocks.checked_sub(1).and_then(|last| self.tree.find(hashes[last]));
-        Prefix { blocks, unused: blocks - used, last }
+        Prefix { blocks, unused: blocks - used, last, computed_blocks, checkpoint }
     }
 
     /// Number of positions of a prefix.
@@ -161,6 +224,9 @@ impl KvCache {
     pub(super) fn allocate(&mut self, prefix: &Prefix, positions: usize) -> Option<BlockTable> {
         if self.blocks_needed(prefix, positions) > self.available() {
             return None;
+        }
+        if let (Some(checkpoints), Some(last)) = (&mut self.checkpoints, prefix.last) {
+            checkpoints.touch(last);
         }
         let path = self.tree.path(prefix.last);
         let mut blocks = Vec::with_capacity(positions.div_ceil(self.block_size));
@@ -188,8 +254,9 @@ impl KvCache {
     }
 
     fn evict(&mut self) -> Option<BlockId> {
-        let (block, removed) = self.tree.evict()?;
+        let (node, block, removed) = self.tree.evict()?;
         self.evictions += 1;
+        self.checkpoints.iter_mut().for_each(|checkpoints| checkpoints.remove(|gone| gone == node));
         if let Some((events, hash)) = self.events.as_mut().zip(removed) {
             events.removed(hash);
         }
@@ -243,6 +310,10 @@ impl KvCache {
     pub(super) fn forget(&mut self, first: BlockHash) {
         if let Some(node) = self.tree.find(first) {
             let removed = self.tree.detach(node);
+            let tree = &self.tree;
+            self.checkpoints
+                .iter_mut()
+                .for_each(|checkpoints| checkpoints.remove(|node| !tree.is_findable(node)));
             if let Some(events) = &mut self.events {
                 removed.into_iter().for_each(|hash| events.removed(hash));
             }

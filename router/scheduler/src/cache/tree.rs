@@ -194,9 +194,9 @@ impl PrefixTree {
         removed
     }
 
-    /// Removes the node that has been without users for longest. Returns its block, and its hash if
-    /// it was findable and announced.
-    pub(super) fn evict(&mut self) -> Option<(BlockId, Option<BlockHash>)> {
+    /// Removes the node that has been without users for longest. Returns it with its block, and its
+    /// hash if it was findable and announced.
+    pub(super) fn evict(&mut self) -> Option<(NodeId, BlockId, Option<BlockHash>)> {
         let id = self.unused.oldest()?;
         self.unused.remove(id);
         self.vacant.push(id);
@@ -206,7 +206,7 @@ impl PrefixTree {
         if let Ok(entry) = entry {
             entry.remove();
         }
-        Some((self.block(id), removed))
+        Some((id, self.block(id), removed))
     }
 
     /// The hashes of the findable nodes that were announced.
@@ -292,7 +292,7 @@ mod tests {
         assert_eq!((tree.unused(), tree.index.len(), pool.free().len()), (BLOCKS, BLOCKS, 0));
         let full = allocated(&tree, &pool);
         // Evicted nodes are kept for reuse.
-        (0..BLOCKS).for_each(|_| pool.give_back(tree.evict().unwrap().0));
+        (0..BLOCKS).for_each(|_| pool.give_back(tree.evict().unwrap().1));
         assert_eq!((tree.unused(), tree.index.len()), (0, 0));
         let empty = allocated(&tree, &pool);
         assert!(full < 64_000_000 && empty < 64_000_000, "{full} and {empty} bytes");

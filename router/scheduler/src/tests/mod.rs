@@ -20,6 +20,7 @@ mod rows;
 mod schedule;
 mod sharing;
 mod simulation;
+mod state_checkpoints;
 mod tenant_time;
 
 use std::sync::Arc;
@@ -39,6 +40,7 @@ const LIMITS: SchedulerLimits = SchedulerLimits {
     hidden_size: 8,
     max_frame_bytes: millrace_proto::MAX_FRAME,
     prompt_handling: PromptHandling::Shared,
+    state_checkpoints: 0,
 };
 
 /// The token of an output.

@@ -39,7 +39,7 @@ pub(super) fn check(announced: &[Ready]) -> Result<(), Disagreement> {
 }
 
 /// The settings of a rank, with their names.
-fn settings(ready: &Ready) -> [(&'static str, String); 11] {
+fn settings(ready: &Ready) -> [(&'static str, String); 12] {
     // An empty text would be invisible in a message.
     let text = |text: &str| if text.is_empty() { "none".to_owned() } else { text.to_owned() };
     [
@@ -53,6 +53,7 @@ fn settings(ready: &Ready) -> [(&'static str, String); 11] {
         ("the block size of the KV cache", ready.block_size.to_string()),
         ("--max-batch-size", ready.max_sequences.to_string()),
         ("the number of tokens per step", ready.max_step_tokens.to_string()),
+        ("--state-checkpoints", ready.state_checkpoints.to_string()),
         ("the handling of prompts", ready.prompt_handling().as_str_name().to_owned()),
     ]
 }

@@ -126,10 +126,10 @@ impl ResultPlan {
 }
 
 impl RecurrentLayer {
-    /// Returns the shape of the layer's states.
-    pub const fn state_spec(&self, slots: usize) -> StateSpec {
+    /// Returns the shape of the layer's states, with so many checkpoints behind the slots.
+    pub const fn state_spec(&self, slots: usize, checkpoints: usize) -> StateSpec {
         let heads = if self.is_convolution() { None } else { Some(self.heads) };
-        StateSpec { slots, channels: self.channels(), taps: self.taps, heads }
+        StateSpec { slots, checkpoints, channels: self.channels(), taps: self.taps, heads }
     }
 
     /// Returns whether the layer is only a convolution.

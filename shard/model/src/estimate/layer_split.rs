@@ -50,6 +50,7 @@ impl LayerSplitEstimate {
             free: None,
             fraction: 1.0,
             pool_bound: None,
+            state_checkpoints: None,
         };
         let on_host = HostRequest {
             device_bytes: gpu_memory,

@@ -14,7 +14,7 @@ use millrace_backend::{KeyWindow, KvFormat, Sizing};
 
 use crate::ShardLimits;
 use crate::description::{AttentionHeads, DecoderSpec, LayerSpec, WeightSlot, WeightStorage};
-use crate::memory_plan::{self, UnpaddedDevice};
+use crate::memory_plan::{self, UnpaddedDevice, usual_state_checkpoints};
 use crate::split::{Indivisible, Split};
 
 pub use hardware::{
@@ -106,6 +106,7 @@ impl ShardEstimate {
             block_size: BLOCK_SIZE,
             num_blocks: 0,
             kv_format: self.kv_format,
+            state_checkpoints: usual_state_checkpoints(&self.spec, load.batch),
         };
         memory_plan::footprint(&self.spec, self.storage.clone(), &limits, self.world_size, &UnpaddedDevice)
             .workspace()
@@ -137,7 +138,7 @@ impl ShardEstimate {
             read: self
                 .weights_read(batch)
                 .saturating_add(keys_and_values)
-                .saturating_add(memory_plan::state_bytes(&self.spec, batch, &UnpaddedDevice)),
+                .saturating_add(memory_plan::state_bytes(&self.spec, batch, 0, &UnpaddedDevice)),
             operations: self.product_operations(batch, batch) + attention,
             ..self.collectives(batch, batch)
         }
@@ -243,7 +244,7 @@ fn attention_operations(features: usize, pairs: f64) -> f64 {
 /// multiply-adds.
 fn recurrent_operations(layer: &LayerSpec, tokens: f64) -> f64 {
     let Some(layer) = layer.attention.recurrent() else { return 0.0 };
-    let state = layer.state_spec(1);
+    let state = layer.state_spec(1, 0);
     let matrices = state.slot_elements() - state.window_elements();
     tokens * (2.0 * (state.channels * state.taps) as f64 + 7.0 * matrices as f64)
 }

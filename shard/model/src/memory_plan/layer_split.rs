@@ -179,7 +179,7 @@ impl<D: Sizing, H: Sizing> SplitSearch<'_, D, H> {
                 .fold(host.activation_bytes(activation_elements(&part, tokens, 0)), usize::saturating_add),
             step: host.step_bytes(&step_size(&part, limits, &attention(&part.layers))),
             rope_tables: rope_bytes(&part, limits),
-            states: state_bytes(&part, limits.max_sequences, *host),
+            states: state_bytes(&part, limits.max_sequences, limits.state_checkpoints, *host),
             kv_pool: kv_bytes(&part, limits.kv_format, limits.num_blocks, limits.block_size, *host),
             ..Footprint::default()
         }
@@ -219,6 +219,7 @@ mod tests {
             free: None,
             fraction: 1.0,
             pool_bound: None,
+            state_checkpoints: None,
         }
     }
 

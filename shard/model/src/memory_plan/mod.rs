@@ -22,6 +22,10 @@ pub use layer_split::{HostPlan, HostRequest, plan_split, with_layers};
 /// larger if one sequence needs more.
 const DEFAULT_POOL_TOKENS: usize = 8192;
 
+/// The most checkpoints of recurrent states if the operator does not give their number. Each takes
+/// as much memory as the states of a sequence.
+const MAX_USUAL_CHECKPOINTS: usize = 32;
+
 /// The options of the operator that the plan depends on, and the memory of the device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanRequest {
@@ -49,6 +53,9 @@ pub struct PlanRequest {
     pub fraction: f64,
     /// A further bound on a pool that has no given size.
     pub pool_bound: Option<PoolBound>,
+    /// Number of checkpoints of recurrent states. If absent, the
+    /// [usual number](usual_state_checkpoints). A model without such states has none.
+    pub state_checkpoints: Option<usize>,
 }
 
 /// The bound on the KV pool of a device that shares its memory with other programs. A pool that
@@ -83,7 +90,7 @@ pub struct Footprint {
     pub rope_tables: usize,
     /// Tokens and block tables of all sequences.
     pub slot_table: usize,
-    /// Recurrent states of all sequences.
+    /// Recurrent states of all sequences, and their checkpoints.
     pub states: usize,
     /// Keys and values.
     pub kv_pool: usize,
@@ -121,10 +128,24 @@ fn kv_bytes(
     })
 }
 
-/// Returns the bytes of the recurrent states of `slots` sequences, in all layers together.
-pub fn state_bytes(spec: &DecoderSpec, slots: usize, device: &impl Sizing) -> usize {
+/// Returns the bytes of the recurrent states of `slots` sequences and of `checkpoints`, in all
+/// layers together.
+pub fn state_bytes(spec: &DecoderSpec, slots: usize, checkpoints: usize, device: &impl Sizing) -> usize {
     let recurrent = spec.layers.iter().filter_map(|layer| layer.attention.recurrent());
-    recurrent.fold(0, |sum, layer| sum.saturating_add(device.states_bytes(&layer.state_spec(slots))))
+    recurrent
+        .fold(0, |sum, layer| sum.saturating_add(device.states_bytes(&layer.state_spec(slots, checkpoints))))
+}
+
+/// Returns the number of checkpoints of recurrent states that a model has unless the operator says
+/// otherwise: one for each sequence, but not more than [`MAX_USUAL_CHECKPOINTS`].
+pub fn usual_state_checkpoints(spec: &DecoderSpec, max_sequences: usize) -> usize {
+    if has_checkpoints(spec) { max_sequences.min(MAX_USUAL_CHECKPOINTS) } else { 0 }
+}
+
+/// Tells whether sequences of a model can begin with saved states: recurrent ones, of prompts that
+/// can be divided.
+fn has_checkpoints(spec: &DecoderSpec) -> bool {
+    spec.is_recurrent() && !spec.is_bidirectional()
 }
 
 /// Returns the bytes of matrices, norms and biases.
@@ -213,7 +234,7 @@ pub fn footprint(
         step: device.step_bytes(&step_size(spec, limits, &attention(&spec.layers))),
         rope_tables: rope_bytes(spec, limits),
         slot_table: limits.slot_table_bytes(spec.vocab),
-        states: state_bytes(spec, max_sequences, device),
+        states: state_bytes(spec, max_sequences, limits.state_checkpoints, device),
         kv_pool: kv_bytes(spec, limits.kv_format, num_blocks, block_size, device),
         overheads: device.overheads(ranks),
     }
@@ -342,7 +363,17 @@ impl<D: Sizing> PlanSearch<'_, D> {
 
     fn limits(&self, max_sequence_tokens: usize, num_blocks: usize) -> ShardLimits {
         let PlanRequest { max_step_tokens, max_sequences, block_size, kv_format, .. } = *self.request;
-        ShardLimits { max_step_tokens, max_sequences, max_sequence_tokens, block_size, num_blocks, kv_format }
+        let usual = usual_state_checkpoints(self.spec, max_sequences);
+        let wanted = self.request.state_checkpoints.filter(|_| has_checkpoints(self.spec));
+        ShardLimits {
+            max_step_tokens,
+            max_sequences,
+            max_sequence_tokens,
+            block_size,
+            num_blocks,
+            kv_format,
+            state_checkpoints: wanted.unwrap_or(usual),
+        }
     }
 
     fn footprint(&self, limits: &ShardLimits) -> Footprint {

@@ -19,6 +19,7 @@ fn request() -> PlanRequest {
         free: Some(1 << 20),
         fraction: 0.5,
         pool_bound: None,
+        state_checkpoints: None,
     }
 }
 
@@ -66,6 +67,7 @@ fn every_byte_is_counted() {
         block_size: 16,
         num_blocks: 9,
         kv_format: DType::F16.into(),
+        state_checkpoints: 0,
     };
     let found = footprint(&spec(), DType::F16, &limits, 1, &UnpaddedDevice);
     let matrices = 100 * 16 + 2 * (32 * 16 + 16 * 16 + 64 * 16 + 16 * 32);

@@ -76,6 +76,7 @@ mod tests {
             block_size: 16,
             num_blocks: 9,
             kv_format: DType::F16.into(),
+            state_checkpoints: 0,
         };
         let found = |tied_head| {
             let products = products(&DecoderSpec { tied_head, ..spec() }, &DType::F16.into(), &limits);

@@ -26,6 +26,7 @@ pub const SMALL_LIMITS: ShardLimits = ShardLimits {
     max_sequences: 16,
     max_sequence_tokens: 16,
     block_size: 16,
+    state_checkpoints: 0,
     num_blocks: 1,
     kv_format: KvFormat::Dense(DType::F32),
 };
@@ -113,6 +114,7 @@ pub fn limits(kv_format: impl Into<KvFormat>) -> ShardLimits {
         max_sequences: 160,
         max_sequence_tokens: POSITIONS,
         block_size: 16,
+        state_checkpoints: 0,
         num_blocks: 24,
         kv_format: kv_format.into(),
     }
@@ -226,7 +228,7 @@ impl<'b, B: Backend> Harness<'b, B> {
                 SeqRow::prefill(slot, start..start + count, blocks).with_prefix(prefix)
             })
             .collect();
-        let input = StepInput { tokens: &tokens, rows: &rows, outputs, samples: &[] };
+        let input = StepInput { tokens: &tokens, rows: &rows, outputs, samples: &[], ..StepInput::EMPTY };
         let step = self.decoder.compute(self.backend, &mut self.queue, &input).unwrap();
         then(self.backend, &mut self.decoder, step)
     }

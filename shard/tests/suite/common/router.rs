@@ -53,6 +53,7 @@ pub fn options() -> ShardOptions {
         max_step_tokens: 24,
         max_sequences: 3,
         block_size: 4,
+        state_checkpoints: None,
         graph_sizes: None,
         batch_invariant: false,
         threads: None,

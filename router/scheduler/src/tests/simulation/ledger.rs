@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
-use millrace_proto::{MAX_FRAME, Masks, PromptHandling, Step};
+use millrace_proto::{MAX_FRAME, Masks, Step};
 
 use crate::test_support::Trouble;
 use crate::{PlannedStep, Pooling, Request, Schedule, SchedulerLimits, SchedulerOptions, SeqId, Tenant};
@@ -88,7 +88,7 @@ pub(super) fn work(request: &Request) -> usize {
 
 impl Ledger {
     pub(super) fn new(limits: SchedulerLimits, options: SchedulerOptions, has_times: bool) -> Self {
-        let prefix_cache = options.prefix_cache && limits.prompt_handling == PromptHandling::Shared;
+        let prefix_cache = options.prefix_cache && limits.shares_blocks();
         Ledger {
             limits,
             has_times,
@@ -331,7 +331,9 @@ impl Ledger {
             let common = equal.min(admitted.tokens.len() - 1) / block_size;
             let answered = producer.answered / block_size;
             let computed = common.saturating_sub(producer.cached / block_size);
+            // A sequence with recurrent states can only begin at a checkpoint.
             let is_shared = self.options.prefix_cache
+                && !self.limits.shares_at_checkpoints()
                 && other.cache_salt == request.cache_salt
                 && !matches!(Trouble::of(other.sampling.seed), Trouble::Broken(_))
                 && !reads_everything

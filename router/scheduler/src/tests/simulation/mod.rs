@@ -51,6 +51,9 @@ struct Totals {
     /// Rows of shards whose sequences cannot share blocks, and of shards that need whole prompts.
     unshared: u64,
     whole: u64,
+    /// Sequences that began with the recurrent states of a checkpoint, and rows that saved theirs.
+    restored: u64,
+    saved: u64,
 }
 
 impl Totals {
@@ -81,6 +84,8 @@ impl Totals {
         self.stored += other.stored;
         self.unshared += other.unshared;
         self.whole += other.whole;
+        self.restored += other.restored;
+        self.saved += other.saved;
     }
 }
 
@@ -127,6 +132,7 @@ fn random_traffic_keeps_every_invariant() {
     assert!(shared_blocks > 30 * often && evictions > 50 * often, "{totals:?}");
     assert!(totals.awaited_blocks > 5 * often, "{totals:?}");
     assert!(totals.unshared > 100 * often && totals.whole > 100 * often, "{totals:?}");
+    assert!(totals.saved > often / 2 && totals.restored > often / 4, "{totals:?}");
 }
 
 #[test]

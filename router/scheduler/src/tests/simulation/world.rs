@@ -136,6 +136,7 @@ impl World {
                 2 | 3 => PromptHandling::Whole,
                 _ => PromptHandling::Shared,
             },
+            state_checkpoints: [0, 1, 3, 10][random.random_range(0..4)],
         };
         let options = SchedulerOptions {
             prefix_cache: random.random_bool(0.9),
@@ -359,6 +360,8 @@ impl World {
             PromptHandling::Unshared => self.totals.unshared += step.rows.len() as u64,
             PromptHandling::Whole => self.totals.whole += step.rows.len() as u64,
         }
+        self.totals.restored += step.admit.iter().filter(|new| new.restore_state.is_some()).count() as u64;
+        self.totals.saved += step.rows.iter().filter(|row| row.save_state.is_some()).count() as u64;
         let masks = self.masks.take();
         let output = match masks {
             Some(masks) => self.shard.run_masked(&step, &masks),
@@ -447,7 +450,7 @@ impl World {
         assert!(self.scheduler.is_idle());
         let stats = self.scheduler.stats();
         assert_eq!((stats.waiting, stats.waiting_tokens, stats.running, stats.used_blocks), (0, 0, 0, 0));
-        let keeps_blocks = self.options.prefix_cache && self.limits.prompt_handling == PromptHandling::Shared;
+        let keeps_blocks = self.options.prefix_cache && self.limits.shares_blocks();
         assert!(keeps_blocks || stats.cached_blocks == 0);
     }
 }

@@ -95,7 +95,7 @@ fn gated_delta_nets_of_qwen() {
     assert_eq!(layer.heads, neighbors(4, 8, 6, 10));
     assert_eq!((layer.taps, layer.channels(), layer.projected_cols()), (4, 128, 208));
     assert_eq!(layer.result, ResultPlan::Normed { eps: 1e-5, gated: true });
-    assert_eq!(layer.state_spec(3).slot_elements(), 3 * 128 + 8 * 6 * 10);
+    assert_eq!(layer.state_spec(3, 0).slot_elements(), 3 * 128 + 8 * 6 * 10);
     assert!(usual.layers[3].attention.heads().is_some_and(|heads| heads.out_gate));
     assert_eq!(usual.ropes[0].rotary_dim, 4, "a quarter of each head is rotated");
 
@@ -114,7 +114,7 @@ fn convolutions_of_lfm2() {
     assert_eq!(recurrent(&usual), [true, false]);
     let layer = first(&usual);
     assert_eq!((layer.rule, layer.taps, layer.channels()), (RecurrentRule::Convolution, 3, 32));
-    assert_eq!(layer.state_spec(2).bytes(), 2 * 2 * 32 * 4);
+    assert_eq!(layer.state_spec(2, 3).bytes(), (2 + 3) * 2 * 32 * 4);
     assert!(usual.tied_head);
     let width = |changes| spec(&lfm2(&changes)).unwrap().layers[0].mlp.dense().unwrap().width;
     assert_eq!(width(json!({})), 64);

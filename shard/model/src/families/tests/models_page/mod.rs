@@ -112,13 +112,7 @@ fn by_two(case: &Case) -> Result<(), String> {
 }
 
 fn of_prefixes(case: &Case) -> Result<(), String> {
-    if case.spec.is_bidirectional() {
-        Err("a prompt is computed as a whole".to_owned())
-    } else if case.spec.is_recurrent() {
-        Err("a recurrent state belongs to one sequence".to_owned())
-    } else {
-        Ok(())
-    }
+    if case.spec.is_bidirectional() { Err("a prompt is computed as a whole".to_owned()) } else { Ok(()) }
 }
 
 /// Returns the formats of calls and of reasoning of each chat template, as the table of the page
