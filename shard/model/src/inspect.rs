@@ -131,7 +131,10 @@ fn kinds_of_heads(spec: &DecoderSpec) -> Vec<(String, usize)> {
     for of_layer in spec.layers.iter().filter_map(|layer| layer.attention.heads()) {
         let layout = of_layer.layout;
         let heads = match of_layer.latent {
-            None => format!("{} on {} KV heads of {}", layout.heads, layout.kv_heads, layout.head_dim),
+            None => {
+                let place = if of_layer.kv_source.is_some() { " of an earlier layer" } else { "" };
+                format!("{} on {} KV heads of {}{place}", layout.heads, layout.kv_heads, layout.head_dim)
+            }
             Some(latent) => {
                 let (heads, key) = (layout.heads, latent.rotary_dim);
                 format!("{heads} on latents of {} and a shared key of {key}", latent.rank)

@@ -72,7 +72,8 @@ pub(super) struct LayerStack<B: Backend> {
     hidden: usize,
     plan: BranchPlan,
     weights: StackWeights<B>,
-    /// For each layer the paged cache of keys and values, if it has softmax attention.
+    /// For each layer the paged cache of keys and values, if it has softmax attention and does not
+    /// read the cache of another layer.
     kv: Vec<Option<B::Kv>>,
     /// For each layer the recurrent states of all slots, if it has a recurrence.
     recurrent_states: Vec<Option<B::States>>,
@@ -96,7 +97,7 @@ impl<B: Backend> LayerStack<B> {
             let kv_spec = |heads: &AttentionHeads| {
                 heads.kv_spec(limits.num_blocks, limits.block_size, limits.kv_format)
             };
-            kv.push(attention.heads().map(|heads| backend.kv(kv_spec(heads))).transpose()?);
+            kv.push(attention.cached_heads().map(|heads| backend.kv(kv_spec(heads))).transpose()?);
             let states = |layer: &RecurrentLayer| backend.states(layer.state_spec(limits.max_sequences));
             recurrent_states.push(attention.recurrent().map(states).transpose()?);
         }
@@ -136,7 +137,9 @@ impl<B: Backend> LayerStack<B> {
     fn attention(&mut self, index: usize, step: &StepContext<'_, B>, x: &B::Buf) -> Result<(), Error> {
         let LayerStack { layers, hidden, weights, kv, recurrent_states, buffers, .. } = self;
         let attention = &layers[index].attention;
-        if let (Some(spec), Some(kv)) = (attention.heads(), &mut kv[index]) {
+        // A model whose layers read each other's caches has all layers on one device.
+        let cache = attention.heads().and_then(|heads| heads.kv_source).unwrap_or(index);
+        if let (Some(spec), Some(kv)) = (attention.heads(), &mut kv[cache]) {
             match &weights.layers[index].attention {
                 AttentionWeights::Softmax(w) | AttentionWeights::Hybrid(w, _) => {
                     let query_scale = weights.query_scale.as_ref().filter(|_| spec.scales_queries);

@@ -168,11 +168,13 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
     fn softmax(&mut self, layer: usize, heads: &AttentionHeads) -> Result<SoftmaxWeights<B>, Error> {
         use LayerSlot as Slot;
         let at = |slot| WeightSlot::Layer(layer, slot);
+        let has_keys = heads.kv_source.is_none();
         Ok(SoftmaxWeights {
             qkv: self.matrix(at(Slot::Qkv))?,
             qkv_bias: self.bias(heads.qkv_bias, at(Slot::QkvBias))?,
-            head_norm: self.head_norm(layer, heads)?,
-            value_norm: if heads.value_norm { Some(self.unscaled_norm(heads)?) } else { None },
+            query_norm: if has_keys { None } else { self.query_norm(layer, heads)? },
+            head_norm: if has_keys { self.head_norm(layer, heads)? } else { None },
+            value_norm: if has_keys && heads.value_norm { Some(self.unscaled_norm(heads)?) } else { None },
             alibi: match heads.positions {
                 Positions::Linear(alibi) => Some(floats(self.backend, &alibi.slopes(heads.layout.heads))?),
                 Positions::None | Positions::Rotary { .. } => None,
@@ -343,18 +345,28 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         layer: usize,
         heads: &AttentionHeads,
     ) -> Result<Option<HeadNorm<B::Vector>>, Error> {
-        let (q, k) = match heads.head_norm {
+        let Some(q) = self.query_norm(layer, heads)? else { return Ok(None) };
+        let at = |slot| WeightSlot::Layer(layer, slot);
+        let k = match heads.head_norm {
             HeadNormPlan::None => return Ok(None),
-            HeadNormPlan::Unscaled => {
-                let (q, k) = (self.unscaled_norm(heads)?, self.unscaled_norm(heads)?);
-                return Ok(Some(HeadNorm { q, k }));
-            }
-            HeadNormPlan::Shared => (LayerSlot::QNorm, LayerSlot::KNorm),
-            HeadNormPlan::PerHead | HeadNormPlan::AllHeads => (LayerSlot::QHeadsNorm, LayerSlot::KHeadsNorm),
+            HeadNormPlan::Unscaled => self.unscaled_norm(heads)?,
+            HeadNormPlan::Shared => self.norm(at(LayerSlot::KNorm), None)?,
+            HeadNormPlan::PerHead | HeadNormPlan::AllHeads => self.norm(at(LayerSlot::KHeadsNorm), None)?,
         };
-        let q = self.norm(WeightSlot::Layer(layer, q), None)?;
-        let k = self.norm(WeightSlot::Layer(layer, k), None)?;
         Ok(Some(HeadNorm { q, k }))
+    }
+
+    /// Loads the norm of query heads.
+    fn query_norm(&mut self, layer: usize, heads: &AttentionHeads) -> Result<Option<Norm<B::Vector>>, Error> {
+        let at = |slot| WeightSlot::Layer(layer, slot);
+        Ok(match heads.head_norm {
+            HeadNormPlan::None => None,
+            HeadNormPlan::Unscaled => Some(self.unscaled_norm(heads)?),
+            HeadNormPlan::Shared => Some(self.norm(at(LayerSlot::QNorm), None)?),
+            HeadNormPlan::PerHead | HeadNormPlan::AllHeads => {
+                Some(self.norm(at(LayerSlot::QHeadsNorm), None)?)
+            }
+        })
     }
 
     /// Makes a norm of heads whose scales are 1.

@@ -51,15 +51,19 @@ pub(super) enum AttentionWeights<B: Backend> {
 
 /// The constants of softmax attention.
 pub(super) struct SoftmaxWeights<B: Backend> {
-    pub(super) qkv: B::Matrix,              // [(heads + 2 kv_heads) * head_dim, hidden]
-    pub(super) qkv_bias: Option<B::Vector>, // [(heads + 2 kv_heads) * head_dim]
+    /// `[(heads + 2 kv_heads) * head_dim, hidden]`, or the queries alone, `[heads * head_dim,
+    /// hidden]`, if the layer reads the cache of another one.
+    pub(super) qkv: B::Matrix,
+    pub(super) qkv_bias: Option<B::Vector>, // one for each row of `qkv`
     pub(super) head_norm: Option<HeadNorm<B::Vector>>, // [head_dim], or the features of all heads, each
+    /// The norm of query heads of a layer that has no key heads, as `head_norm`.
+    pub(super) query_norm: Option<Norm<B::Vector>>,
     pub(super) value_norm: Option<Norm<B::Vector>>, // [head_dim], of ones
-    pub(super) alibi: Option<B::Vector>,    // [heads]
-    pub(super) sinks: Option<B::Vector>,    // [heads]
-    pub(super) out_gate: Option<B::Matrix>, // [heads * head_dim, hidden]
-    pub(super) out: B::Matrix,              // [hidden, heads * head_dim]
-    pub(super) out_bias: Option<B::Vector>, // [hidden]
+    pub(super) alibi: Option<B::Vector>,            // [heads]
+    pub(super) sinks: Option<B::Vector>,            // [heads]
+    pub(super) out_gate: Option<B::Matrix>,         // [heads * head_dim, hidden]
+    pub(super) out: B::Matrix,                      // [hidden, heads * head_dim]
+    pub(super) out_bias: Option<B::Vector>,         // [hidden]
 }
 
 /// The constants of latent attention.

@@ -31,7 +31,7 @@ pub(super) struct LayerBuffers<B: Backend> {
     pub(super) branch: B::Buf,
     /// The output of a recurrence beside attention, which is added to `branch`, `[t, hidden]`.
     pub(super) beside: ByWidth<B::Buf>,
-    /// The fused projection, `[t, (heads + 2 kv_heads) * head_dim]`.
+    /// The fused projection, `[t, (heads + 2 kv_heads) * head_dim]`, or the queries alone.
     pub(super) qkv: ByWidth<B::Buf>,
     /// The attention of all heads, `[t, heads * head_dim]`.
     pub(super) heads: ByWidth<B::Buf>,

@@ -107,7 +107,9 @@ impl DecoderSpec {
             FeatureBlock::HeadKeysValues => {
                 layout().heads * of_latent(|latent| latent.plain_dim + latent.value_dim)
             }
-            FeatureBlock::Key | FeatureBlock::Value => layout().kv_heads * layout().head_dim,
+            FeatureBlock::Key | FeatureBlock::Value => {
+                heads(layer()).map_or(0, |heads| heads.projected().kv_heads * heads.layout.head_dim)
+            }
             FeatureBlock::Gate if !has_gate(layer(), slot) => 0,
             FeatureBlock::Gate | FeatureBlock::Up => mlp_width(layer(), slot),
             FeatureBlock::Experts => layer().mlp.experts().map_or(0, ExpertsSpec::count),

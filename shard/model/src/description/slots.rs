@@ -361,7 +361,8 @@ impl LayerSlot {
             }
             LayerSlot::KNorm => {
                 Info::norm_scale(HEAD_DIM, &[("self_attn.k_norm", HEAD_DIM)]).only_if(|_, layer| {
-                    heads(layer).is_some_and(|heads| heads.head_norm == HeadNormPlan::Shared)
+                    let cached = layer.attention.cached_heads();
+                    cached.is_some_and(|heads| heads.head_norm == HeadNormPlan::Shared)
                 })
             }
             LayerSlot::QHeadsNorm => {
@@ -371,7 +372,8 @@ impl LayerSlot {
             }
             LayerSlot::KHeadsNorm => {
                 Info::norm_scale(KEY, &[("self_attn.k_norm", KEY)]).only_if(|_, layer| {
-                    heads(layer).is_some_and(|heads| heads.head_norm.has_scale_of_all_heads())
+                    let cached = layer.attention.cached_heads();
+                    cached.is_some_and(|heads| heads.head_norm.has_scale_of_all_heads())
                 })
             }
             LayerSlot::Sinks => Info::parameter(HEADS, &[("self_attn.sinks", HEADS)])

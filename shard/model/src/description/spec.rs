@@ -67,6 +67,12 @@ impl DecoderSpec {
         })
     }
 
+    /// Returns what keeps the layers from being divided between devices, if there is something.
+    pub fn indivisible_layers(&self) -> Option<&'static str> {
+        let mut heads = self.layers.iter().filter_map(|layer| layer.attention.heads());
+        heads.any(|heads| heads.kv_source.is_some()).then_some("layers that read the KV cache of others")
+    }
+
     /// Returns whether some layer has a recurrent state.
     pub fn is_recurrent(&self) -> bool {
         self.layers.iter().any(|layer| layer.attention.recurrent().is_some())
@@ -232,6 +238,10 @@ pub struct AttentionHeads {
     /// Whether the tokens in the prefix of a prompt also attend to those after them in it (see
     /// [`DecoderSpec::prefix`]). The prompt is then computed as a whole.
     pub bidirectional: bool,
+    /// The earlier layer whose KV cache the layer reads, if it computes queries only (Gemma 4 E2B).
+    /// Both layers have the same key heads. Latent attention, and attention beside a recurrence,
+    /// have caches of their own.
+    pub kv_source: Option<usize>,
 }
 
 /// The projections of multi-head latent attention (DeepSeek-AI, "DeepSeek-V2"). The decoder
@@ -272,7 +282,16 @@ impl AttentionHeads {
         AttentionSpec { layout, scale, window, soft_cap, bidirectional }
     }
 
-    /// Returns the shape of the KV cache of a layer.
+    /// Returns the layout of the fused projection: the layer's heads, without key and value heads if
+    /// it reads the cache of another layer.
+    pub const fn projected(&self) -> QkvLayout {
+        match self.kv_source {
+            None => self.layout,
+            Some(_) => QkvLayout { kv_heads: 0, ..self.layout },
+        }
+    }
+
+    /// Returns the shape of the KV cache of a layer, or of the one that it reads.
     pub const fn kv_spec(&self, blocks: usize, block_size: usize, format: KvFormat) -> KvSpec {
         let QkvLayout { kv_heads: heads, head_dim, .. } = self.layout;
         // Latents are keys and values at once.
@@ -320,6 +339,11 @@ impl Attention {
             | Attention::Hybrid { heads, .. } => Some(heads),
             Attention::Recurrent(_) | Attention::None => None,
         }
+    }
+
+    /// Returns the heads of softmax attention, if the layer has a KV cache of its own.
+    pub fn cached_heads(&self) -> Option<&AttentionHeads> {
+        self.heads().filter(|heads| heads.kv_source.is_none())
     }
 
     /// Returns the heads of softmax attention, to change them.

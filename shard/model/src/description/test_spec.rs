@@ -25,6 +25,7 @@ pub(crate) fn spec() -> DecoderSpec {
         out_gate: false,
         latent: None,
         bidirectional: false,
+        kv_source: None,
     };
     let mlp = DenseMlp::unbiased(32, Activation::Silu);
     let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };

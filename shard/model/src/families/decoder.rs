@@ -175,6 +175,7 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
         out_gate: false,
         latent: None,
         bidirectional: false,
+        kv_source: None,
     };
     let mlp = DenseMlp {
         width: match config.optional_size(keys.width, MAX_WIDTH)? {

@@ -12,7 +12,8 @@ use crate::description::{
 pub enum LayerBuffer {
     /// The output of a recurrence beside attention, `[t, hidden]`.
     Beside,
-    /// The fused projection, `[t, (heads + 2 kv_heads) * head_dim]`.
+    /// The fused projection, `[t, (heads + 2 kv_heads) * head_dim]`, or the queries alone of layers
+    /// that read the cache of another one.
     Qkv,
     /// The attention of all heads, `[t, heads * head_dim]`.
     Heads,
@@ -94,7 +95,7 @@ impl LayerBuffer {
                 Attention::Hybrid { .. } => hidden,
                 _ => 0,
             },
-            LayerBuffer::Qkv => softmax_width(layer, |heads| heads.layout.cols()),
+            LayerBuffer::Qkv => softmax_width(layer, |heads| heads.projected().cols()),
             LayerBuffer::Heads => softmax_width(layer, AttentionHeads::result_cols),
             LayerBuffer::OutGates => {
                 softmax_width(layer, |heads| if heads.out_gate { heads.result_cols() } else { 0 })

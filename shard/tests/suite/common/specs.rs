@@ -205,6 +205,7 @@ fn with_latent(heads: AttentionHeads, latent: LatentPlan, rotary_dim: usize) -> 
     let latent = LatentPlan { rotary_dim, ..latent };
     AttentionHeads {
         bidirectional: false,
+        kv_source: None,
         layout: QkvLayout { heads: heads.layout.heads, kv_heads: 1, head_dim: latent.row_dim() },
         qkv_bias: false,
         head_norm: HeadNormPlan::None,
@@ -321,7 +322,8 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
     let layers = prop::collection::vec(layer, 1..4);
     let ends = (embeddings(), any::<bool>(), heads_of_models());
     let ropes = ([rope(), rope()].prop_map(Vec::from), query_scale);
-    (head, ropes, layers, 8usize..40, 8usize..40, ends, (branches(), any::<bool>())).prop_map(
+    let options = (any::<bool>(), [any::<bool>(), any::<bool>()]);
+    (head, ropes, layers, 8usize..40, 8usize..40, ends, (branches(), options)).prop_map(
         |(
             layout,
             (ropes, query_scale),
@@ -329,10 +331,10 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
             hidden,
             vocab,
             (embedding, tied_head, head),
-            ((norm, residual, branch_factor), layer_scalars),
+            ((norm, residual, branch_factor), (layer_scalars, readers)),
         )| {
             let rotary_dim = (2 * ropes[0].1).min(layout.head_dim);
-            DecoderSpec {
+            let mut spec = DecoderSpec {
                 model_type: "random".into(),
                 vocab,
                 vocab_rows: 0..vocab,
@@ -397,6 +399,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                                 out_gate,
                                 latent: None,
                                 bidirectional: false,
+                                kv_source: None,
                             };
                             let attention = match (mixer, window) {
                                 (Some(Mixer::Latent(latent)), _) => {
@@ -426,9 +429,33 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                     .collect(),
                 prefix: PrefixRule::Prompt,
                 tied_head,
-            }
+            };
+            share_caches(&mut spec, readers);
+            spec
         },
     )
+}
+
+/// Lets each of the layers after the first one that `readers` says read the last cache before it.
+fn share_caches(spec: &mut DecoderSpec, readers: [bool; 2]) {
+    let mut source = None;
+    for (index, LayerSpec { attention, .. }) in spec.layers.iter_mut().enumerate() {
+        let is_reader = index > 0 && readers[index - 1] && attention.recurrent().is_none();
+        match attention.heads_mut().filter(|heads| heads.latent.is_none()) {
+            Some(heads) if is_reader && source.is_some() => heads.kv_source = source,
+            Some(_) => source = Some(index),
+            None => {}
+        }
+    }
+}
+
+/// Returns a model with the other options of `spec` whose layers have caches of their own, so that
+/// they can be divided between devices.
+pub fn divisible(mut spec: DecoderSpec) -> DecoderSpec {
+    for layer in &mut spec.layers {
+        layer.attention.heads_mut().into_iter().for_each(|heads| heads.kv_source = None);
+    }
+    spec
 }
 
 /// Makes attention bidirectional. Latent attention and recurrent layers stay causal.
@@ -486,6 +513,7 @@ pub fn fixed_spec() -> DecoderSpec {
         out_gate: false,
         latent: None,
         bidirectional: false,
+        kv_source: None,
     };
     let mlp = DenseMlp::unbiased(12, Activation::Silu);
     let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };
