@@ -6,7 +6,9 @@ use millrace_backend::KvFormat;
 use millrace_formats::{self as formats, Checkpoint, Source, TensorInfo};
 use millrace_numbers::DType;
 
-use crate::description::{Attention, DecoderSpec, LayerSpec, Quantize, StorageError, WeightStorage};
+use crate::description::{
+    Attention, DecoderSpec, LayerSpec, Quantize, StorageError, WeightSlot, WeightStorage,
+};
 use crate::families::{self, LoadError, Overrides};
 use crate::memory_plan::{self, UnpaddedDevice};
 use crate::{Bytes, Count};
@@ -72,13 +74,15 @@ impl Inspection {
             Err(error) => return Err(LoadError::from(error).into()),
         };
         let matrix = model.spec.vocab * model.spec.hidden;
+        let (rows, cols) = model.spec.shape(WeightSlot::PerLayerEmbedding);
+        let per_layer = rows * cols;
         let warnings = model.warnings.texts(dtype).map(str::to_owned).collect();
         let dtype = dtype.unwrap_or(model.dtype);
         let storage = WeightStorage::choose(dtype, quantize, &model, &UnpaddedDevice)?;
         Ok(Inspection {
             place: source.place(),
             parameters: model.spec.parameters(),
-            embedding_parameters: if model.spec.tied_head { matrix } else { 2 * matrix },
+            embedding_parameters: per_layer + if model.spec.tied_head { matrix } else { 2 * matrix },
             files: checkpoint
                 .iter()
                 .flat_map(Checkpoint::files)
@@ -170,6 +174,9 @@ impl Display for Inspection {
         let tied = if spec.tied_head { "embedding, also the head" } else { "embedding and head" };
         line("parameters", format!("{all} ({embedding} in {tied})"))?;
         line("layers", format!("{} of width {}", spec.layers.len(), spec.hidden))?;
+        if let Some(table) = spec.per_layer {
+            line("", format!("with embeddings of {} features for each layer", table.width))?;
+        }
         let kinds = kinds_of_heads(spec);
         for (index, (heads, count)) in kinds.iter().enumerate() {
             let name = if index == 0 { "heads" } else { "" };

@@ -14,6 +14,7 @@ use millrace_model::{
 use millrace_numbers::tensor::flatten;
 use millrace_numbers::{DType, HostTensor, Part};
 
+use super::per_layer::{LayerInputWeights, PerLayerWeights};
 use super::recurrent::{RateWeights, RecurrentWeights};
 use super::weights::{
     AttentionWeights, DenseWeights, ExpertNorms, ExpertsWeights, LatentWeights, LayerWeights, MlpWeights,
@@ -54,6 +55,8 @@ impl<B: Backend> Weights<B> {
         };
         let positions_of_ends = spec.embedding.positions.filter(|_| has_ends);
         let learned = positions_of_ends.map(|table| loader.positions(&table)).transpose()?;
+        let has_per_layer = has_ends && spec.per_layer.is_some();
+        let per_layer = has_per_layer.then(|| loader.per_layer()).transpose()?;
         let layers = loader.layers(part.layers.clone())?;
         let final_norm = loader.norm_if(
             has_ends && spec.has_final_norm(),
@@ -69,6 +72,7 @@ impl<B: Backend> Weights<B> {
             embedding_factor,
             embedding_norm,
             positions: learned,
+            per_layer,
             ropes: ropes(backend, spec, positions)?,
             query_scale: query_scale(backend, spec, positions)?,
             first_layer: part.layers.start,
@@ -143,6 +147,7 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
                 at(Slot::MlpOutNorm),
                 Some(at(Slot::MlpOutNormBias)).filter(|_| place.is_of_sums()),
             )?,
+            input: if self.spec.per_layer.is_some() { Some(self.layer_input(index)?) } else { None },
             scalar: if self.spec.layer_scalars { Some(self.number(at(Slot::Scalar))?) } else { None },
         })
     }
@@ -387,6 +392,28 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         }
     }
 
+    /// Loads the weights of per-layer embeddings that belong to no layer.
+    fn per_layer(&mut self) -> Result<PerLayerWeights<B>, Error> {
+        let table = self.looked_up(WeightSlot::PerLayerEmbedding)?;
+        let width = self.spec.per_layer.map_or(0, |table| table.width);
+        Ok(PerLayerWeights {
+            table,
+            factor: self.storage.dtype.round((width as f32).sqrt()),
+            projection: self.matrix(WeightSlot::PerLayerProjection)?,
+            norm: self.norm(WeightSlot::PerLayerProjectionNorm, None)?,
+        })
+    }
+
+    /// Loads the weights by which a layer reads its own embedding.
+    fn layer_input(&mut self, layer: usize) -> Result<LayerInputWeights<B>, Error> {
+        let at = |slot| WeightSlot::Layer(layer, slot);
+        Ok(LayerInputWeights {
+            gate: self.matrix(at(LayerSlot::InputGate))?,
+            projection: self.matrix(at(LayerSlot::InputProjection))?,
+            norm: self.norm(at(LayerSlot::InputNorm), None)?,
+        })
+    }
+
     /// Loads the table of learned positions, from the row of position 0 on.
     fn positions(&mut self, table: &LearnedPositions) -> Result<B::Matrix, Error> {
         let slot = WeightSlot::Positions;
@@ -430,9 +457,11 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
     /// Loads the embedding: as a matrix if it is also the head, and otherwise as rows to look up.
     fn embedding(&mut self) -> Result<B::Matrix, Error> {
         let slot = WeightSlot::Embedding;
-        if self.spec.tied_head {
-            return self.matrix(slot);
-        }
+        if self.spec.tied_head { self.matrix(slot) } else { self.looked_up(slot) }
+    }
+
+    /// Loads rows to look up.
+    fn looked_up(&mut self, slot: WeightSlot) -> Result<B::Matrix, Error> {
         let (parts, dtype) = (self.parts(slot)?, self.storage.dtype);
         let embedding =
             self.backend.embedding(&parts, dtype).map_err(|source| Error::Matrix { slot, source })?;

@@ -6,6 +6,7 @@ use std::vec::IntoIter;
 use millrace_backend::{Backend, HeadNorm, Norm, RopeSpec};
 use millrace_model::{DecoderSpec, WeightSlot};
 
+use super::per_layer::{LayerInputWeights, PerLayerWeights};
 use super::recurrent::RecurrentWeights;
 
 /// All constants of a decoder in device memory.
@@ -17,6 +18,7 @@ pub struct Weights<B: Backend> {
     pub(super) embedding_factor: f32,
     pub(super) embedding_norm: Option<Norm<B::Vector>>, // [hidden]
     pub(super) positions: Option<B::Matrix>,            // [positions, hidden]
+    pub(super) per_layer: Option<PerLayerWeights<B>>,
     pub(super) ropes: Vec<RopeSpec<B::Vector>>,
     pub(super) query_scale: Option<B::Vector>, // [positions]
     /// The index of the first of `layers` in the model.
@@ -36,6 +38,8 @@ pub(super) struct LayerWeights<B: Backend> {
     pub(super) mlp_norm: Option<Norm<B::Vector>>,           // [hidden]
     pub(super) mlp: MlpWeights<B>,
     pub(super) mlp_out_norm: Option<Norm<B::Vector>>, // [hidden]
+    /// The weights of the layer's own embedding, which is read after its branches.
+    pub(super) input: Option<LayerInputWeights<B>>,
     /// Factor on the residual stream after the layer.
     pub(super) scalar: Option<f32>,
 }

@@ -38,6 +38,9 @@ pub struct DecoderSpec {
     /// Whether the residual stream is multiplied by a number of the checkpoint after each layer
     /// (Gemma 4). Models with [`NormPlace::AfterSums`] have no such numbers.
     pub layer_scalars: bool,
+    /// The embeddings that each layer has of its own. Models with [`NormPlace::AfterSums`] have no
+    /// such embeddings.
+    pub per_layer: Option<PerLayerEmbedding>,
     /// Rotary tables. Layers refer to a table by its index, so that kinds of layers can differ.
     pub ropes: Vec<RopeTable>,
     /// The factors on queries of the layers that have such factors.
@@ -70,7 +73,10 @@ impl DecoderSpec {
     /// Returns what keeps the layers from being divided between devices, if there is something.
     pub fn indivisible_layers(&self) -> Option<&'static str> {
         let mut heads = self.layers.iter().filter_map(|layer| layer.attention.heads());
-        heads.any(|heads| heads.kv_source.is_some()).then_some("layers that read the KV cache of others")
+        if heads.any(|heads| heads.kv_source.is_some()) {
+            return Some("layers that read the KV cache of others");
+        }
+        self.per_layer.map(|_| "embeddings for each layer")
     }
 
     /// Returns whether some layer has a recurrent state.
@@ -102,6 +108,21 @@ impl Default for EmbeddingPlan {
     fn default() -> Self {
         EmbeddingPlan { factor: 1.0, norm: false, positions: None, token_types: None }
     }
+}
+
+/// Embeddings of tokens that each layer has of its own (Gemma 4 E2B and E4B).
+///
+/// With e the embedding of a token, the input of layer l is `(norm(projection · e / √hidden) + √width
+/// table[token]) / √2` in its part l, where each part has `width` features and is normalized by
+/// itself. The layer ends with `x += norm(projection_l · (act(gate_l · x) * input))`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PerLayerEmbedding {
+    /// Number of rows of the table, at least one for each token.
+    pub rows: usize,
+    /// Number of features of a token for each layer.
+    pub width: usize,
+    /// The activation function of the gates.
+    pub act: Activation,
 }
 
 /// A table of learned positions.

@@ -47,6 +47,7 @@ pub(crate) fn spec() -> DecoderSpec {
         residual: Residual::Sequential,
         branch_factor: 1.0,
         layer_scalars: false,
+        per_layer: None,
         ropes: vec![rope],
         query_scale: None,
         layers: vec![layer.clone(), layer],

@@ -4,14 +4,15 @@
 use millrace_backend::{Activation, MlpKind};
 
 use super::config::Config;
-use super::decoder::{self, Traits};
+use super::decoder::{self, MAX_VOCAB, MAX_WIDTH, Traits};
 use super::error::ConfigError;
 use super::experts::{self, ExpertKeys};
 use super::family::Family;
 use super::names::{LLAMA, Names, StackedExperts};
 use super::{gemma2, gemma4_heads};
 use crate::description::{
-    DecoderSpec, FeatureBlock, HeadNormPlan, LayerSlot, NormPlace, SharedExpert, StoredTensors, WeightSlot,
+    DecoderSpec, FeatureBlock, HeadNormPlan, LayerSlot, NormPlace, PerLayerEmbedding, SharedExpert,
+    StoredTensors, WeightSlot,
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -39,11 +40,6 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     // Only the tokens of images attend to later ones then.
     config.insist("use_bidirectional_attention", "vision", "tokens that attend to later ones")?;
     config.refuse("rope_scaling", "the rotations of Gemma 4 are in rope_parameters")?;
-    if config.optional("hidden_size_per_layer_input")? != Some(0) {
-        return Err(
-            config.unsupported("hidden_size_per_layer_input", "embeddings for each layer; it must be 0")
-        );
-    }
     let bias = config.flag("attention_bias", false)?;
     let traits = Traits {
         kv_heads: Some(4),
@@ -73,11 +69,31 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     gemma4_heads::shape(config, &mut spec)?;
     gemma4_heads::rotate(config, &mut spec)?;
     gemma4_heads::share_caches(config, &mut spec)?;
+    spec.per_layer = per_layer(config, &spec)?;
     if config.flag("enable_moe_block", false)? {
         config.insist("use_double_wide_mlp", false, "MLPs of several widths beside experts")?;
         add_experts(config, &mut spec)?;
     }
     Ok(spec)
+}
+
+/// Reads the embeddings that each layer has of its own. Without the key there are some; `null` and 0
+/// mean that there are none.
+fn per_layer(config: &Config, spec: &DecoderSpec) -> Result<Option<PerLayerEmbedding>, ConfigError> {
+    let (width_key, rows_key) = ("hidden_size_per_layer_input", "vocab_size_per_layer_input");
+    let width = match config.optional::<usize>(width_key)? {
+        None if config.mentions(width_key) => return Ok(None),
+        Some(0) => return Ok(None),
+        _ => config.optional_size(width_key, MAX_WIDTH)?.unwrap_or(256),
+    };
+    let rows = config.optional_size(rows_key, MAX_VOCAB)?.unwrap_or(262_144);
+    if rows < spec.vocab {
+        let reason = format!("is {rows}, but each of the {} tokens needs an embedding", spec.vocab);
+        return Err(config.invalid(rows_key, reason));
+    }
+    let act =
+        spec.layers.first().and_then(|layer| layer.mlp.dense()).map_or(Activation::GeluTanh, |mlp| mlp.act);
+    Ok(Some(PerLayerEmbedding { rows, width, act }))
 }
 
 const EXPERT_KEYS: ExpertKeys = ExpertKeys {

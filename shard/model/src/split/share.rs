@@ -119,6 +119,9 @@ impl Split {
         match block {
             FeatureBlock::Hidden
             | FeatureBlock::HeadDim
+            | FeatureBlock::PerLayerVocabulary
+            | FeatureBlock::PerLayer
+            | FeatureBlock::AllLayers
             | FeatureBlock::Positions
             | FeatureBlock::Experts
             | FeatureBlock::QueryRank

@@ -173,8 +173,10 @@ fn experts_width(layer: &LayerSpec, width: impl Fn(&ExpertsSpec) -> usize) -> us
 pub(crate) fn activation_elements(spec: &DecoderSpec, tokens: usize, outputs: usize) -> usize {
     let of_layers = LayerBuffer::ACTIVATIONS.into_iter();
     let of_layers = of_layers.flat_map(|buffer| buffer.widths(&spec.layers, spec.hidden));
-    // Beside the buffers of layers are the residual stream, its norm, and the output of a branch.
-    let columns = of_layers.fold(3 * spec.hidden, usize::saturating_add);
+    // Beside the buffers of layers are the residual stream, its norm, the output of a branch, and
+    // per-layer embeddings.
+    let others = spec.per_layer_columns().saturating_add(3 * spec.hidden);
+    let columns = of_layers.fold(others, usize::saturating_add);
     tokens.saturating_mul(columns).saturating_add(outputs.saturating_mul(spec.hidden))
 }
 

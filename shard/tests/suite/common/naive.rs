@@ -11,7 +11,7 @@ use std::f64::consts::PI;
 use millrace_backend::{Activation, Gating, RopeStyle, SequencePrefix};
 use millrace_model::{
     AlibiHeads, Attention, DecoderSpec, HeadNormPlan, LatentPlan, LayerSlot, Mlp, NormKind, NormPlace,
-    Positions, QueryScale, Residual, RopeScaling, RopeTable, SlopeRule, WeightSlot,
+    PerLayerEmbedding, Positions, QueryScale, Residual, RopeScaling, RopeTable, SlopeRule, WeightSlot,
 };
 
 use super::MemoryWeights;
@@ -61,8 +61,16 @@ pub fn states(spec: &DecoderSpec, weights: &MemoryWeights, tokens: &[u32]) -> Ve
     }
     let prefix = if spec.is_bidirectional() { spec.prefix.of(tokens) } else { SequencePrefix::default() };
     let mut caches = Vec::new();
+    let inputs: Vec<Vec<f64>> = match spec.per_layer {
+        Some(table) => {
+            let of_token = |(x, token): (&Vec<f64>, &u32)| layer_inputs((spec, table), weights, x, *token);
+            xs.iter().zip(tokens).map(of_token).collect()
+        }
+        None => vec![vec![]; xs.len()],
+    };
     for layer in 0..spec.layers.len() {
         self::layer(spec, weights, (layer, prefix), &mut caches, &mut xs);
+        end_layer(spec, weights, (layer, &inputs), &mut xs);
     }
     if spec.norm.place == NormPlace::AfterSums {
         return xs;
@@ -150,14 +158,8 @@ fn layer(
         let branch = attention(spec, weights, (index, prefix), caches, &attention_input);
         merge(xs, branch, Slot::AttentionOutNorm);
     }
-    let multiply = |xs: &mut [Vec<f64>]| {
-        if spec.layer_scalars {
-            let scalar = weights.values(at(Slot::Scalar))[0];
-            xs.iter_mut().flatten().for_each(|x| *x *= scalar);
-        }
-    };
     if spec.layers[index].mlp.is_none() {
-        return multiply(xs);
+        return;
     }
     let mlp_norm = (Slot::MlpNorm, Slot::MlpNormBias);
     let of_sums = spec.norm.place == NormPlace::AfterSums;
@@ -177,7 +179,47 @@ fn layer(
     if of_sums {
         xs.clone_from_slice(&all(xs, (Slot::MlpOutNorm, Slot::MlpOutNormBias)));
     }
-    multiply(xs);
+}
+
+/// Returns what all layers read of a token whose embedding is `x`, one layer after the other.
+fn layer_inputs(
+    (spec, table): (&DecoderSpec, PerLayerEmbedding),
+    weights: &MemoryWeights,
+    x: &[f64],
+    token: u32,
+) -> Vec<f64> {
+    let (norms, cols) = (Norms { spec, weights }, table.width * spec.layers.len());
+    let scale = weights.values(WeightSlot::PerLayerProjectionNorm);
+    let projected = matrix(&weights.values(WeightSlot::PerLayerProjection), x);
+    let projected: Vec<f64> = projected.iter().map(|y| y / (spec.hidden as f64).sqrt()).collect();
+    let rows = weights.values(WeightSlot::PerLayerEmbedding);
+    let row = &rows[token as usize * cols..][..cols];
+    let normed = projected.chunks(table.width).flat_map(|part| norms.scaled(part, &scale));
+    normed.zip(row).map(|(y, own)| (y + own * (table.width as f64).sqrt()) / 2f64.sqrt()).collect()
+}
+
+/// Computes what follows after the branches of a layer.
+fn end_layer(
+    spec: &DecoderSpec,
+    weights: &MemoryWeights,
+    (index, inputs): (usize, &[Vec<f64>]),
+    xs: &mut [Vec<f64>],
+) {
+    let get = |slot| weights.values(WeightSlot::Layer(index, slot));
+    if let Some(PerLayerEmbedding { width, act, .. }) = spec.per_layer {
+        for (x, input) in xs.iter_mut().zip(inputs) {
+            let gates = matrix(&get(LayerSlot::InputGate), x);
+            let own = &input[index * width..][..width];
+            let gated: Vec<f64> =
+                gates.iter().zip(own).map(|(gate, own)| activate(act, *gate) * own).collect();
+            let y = matrix(&get(LayerSlot::InputProjection), &gated);
+            add(x, &Norms { spec, weights }.scaled(&y, &get(LayerSlot::InputNorm)));
+        }
+    }
+    if spec.layer_scalars {
+        let scalar = get(LayerSlot::Scalar)[0];
+        xs.iter_mut().flatten().for_each(|x| *x *= scalar);
+    }
 }
 
 /// Returns the output of attention for each of `xs`.

@@ -6,9 +6,9 @@ use millrace_backend::{
 };
 use millrace_model::{
     AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, ExpertsSpec, HeadNormPlan,
-    HeadPlan, LatentPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions,
-    PrefixRule, ProjectionFactors, QueryScale, RecurrentLayer, RecurrentRule, Residual, ResultPlan,
-    RopeScaling, RopeTable, SharedExpert, SlopeRule,
+    HeadPlan, LatentPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, PerLayerEmbedding,
+    Positions, PrefixRule, ProjectionFactors, QueryScale, RecurrentLayer, RecurrentRule, Residual,
+    ResultPlan, RopeScaling, RopeTable, SharedExpert, SlopeRule,
 };
 use proptest::prelude::*;
 
@@ -322,7 +322,8 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
     let layers = prop::collection::vec(layer, 1..4);
     let ends = (embeddings(), any::<bool>(), heads_of_models());
     let ropes = ([rope(), rope()].prop_map(Vec::from), query_scale);
-    let options = (any::<bool>(), [any::<bool>(), any::<bool>()]);
+    let per_layer = prop::option::of((1usize..6, 0usize..3, activations()));
+    let options = (any::<bool>(), [any::<bool>(), any::<bool>()], per_layer);
     (head, ropes, layers, 8usize..40, 8usize..40, ends, (branches(), options)).prop_map(
         |(
             layout,
@@ -331,7 +332,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
             hidden,
             vocab,
             (embedding, tied_head, head),
-            ((norm, residual, branch_factor), (layer_scalars, readers)),
+            ((norm, residual, branch_factor), (layer_scalars, readers, per_layer)),
         )| {
             let rotary_dim = (2 * ropes[0].1).min(layout.head_dim);
             let mut spec = DecoderSpec {
@@ -345,6 +346,11 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                 residual,
                 branch_factor,
                 layer_scalars,
+                per_layer: per_layer.map(|(width, more, act)| PerLayerEmbedding {
+                    rows: vocab + more,
+                    width,
+                    act,
+                }),
                 head,
                 ropes: ropes
                     .into_iter()
@@ -449,12 +455,13 @@ fn share_caches(spec: &mut DecoderSpec, readers: [bool; 2]) {
     }
 }
 
-/// Returns a model with the other options of `spec` whose layers have caches of their own, so that
-/// they can be divided between devices.
+/// Returns a model with the other options of `spec` whose layers can be divided between devices:
+/// they have caches of their own, and no embeddings.
 pub fn divisible(mut spec: DecoderSpec) -> DecoderSpec {
     for layer in &mut spec.layers {
         layer.attention.heads_mut().into_iter().for_each(|heads| heads.kv_source = None);
     }
+    spec.per_layer = None;
     spec
 }
 
@@ -491,6 +498,7 @@ pub fn encoder(mut spec: DecoderSpec) -> DecoderSpec {
     if spec.residual == Residual::Sequential && spec.layers.iter().all(|layer| layer.branches() == 2) {
         spec.norm.place = NormPlace::AfterSums;
         spec.layer_scalars = false;
+        spec.per_layer = None;
     }
     spec
 }
@@ -535,6 +543,7 @@ pub fn fixed_spec() -> DecoderSpec {
         residual: Residual::Sequential,
         branch_factor: 1.0,
         layer_scalars: false,
+        per_layer: None,
         ropes: vec![rope],
         query_scale: None,
         layers: vec![layer.clone(), layer],

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{changed, llama, spec};
 use crate::description::{
-    DecoderSpec, LayerSlot, NormPlace, Positions, RopeScaling, SharedExpert, WeightSlot,
+    DecoderSpec, LayerSlot, NormPlace, PerLayerEmbedding, Positions, RopeScaling, SharedExpert, WeightSlot,
 };
 use crate::memory_plan::{UnpaddedDevice, kv_bytes_per_token};
 use crate::split::LayerShare;
@@ -139,6 +139,22 @@ fn the_last_layers_read_the_caches_of_earlier_ones() {
 }
 
 #[test]
+fn layers_have_embeddings_of_their_own_unless_their_width_is_zero() {
+    let read = |width: Value| read(&json!({"hidden_size_per_layer_input": width})).per_layer;
+    let usual = PerLayerEmbedding { rows: 262_144, width: 256, act: Activation::GeluTanh };
+    assert_eq!([json!(0), Value::Null].map(read), [None, None]);
+    assert_eq!([json!("absent"), json!(256)].map(read), [Some(usual), Some(usual)]);
+    let found = self::read(&json!({
+        "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 262_208, "hidden_activation": "silu",
+    }));
+    let expected = PerLayerEmbedding { rows: 262_208, width: 32, act: Activation::Silu };
+    assert_eq!(found.per_layer, Some(expected));
+    assert_eq!(found.shape(WeightSlot::PerLayerEmbedding), (262_208, 7 * 32));
+    assert_eq!(found.shape(WeightSlot::PerLayerProjection), (7 * 32, 5376));
+    assert_eq!(found.indivisible_layers(), Some("embeddings for each layer"));
+}
+
+#[test]
 fn what_is_not_computed_is_refused_by_key() {
     for (changes, message) in [
         (json!({"use_bidirectional_attention": "all"}), "use_bidirectional_attention"),
@@ -152,8 +168,11 @@ fn what_is_not_computed_is_refused_by_key() {
             "lets layer 6 read the cache of layer 5, which has other heads",
         ),
         (json!({"enable_moe_block": true, "use_double_wide_mlp": true}), "use_double_wide_mlp"),
-        (json!({"hidden_size_per_layer_input": 256}), "hidden_size_per_layer_input"),
-        (json!({"hidden_size_per_layer_input": "absent"}), "hidden_size_per_layer_input"),
+        (
+            json!({"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 7}),
+            "vocab_size_per_layer_input is 7, but each of the",
+        ),
+        (json!({"hidden_size_per_layer_input": 1 << 21}), "hidden_size_per_layer_input"),
         (json!({"sliding_window": null}), "sliding_window"),
         (json!({"num_global_key_value_heads": 5}), "5 key/value heads of layer 5 do not divide"),
         (json!({"per_layer_config": {"9": {}}}), "per_layer_config has 9, which is no number of a layer"),

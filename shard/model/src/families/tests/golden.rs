@@ -55,6 +55,7 @@ fn plain(model_type: &str, sizes: Sizes) -> DecoderSpec {
         residual: Residual::Sequential,
         branch_factor: 1.0,
         layer_scalars: false,
+        per_layer: None,
         ropes: vec![RopeTable {
             style: RopeStyle::Half,
             rotary_dim: head_dim,
