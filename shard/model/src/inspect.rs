@@ -405,6 +405,23 @@ mod tests {
     }
 
     #[test]
+    fn what_layers_read_beside_the_residual_stream_is_listed() {
+        let found = inspect(&Source::Directory(golden("gemma4_e2b")), None, None, None);
+        let text = found.to_string();
+        for expected in [
+            "5 of width 16\n                with embeddings of 6 features for each layer\n",
+            "4 on 1 KV heads of 8, in 2 of 5 layers\n",
+            "4 on 1 KV heads of 8 of an earlier layer, in 1 of 5 layers\n",
+        ] {
+            assert!(text.contains(expected), "{text}\nshould contain\n{expected}");
+        }
+        // The head is the embedding, and each of the 53 tokens has an embedding for each of 5 layers.
+        assert_eq!(found.embedding_parameters, 53 * 16 + 53 * 5 * 6);
+        // Two layers with a window have a cache, and one without.
+        assert_eq!(found.kv_bytes_per_token(), 2 * (2 * 8 + 16) * 4);
+    }
+
+    #[test]
     fn the_text_shows_the_important_facts() {
         let source = Source::Directory(golden("mistral_sliding"));
         let text = inspect(&source, None, None, None).to_string();
