@@ -415,7 +415,8 @@ mod tests {
         ] {
             assert!(text.contains(expected), "{text}\nshould contain\n{expected}");
         }
-        // The head is the embedding, and each of the 53 tokens has an embedding for each of 5 layers.
+        // The head is the embedding, and each of the 53 tokens has an embedding for each of 5
+        // layers.
         assert_eq!(found.embedding_parameters, 53 * 16 + 53 * 5 * 6);
         // Two layers with a window have a cache, and one without.
         assert_eq!(found.kv_bytes_per_token(), 2 * (2 * 8 + 16) * 4);

@@ -240,8 +240,8 @@ impl<B: Backend> LayerStack<B> {
         }
     }
 
-    /// Adds what layer `index` makes of its own embedding to the residual stream, multiplies that by
-    /// the layer's scalar, and leaves what the next layer reads in `states.normed`, if that is
+    /// Adds what layer `index` makes of its own embedding to the residual stream, multiplies that
+    /// by the layer's scalar, and leaves what the next layer reads in `states.normed`, if that is
     /// normalized. Most layers have neither embedding nor scalar, and end with their last branch.
     fn end_layer(
         &mut self,
@@ -256,7 +256,7 @@ impl<B: Backend> LayerStack<B> {
         }
         if let (Some(w), Some(inputs)) = (&layer.input, &mut states.layer_inputs) {
             let branch = &mut self.buffers.branch;
-            inputs.project(step, (index, w), &states.residual, branch)?;
+            inputs.project(step, index, w, &states.residual, branch)?;
             // Each rank has computed the whole.
             let group = &mut RankGroup::Alone;
             BranchOutput { backend, tokens: n, branch, states, group }.add_sandwich_norm(&w.norm, None)?;

@@ -84,7 +84,8 @@ impl<B: Backend> LayerInputs<B> {
     pub(super) fn project(
         &mut self,
         step: &StepContext<'_, B>,
-        (index, w): (usize, &LayerInputWeights<B>),
+        index: usize,
+        w: &LayerInputWeights<B>,
         x: &B::Buf,
         out: &mut B::Buf,
     ) -> std::result::Result<(), Error> {

@@ -16,7 +16,7 @@ pub(super) struct HiddenStates<B: Backend> {
     pub(super) residual: B::Buf,
     /// The normalized residual stream, `[t, hidden]`.
     pub(super) normed: B::Buf,
-    /// What each layer reads beside them, if the model has per-layer embeddings.
+    /// The inputs that each layer reads beside them, if the model has per-layer embeddings.
     pub(super) layer_inputs: Option<LayerInputs<B>>,
 }
 

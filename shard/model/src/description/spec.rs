@@ -112,9 +112,10 @@ impl Default for EmbeddingPlan {
 
 /// Embeddings of tokens that each layer has of its own (Gemma 4 E2B and E4B).
 ///
-/// With e the embedding of a token, the input of layer l is `(norm(projection · e / √hidden) + √width
-/// table[token]) / √2` in its part l, where each part has `width` features and is normalized by
-/// itself. The layer ends with `x += norm(projection_l · (act(gate_l · x) * input))`.
+/// With e the embedding of a token, the input of layer l is
+/// `(norm(projection · e / √hidden) + √width table[token]) / √2` in its part l, where each part has
+/// `width` features and is normalized by itself. The layer ends with
+/// `x += norm(projection_l · (act(gate_l · x) * input))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PerLayerEmbedding {
     /// Number of rows of the table, at least one for each token.
@@ -303,8 +304,8 @@ impl AttentionHeads {
         AttentionSpec { layout, scale, window, soft_cap, bidirectional }
     }
 
-    /// Returns the layout of the fused projection: the layer's heads, without key and value heads if
-    /// it reads the cache of another layer.
+    /// Returns the layout of the fused projection: the layer's heads, without key and value heads
+    /// if it reads the cache of another layer.
     pub const fn projected(&self) -> QkvLayout {
         match self.kv_source {
             None => self.layout,

@@ -77,8 +77,8 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     Ok(spec)
 }
 
-/// Reads the embeddings that each layer has of its own. Without the key there are some; `null` and 0
-/// mean that there are none.
+/// Reads the embeddings that each layer has of its own. Without the key there are some; `null` and
+/// 0 mean that there are none.
 fn per_layer(config: &Config, spec: &DecoderSpec) -> Result<Option<PerLayerEmbedding>, ConfigError> {
     let (width_key, rows_key) = ("hidden_size_per_layer_input", "vocab_size_per_layer_input");
     let width = match config.optional::<usize>(width_key)? {

@@ -129,8 +129,8 @@ impl Names {
     /// Returns the pieces that, stacked, are the weight for `slot`.
     pub(super) fn pieces(&self, spec: &DecoderSpec, slot: WeightSlot) -> Vec<Piece> {
         let mut pieces: Vec<Piece> = Vec::new();
-        // A layer may lack a block: experts their gates, and a layer that reads the cache of another
-        // one keys and values.
+        // A layer may lack a block: experts their gates, and a layer that reads the cache of
+        // another one keys and values.
         let has_features = |block: &FeatureBlock| spec.block_len(slot, *block) > 0;
         for expert in 0..spec.stacked_experts(slot) {
             for &block in slot.info().outputs.iter().filter(|&block| has_features(block)) {
@@ -302,8 +302,8 @@ impl Names {
         })
     }
 
-    /// Returns the names of the tensors of a layer's keys and values alone, which a layer that reads
-    /// the cache of another one does not use.
+    /// Returns the names of the tensors of a layer's keys and values alone, which a layer that
+    /// reads the cache of another one does not use.
     pub(super) fn keys_and_values(&self, layer: usize) -> Vec<String> {
         let is_of_cache = |block: &FeatureBlock| matches!(block, FeatureBlock::Key | FeatureBlock::Value);
         let mut names: Vec<String> = Vec::new();

@@ -30,7 +30,7 @@ pub enum NoPipeline {
     Indivisible {
         /// Number of ranks that was asked for.
         world_size: usize,
-        /// What keeps the layers from being divided, in words.
+        /// The part that keeps the layers together, in words.
         part: &'static str,
     },
 }
