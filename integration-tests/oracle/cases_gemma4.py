@@ -74,6 +74,46 @@ case(
     lengths=(27, 32),
     mutants=[dict(top_k_experts=1)],
 )  # fmt: skip
+# As E2B: the last layers read the caches of earlier ones and have wider MLPs, and there are embeddings for each
+# layer. An epsilon that keeps the many norms from amplifying rounding errors.
+LAYER_INPUTS = dict(
+    GEMMA4, hidden_size=16, intermediate_size=12, num_hidden_layers=5, final_logit_softcapping=4.0,
+    layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    hidden_size_per_layer_input=6, vocab_size_per_layer_input=53, attention_k_eq_v=False, num_key_value_heads=1,
+    rms_norm_eps=0.2,
+)  # fmt: skip
+case(
+    "gemma4_e2b",
+    dict(LAYER_INPUTS, num_kv_shared_layers=2, use_double_wide_mlp=True),
+    lengths=(31, 36),
+    mutants=[dict(sliding_window=8), dict(hidden_activation="silu"), full(rope_theta=100.0)],
+)
+# As E4B in a model with images: MLPs of one width, two key heads, and only one layer of each kind with a cache.
+case(
+    "gemma4_e4b",
+    with_images(
+        "gemma4",
+        dict(LAYER_INPUTS, num_kv_shared_layers=2, num_key_value_heads=2, vocab_size=37, num_hidden_layers=4,
+             vocab_size_per_layer_input=37,
+             layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"]),
+        dict(model_type="gemma4_vision", hidden_size=8, intermediate_size=8, num_hidden_layers=1, head_dim=8,
+             num_attention_heads=1, num_key_value_heads=1, patch_size=2, position_embedding_size=4),
+        image_token_id=0, video_token_id=0, audio_token_id=0, boi_token_id=1, eoi_token_id=2, boa_token_id=1,
+        eoa_token_index=2,
+    ),
+    lengths=(27, 34),
+)  # fmt: skip
+# Embeddings for each layer in a model whose layers all have caches.
+case(
+    "gemma4_layer_inputs",
+    dict(
+        LAYER_INPUTS, num_hidden_layers=3, hidden_size=20, hidden_size_per_layer_input=4, attention_bias=True,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"], final_logit_softcapping=None,
+        tie_word_embeddings=False,
+    ),
+    lengths=(28, 33),
+    mutants=[dict(sliding_window=10), dict(hidden_activation="silu")],
+)  # fmt: skip
 case(
     "gemma4_images",
     with_images(

@@ -39,6 +39,7 @@ CASES = {
     "granitemoehybrid_groups": "granitehybrid", "nemotron_h": "nemotron_h",
     "nemotron_h_experts": "nemotron_h_moe",
     "gemma4_text": "gemma4", "gemma4_text_global": "gemma4", "gemma4_experts": "gemma4",
+    "gemma4_e2b": "gemma4", "gemma4_e4b": "gemma4",
     "ministral3": "mistral3", "ministral3_mqa": "mistral3",
     "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
     "glm4_moe_lite": "deepseek2", "lfm2_moe_tied": "lfm2moe", "dots1": "dots1", "dots1_groups": "dots1",
@@ -69,7 +70,7 @@ def tensors(case, config, architecture):
     found, experts = {}, {}
     for name, tensor in stored.items():
         name = name.replace("model.language_model.", "model.")
-        if ".visual." in name or name.startswith("visual."):
+        if ".visual." in name or name.startswith(("visual.", "model.vision_tower.", "model.embed_vision.")):
             continue
         if architecture in PERMUTED:
             if name.endswith(("q_proj.weight", "q_proj.bias")):
@@ -214,8 +215,8 @@ def add_gemma4(writer, config, full, local):
     writer.add_value_length_swa(config["head_dim"])
     writer.add_rope_dimension_count_swa(config["head_dim"])
     writer.add_rope_freq_base_swa(local["rope_theta"])
-    writer.add_embedding_length_per_layer_input(0)
-    writer.add_shared_kv_layers(0)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_shared_kv_layers(config.get("num_kv_shared_layers", 0))
     pairs = max(head for head, _ in gemma4_heads(config)) // 2
     rotated = int(pairs * full["partial_rotary_factor"])
     divisors = np.array([1.0] * rotated + [1e30] * (pairs - rotated), "<f4")
@@ -252,6 +253,9 @@ def write(case, architecture):
         width = [0] * layers
     elif architecture == "nemotron_h":
         width = [width if kind == "mlp" else 0 for kind in config["layers_block_type"]]
+    if config.get("use_double_wide_mlp"):
+        readers = config["num_kv_shared_layers"]
+        width = [width] * (layers - readers) + [2 * width] * readers
     if config.get("shared_intermediate_size") and not config["num_local_experts"]:
         width = config["shared_intermediate_size"]
     if width:

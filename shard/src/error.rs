@@ -35,9 +35,9 @@ pub enum Error {
         /// The part, in words.
         part: &'static str,
     },
-    /// The model has too few layers for a pipeline.
+    /// The layers of the model cannot be divided between the ranks of a pipeline.
     #[error(transparent)]
-    TooFewLayers(#[from] millrace_model::split::TooFewLayers),
+    NoPipeline(#[from] millrace_model::split::NoPipeline),
     /// There is not enough memory, or limits contradict each other.
     #[error(transparent)]
     Plan(#[from] PlanError),

@@ -105,17 +105,15 @@ pub(super) fn gemma3(model: &Model<'_>, config: &mut Config) -> Result<(), Error
     score_scale(model, config, 62)
 }
 
-/// Adds the heads and rotations of Gemma 4, which differ between layers with and without a window.
+/// Adds the heads and rotations of Gemma 4, which differ between layers with and without a window,
+/// the embeddings of its layers, and the layers that read the caches of others.
 pub(super) fn gemma4(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
-    for (key, part) in [
-        ("embedding_length_per_layer_input", "embeddings for each layer"),
-        ("attention.shared_kv_layers", "layers that share keys and values"),
-    ] {
-        if model.header.count(&model.key(key))?.is_some_and(|count| count > 0) {
-            return Err(model.fault(key, format!("says that the model has {part}, which is not supported")));
-        }
+    let width = model.header.count(&model.key("embedding_length_per_layer_input"))?.unwrap_or(0);
+    config.insert("hidden_size_per_layer_input".into(), width.into());
+    if let Some([rows, _]) = model.tensor("per_layer_token_embd.weight").map(|table| &table.shape[..]) {
+        config.insert("vocab_size_per_layer_input".into(), (*rows).into());
     }
-    config.insert("hidden_size_per_layer_input".into(), 0.into());
+    gemma4_readers(model, config)?;
     if let Some(cap) = model.number("final_logit_softcapping")? {
         config.insert("final_logit_softcapping".into(), cap.into());
     }
@@ -167,12 +165,37 @@ fn gemma4_heads(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
         })
         .collect();
     config.insert("per_layer_config".into(), others.into());
-    // Values that are not stored are the keys.
+    // Values that are not stored are the keys, in layers with a cache.
+    let readers = model.header.count(&model.key(READERS))?.unwrap_or(0);
     let lacks_values = |layer: u64| {
         !model.has(&format!("blk.{layer}.attn_v.weight"))
             && !model.has(&format!("blk.{layer}.attn_qkv.weight"))
     };
-    config.insert("attention_k_eq_v".into(), (0..layers).any(lacks_values).into());
+    config.insert("attention_k_eq_v".into(), (0..layers.saturating_sub(readers)).any(lacks_values).into());
+    Ok(())
+}
+
+/// The key with the number of last layers that read the caches of earlier ones.
+const READERS: &str = "attention.shared_kv_layers";
+
+/// Adds the number of layers that read the caches of earlier ones, and whether their MLPs are twice
+/// as wide as others.
+fn gemma4_readers(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    const WIDTH: &str = "feed_forward_length";
+    let readers = model.header.count(&model.key(READERS))?.unwrap_or(0);
+    config.insert("num_kv_shared_layers".into(), readers.into());
+    let widths = model.layer_counts(WIDTH)?;
+    let [narrow, _, ..] = widths[..] else { return Ok(()) };
+    check_count(model, WIDTH, widths.len())?;
+    let (owners, readers) = widths.split_at(widths.len().saturating_sub(readers as usize));
+    let wide = readers.first().copied().filter(|&width| width == narrow.saturating_mul(2));
+    let others_are_narrow = owners.iter().all(|&width| width == narrow);
+    if !others_are_narrow || readers.iter().any(|&width| width != wide.unwrap_or(narrow)) {
+        let reason = "differs between layers, and not because all layers that read the caches of others have \
+                      twice the features";
+        return Err(model.fault(WIDTH, reason.to_owned()));
+    }
+    config.insert("use_double_wide_mlp".into(), wide.is_some().into());
     Ok(())
 }
 

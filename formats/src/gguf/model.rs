@@ -120,7 +120,8 @@ impl Model<'_> {
     pub(super) fn mlp_width(&self, kv_heads: KvHeads) -> Result<u64, Error> {
         const WIDTH: &str = "feed_forward_length";
         let width = match kv_heads {
-            KvHeads::AllLayers | KvHeads::EachLayer => self.layer_count(WIDTH)?,
+            KvHeads::AllLayers => self.layer_count(WIDTH)?,
+            KvHeads::EachLayer => self.layer_counts(WIDTH)?.first().copied(),
             KvHeads::SomeLayers => self.count_of_some_layers(WIDTH)?,
         };
         let width = match width {
@@ -141,12 +142,23 @@ impl Model<'_> {
         self.equal_counts(name, |count| count > 0)
     }
 
+    /// Reads a count that a file may give for each layer: one for each, or one for all.
+    pub(super) fn layer_counts(&self, name: &str) -> Result<Vec<u64>, Error> {
+        let key = self.key(name);
+        match self.header.value(&key) {
+            Some(Value::Array(_)) => {
+                Ok(self.header.array(&key, |array, key| array.counts(key))?.unwrap_or_default())
+            }
+            _ => Ok(self.header.count(&key)?.into_iter().collect()),
+        }
+    }
+
     fn equal_counts(&self, name: &str, counts_too: impl Fn(u64) -> bool) -> Result<Option<u64>, Error> {
         let key = self.key(name);
         let Some(Value::Array(_)) = self.header.value(&key) else {
             return self.header.count(&key);
         };
-        let mut counts = self.header.array(&key, |array, key| array.counts(key))?.unwrap_or_default();
+        let mut counts = self.layer_counts(name)?;
         counts.retain(|count| counts_too(*count));
         match counts.split_first() {
             None => Ok(Some(0)),

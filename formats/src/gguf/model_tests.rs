@@ -150,12 +150,27 @@ fn recurrent_layers_are_described() {
     assert!(never.contains("qwen35.full_attention_interval is 0"), "{never}");
 }
 
+/// A file's layers may have MLPs of two widths, if the wide ones are those of the last layers.
 #[test]
-fn embeddings_of_layers_and_shared_caches_are_refused_by_their_keys() {
-    for key in ["embedding_length_per_layer_input", "attention.shared_kv_layers"] {
-        let key = format!("gemma4.{key}");
-        let refused = refusal(with_tensors(keys("gemma4")).key(&key, TestValue::U32(2)));
-        assert!(refused.contains(&format!("{key} says that the model has")), "{refused}");
+fn mlps_of_other_widths_than_gemma_4_has_are_refused() {
+    let count =
+        |file: TestFile, (key, count): (&str, u32)| file.key(&format!("gemma4.{key}"), TestValue::U32(count));
+    let sizes = [
+        ("context_length", 128),
+        ("embedding_length", 8),
+        ("block_count", 2),
+        ("attention.head_count", 2),
+        ("attention.head_count_kv", 1),
+        ("attention.key_length", 4),
+    ];
+    for (readers, widths) in [(1, [12, 13]), (1, [12, 36]), (0, [12, 24]), (2, [24, 12])] {
+        let file = TestFile::new(3).key("general.architecture", TestValue::Text("gemma4"));
+        let file = sizes.into_iter().chain([("attention.shared_kv_layers", readers)]).fold(file, count);
+        let file = with_tensors(file)
+            .key("gemma4.attention.layer_norm_rms_epsilon", TestValue::F32(0.5))
+            .key("gemma4.feed_forward_length", TestValue::I32s(&widths));
+        let refused = refusal(file);
+        assert!(refused.contains("gemma4.feed_forward_length differs between layers"), "{refused}");
     }
 }
 

@@ -287,10 +287,21 @@ pub(super) const SANDWICH: Naming = Naming {
     ..LLAMA
 };
 
-/// Norms before and after both branches, a number for each layer, and experts beside a dense MLP
-/// (Gemma 4).
+/// Norms before and after both branches, a number and an embedding for each layer, and experts
+/// beside a dense MLP (Gemma 4).
 pub(super) const GEMMA4: Naming = Naming {
+    outer: &[
+        ("token_embd", "model.embed_tokens"),
+        ("output_norm", "model.norm"),
+        ("output", "lm_head"),
+        ("per_layer_token_embd", "model.embed_tokens_per_layer"),
+        ("per_layer_model_proj", "model.per_layer_model_projection"),
+        ("per_layer_proj_norm", "model.per_layer_projection_norm"),
+    ],
     special: &[
+        ("inp_gate", "per_layer_input_gate"),
+        ("proj", "per_layer_projection"),
+        ("post_norm", "post_per_layer_input_norm"),
         ("post_attention_norm", "post_attention_layernorm"),
         ("ffn_norm", "pre_feedforward_layernorm"),
         ("post_ffw_norm", "post_feedforward_layernorm"),

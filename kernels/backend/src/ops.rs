@@ -115,7 +115,8 @@ impl QkvLayout {
 /// The work between the fused projection and the attention of one layer.
 #[derive(Debug)]
 pub struct Prologue<'a, V> {
-    /// Layout of the projection.
+    /// Layout of the projection. Without key heads, the rows are queries only, and nothing is
+    /// stored: the layer reads the cache of another one (Gemma 4).
     pub layout: QkvLayout,
     /// Normalization of heads, before the rotation.
     pub head_norm: Option<&'a HeadNorm<V>>,
@@ -163,7 +164,7 @@ impl KeyWindow {
 /// [`ScoreTerms`] may add.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionSpec {
-    /// Layout of the projection that holds the queries.
+    /// Heads of the queries and of the cache.
     pub layout: QkvLayout,
     /// Factor on the dot products.
     pub scale: f32,
@@ -358,7 +359,8 @@ pub trait ForwardOps: AttentionOps + RecurrentOps + ExpertOps + TransferOps {
 /// [`Error::Device`](crate::Error::Device) if the device has failed.
 pub trait AttentionOps: DeviceTypes {
     /// Normalizes and rotates the query and key heads of `qkv`, and stores the keys and values of
-    /// all tokens of the step in the cache. The queries stay in `qkv`.
+    /// all tokens of the step in the cache. The queries stay in `qkv`. Without key heads, the cache
+    /// stays as it is.
     fn prologue(
         &self,
         step: &OpenStep<'_, Self::Queue>,
@@ -368,8 +370,8 @@ pub trait AttentionOps: DeviceTypes {
     ) -> Result<()>;
 
     /// Attention of every token of the step over the cached keys of its sequence, for prefill and
-    /// decode rows alike. Reads the queries from `qkv` as the prologue left them; `out` is
-    /// `[n, heads * head_dim]`.
+    /// decode rows alike. Reads the queries from `qkv` as the prologue left them: the first
+    /// features of each row, which keys and values may follow. `out` is `[n, heads * head_dim]`.
     fn attention(
         &self,
         step: &OpenStep<'_, Self::Queue>,

@@ -177,6 +177,8 @@ impl<V> Recurrence<'_, V> {
 /// Functions of gates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GateFunction {
+    /// `x`: a product of features.
+    Identity,
     /// `1 / (1 + e^-x)`.
     Sigmoid,
     /// `x / (1 + e^-x)`.

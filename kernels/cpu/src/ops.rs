@@ -215,7 +215,9 @@ impl AttentionOps for Cpu {
     ) -> Result<()> {
         let step = step.queue();
         let layout = prologue.layout;
-        check_cache(step, kv, layout);
+        if layout.kv_heads > 0 {
+            check_cache(step, kv, layout);
+        }
         assert_eq!(qkv.cols, layout.cols(), "columns of the projection");
         if let Some(rope) = prologue.rope {
             assert!(rope.rotated() <= layout.head_dim && rope.rotary_dim % 2 == 0, "rotated features");
@@ -246,12 +248,13 @@ impl AttentionOps for Cpu {
         let (step, layout) = (step.queue(), spec.layout);
         check_cache(step, kv, layout);
         assert!(layout.heads.is_multiple_of(layout.kv_heads), "heads in whole groups");
-        assert_eq!(qkv.cols, layout.cols(), "columns of the projection");
         assert_eq!(out.cols, layout.heads * layout.head_dim, "columns of the attention");
+        assert!(qkv.cols == layout.cols() || qkv.cols == out.cols, "columns of the projection");
         for term in [terms.alibi, terms.sinks].into_iter().flatten() {
             assert_eq!(term.len(), layout.heads, "numbers of the query heads");
         }
-        self.attend(step, (qkv, kv), Scoring { dims: HeadDims::of(layout), spec, terms }, out);
+        let dims = HeadDims { query_stride: qkv.cols, ..HeadDims::of(layout) };
+        self.attend(step, (qkv, kv), Scoring { dims, spec, terms }, out);
         Ok(())
     }
 

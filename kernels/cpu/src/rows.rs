@@ -72,10 +72,10 @@ impl Kernel for MultiplyGates<'_> {
         let function = self.function;
         // SAFETY: the caller guarantees the instruction set.
         let product = |gate: S::V, x: S::V| unsafe {
-            let factor = sigmoid::<S>(gate);
             match function {
-                GateFunction::Sigmoid => S::mul(factor, x),
-                GateFunction::Silu => S::mul(S::mul(gate, factor), x),
+                GateFunction::Identity => S::mul(gate, x),
+                GateFunction::Sigmoid => S::mul(sigmoid::<S>(gate), x),
+                GateFunction::Silu => S::mul(S::mul(gate, sigmoid::<S>(gate)), x),
             }
         };
         let whole = len - len % S::LANES;

@@ -76,7 +76,7 @@ template <class T> struct RecurParams {
 };
 
 // Functions of gates.
-enum GateKind : int { kSigmoidGate, kSiluGate };
+enum GateKind : int { kSigmoidGate, kSiluGate, kIdentityGate };
 
 // Parameters of the product with gates.
 // Kernels: recurrent/multiply_gates_*
@@ -430,7 +430,9 @@ template <class T, int N> DEVICE void multiply_gates(const MultiplyGatesParams<T
 #pragma unroll
         for (int i = 0; i < N; i++) {
           const float gate = to_float(of_gates[k].at[i]);
-          const float factor = p.kind == kSiluGate ? gate * sigmoid(gate) : sigmoid(gate);
+          const float factor = p.kind == kIdentityGate ? gate
+                               : p.kind == kSiluGate   ? gate * sigmoid(gate)
+                                                       : sigmoid(gate);
           kept[k].at[i] = from_float<T>(to_float(kept[k].at[i]) * factor);
         }
         store_vec(row + v * N, kept[k]);

@@ -6,7 +6,9 @@ use millrace_backend::KvFormat;
 use millrace_formats::{self as formats, Checkpoint, Source, TensorInfo};
 use millrace_numbers::DType;
 
-use crate::description::{Attention, DecoderSpec, LayerSpec, Quantize, StorageError, WeightStorage};
+use crate::description::{
+    Attention, DecoderSpec, LayerSpec, Quantize, StorageError, WeightSlot, WeightStorage,
+};
 use crate::families::{self, LoadError, Overrides};
 use crate::memory_plan::{self, UnpaddedDevice};
 use crate::{Bytes, Count};
@@ -72,13 +74,15 @@ impl Inspection {
             Err(error) => return Err(LoadError::from(error).into()),
         };
         let matrix = model.spec.vocab * model.spec.hidden;
+        let (rows, cols) = model.spec.shape(WeightSlot::PerLayerEmbedding);
+        let per_layer = rows * cols;
         let warnings = model.warnings.texts(dtype).map(str::to_owned).collect();
         let dtype = dtype.unwrap_or(model.dtype);
         let storage = WeightStorage::choose(dtype, quantize, &model, &UnpaddedDevice)?;
         Ok(Inspection {
             place: source.place(),
             parameters: model.spec.parameters(),
-            embedding_parameters: if model.spec.tied_head { matrix } else { 2 * matrix },
+            embedding_parameters: per_layer + if model.spec.tied_head { matrix } else { 2 * matrix },
             files: checkpoint
                 .iter()
                 .flat_map(Checkpoint::files)
@@ -131,7 +135,10 @@ fn kinds_of_heads(spec: &DecoderSpec) -> Vec<(String, usize)> {
     for of_layer in spec.layers.iter().filter_map(|layer| layer.attention.heads()) {
         let layout = of_layer.layout;
         let heads = match of_layer.latent {
-            None => format!("{} on {} KV heads of {}", layout.heads, layout.kv_heads, layout.head_dim),
+            None => {
+                let place = if of_layer.kv_source.is_some() { " of an earlier layer" } else { "" };
+                format!("{} on {} KV heads of {}{place}", layout.heads, layout.kv_heads, layout.head_dim)
+            }
             Some(latent) => {
                 let (heads, key) = (layout.heads, latent.rotary_dim);
                 format!("{heads} on latents of {} and a shared key of {key}", latent.rank)
@@ -167,6 +174,9 @@ impl Display for Inspection {
         let tied = if spec.tied_head { "embedding, also the head" } else { "embedding and head" };
         line("parameters", format!("{all} ({embedding} in {tied})"))?;
         line("layers", format!("{} of width {}", spec.layers.len(), spec.hidden))?;
+        if let Some(table) = spec.per_layer {
+            line("", format!("with embeddings of {} features for each layer", table.width))?;
+        }
         let kinds = kinds_of_heads(spec);
         for (index, (heads, count)) in kinds.iter().enumerate() {
             let name = if index == 0 { "heads" } else { "" };
@@ -392,6 +402,24 @@ mod tests {
         ] {
             assert!(text.contains(expected), "{text}\nshould contain\n{expected}");
         }
+    }
+
+    #[test]
+    fn what_layers_read_beside_the_residual_stream_is_listed() {
+        let found = inspect(&Source::Directory(golden("gemma4_e2b")), None, None, None);
+        let text = found.to_string();
+        for expected in [
+            "5 of width 16\n                with embeddings of 6 features for each layer\n",
+            "4 on 1 KV heads of 8, in 2 of 5 layers\n",
+            "4 on 1 KV heads of 8 of an earlier layer, in 1 of 5 layers\n",
+        ] {
+            assert!(text.contains(expected), "{text}\nshould contain\n{expected}");
+        }
+        // The head is the embedding, and each of the 53 tokens has an embedding for each of 5
+        // layers.
+        assert_eq!(found.embedding_parameters, 53 * 16 + 53 * 5 * 6);
+        // Two layers with a window have a cache, and one without.
+        assert_eq!(found.kv_bytes_per_token(), 2 * (2 * 8 + 16) * 4);
     }
 
     #[test]

@@ -73,7 +73,7 @@ impl<B: Backend> ForwardPass<B> {
         let open = backend.prepare(step)?;
         let (step, n, m) = (&open, open.tokens(), open.outputs());
         let ForwardPass { embedding, first_row, states, group, .. } = self;
-        let HiddenStates { residual, normed } = states;
+        let HiddenStates { residual, normed, layer_inputs } = states;
         if let Some(embedding) = embedding {
             backend.embed(step, embedding, *first_row, self.embedding_factor, residual)?; // [n, hidden]
             group.all_reduce(backend, n, residual)?;
@@ -86,10 +86,14 @@ impl<B: Backend> ForwardPass<B> {
             backend.norm(n, residual, norm, normed)?;
             backend.copy_rows(normed, 0, n, residual, 0)?;
         }
+        let context = StepContext { backend, step, tokens: n };
+        if let Some(inputs) = layer_inputs {
+            inputs.compute(&context, residual)?;
+        }
         if let Some(host_layers) = &mut self.host_layers {
             host_layers(backend, input, residual)?;
         }
-        self.layers(&StepContext { backend, step, tokens: n })?;
+        self.layers(&context)?;
         if m > 0 {
             backend.gather(step, &self.states.normed, &mut self.head.states)?; // [m, hidden]
             self.logits(backend, m)?;
@@ -116,7 +120,7 @@ impl<B: Backend> ForwardPass<B> {
         if rank != 0 {
             return Ok(());
         }
-        let HiddenStates { residual, normed } = states;
+        let HiddenStates { residual, normed, .. } = states;
         match pipeline_norm {
             Some(norm) => backend.norm(n, residual, norm, normed)?,
             None => backend.copy_rows(residual, 0, n, normed, 0)?,

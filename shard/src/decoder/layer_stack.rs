@@ -72,7 +72,8 @@ pub(super) struct LayerStack<B: Backend> {
     hidden: usize,
     plan: BranchPlan,
     weights: StackWeights<B>,
-    /// For each layer the paged cache of keys and values, if it has softmax attention.
+    /// For each layer the paged cache of keys and values, if it has softmax attention and does not
+    /// read the cache of another layer.
     kv: Vec<Option<B::Kv>>,
     /// For each layer the recurrent states of all slots, if it has a recurrence.
     recurrent_states: Vec<Option<B::States>>,
@@ -96,7 +97,7 @@ impl<B: Backend> LayerStack<B> {
             let kv_spec = |heads: &AttentionHeads| {
                 heads.kv_spec(limits.num_blocks, limits.block_size, limits.kv_format)
             };
-            kv.push(attention.heads().map(|heads| backend.kv(kv_spec(heads))).transpose()?);
+            kv.push(attention.cached_heads().map(|heads| backend.kv(kv_spec(heads))).transpose()?);
             let states = |layer: &RecurrentLayer| {
                 backend.states(layer.state_spec(limits.max_sequences, limits.state_checkpoints))
             };
@@ -146,7 +147,9 @@ impl<B: Backend> LayerStack<B> {
     fn attention(&mut self, index: usize, step: &StepContext<'_, B>, x: &B::Buf) -> Result<(), Error> {
         let LayerStack { layers, hidden, weights, kv, recurrent_states, buffers, .. } = self;
         let attention = &layers[index].attention;
-        if let (Some(spec), Some(kv)) = (attention.heads(), &mut kv[index]) {
+        // A model whose layers read each other's caches has all layers on one device.
+        let cache = attention.heads().and_then(|heads| heads.kv_source).unwrap_or(index);
+        if let (Some(spec), Some(kv)) = (attention.heads(), &mut kv[cache]) {
             match &weights.layers[index].attention {
                 AttentionWeights::Softmax(w) | AttentionWeights::Hybrid(w, _) => {
                     let query_scale = weights.query_scale.as_ref().filter(|_| spec.scales_queries);
@@ -226,8 +229,9 @@ impl<B: Backend> LayerStack<B> {
         if plan.factor != 1.0 {
             backend.scale(tokens, plan.factor, &mut buffers.branch)?;
         }
-        // A layer with a scalar ends after its branches.
-        let next = if ends_here(layer, branch) { None } else { weights.norm_after(index, branch) };
+        // A layer with an embedding or a scalar ends after its branches.
+        let is_last = branch == Branch::Mlp || matches!(layer.mlp, MlpWeights::None);
+        let next = if is_last && ends_later(layer) { None } else { weights.norm_after(index, branch) };
         let output = BranchOutput { backend, tokens, branch: &mut buffers.branch, states, group };
         match (plan.place, plan.residual) {
             (NormPlace::AfterSums, _) => output.add_post_norm(layer.norm_of_sum(branch)),
@@ -246,8 +250,9 @@ impl<B: Backend> LayerStack<B> {
         }
     }
 
-    /// Multiplies the residual stream by the scalar of layer `index`, if it has one, and leaves
-    /// what the next layer reads in `states.normed`, if that is normalized.
+    /// Adds what layer `index` makes of its own embedding to the residual stream, multiplies that
+    /// by the layer's scalar, and leaves what the next layer reads in `states.normed`, if that is
+    /// normalized. Most layers have neither embedding nor scalar, and end with their last branch.
     fn end_layer(
         &mut self,
         index: usize,
@@ -255,9 +260,21 @@ impl<B: Backend> LayerStack<B> {
         states: &mut HiddenStates<B>,
     ) -> Result<(), Error> {
         let &StepContext { backend, tokens: n, .. } = step;
-        let HiddenStates { residual, normed } = states;
-        let Some(scalar) = self.weights.layers[index].scalar else { return Ok(()) };
-        backend.scale(n, scalar, residual)?;
+        let layer = &self.weights.layers[index];
+        if !ends_later(layer) {
+            return Ok(());
+        }
+        if let (Some(w), Some(inputs)) = (&layer.input, &mut states.layer_inputs) {
+            let branch = &mut self.buffers.branch;
+            inputs.project(step, index, w, &states.residual, branch)?;
+            // Each rank has computed the whole.
+            let group = &mut RankGroup::Alone;
+            BranchOutput { backend, tokens: n, branch, states, group }.add_sandwich_norm(&w.norm, None)?;
+        }
+        let HiddenStates { residual, normed, .. } = states;
+        if let Some(scalar) = layer.scalar {
+            backend.scale(n, scalar, residual)?;
+        }
         if let Some(norm) = self.weights.norm_after(index, Branch::Mlp) {
             backend.norm(n, residual, norm, normed)?;
         }
@@ -285,7 +302,7 @@ impl<B: Backend> LayerWeights<B> {
     }
 }
 
-/// Returns whether more than the next norm follows after a branch of a layer.
-fn ends_here<B: Backend>(layer: &LayerWeights<B>, branch: Branch) -> bool {
-    branch == Branch::Mlp && layer.scalar.is_some()
+/// Returns whether more than the next norm follows after the branches of a layer.
+fn ends_later<B: Backend>(layer: &LayerWeights<B>) -> bool {
+    layer.input.is_some() || layer.scalar.is_some()
 }

@@ -13,6 +13,7 @@ mod host_layers;
 mod latent;
 mod layer_stack;
 mod mlp;
+mod per_layer;
 mod recurrent;
 mod residual;
 mod softmax;
@@ -38,6 +39,7 @@ use crate::Error;
 use forward::{ForwardPass, Head};
 use group::RankGroup;
 use layer_stack::{LayerStack, StackWeights};
+use per_layer::LayerInputs;
 use workspace::HiddenStates;
 
 /// A model that is ready to compute steps: weights, KV pool and every buffer that a step needs but
@@ -106,6 +108,7 @@ impl<B: Backend> Decoder<B> {
             embedding_factor,
             embedding_norm,
             positions,
+            per_layer,
             ropes,
             query_scale,
             first_layer,
@@ -123,6 +126,10 @@ impl<B: Backend> Decoder<B> {
         let stack_weights = StackWeights { layers, ropes, query_scale, exit_norm };
         let stack = LayerStack::new(backend, &spec, held.clone(), stack_weights, limits)?;
         let max_outputs = limits.max_sequences;
+        let mut states = HiddenStates::new(backend, &spec, limits)?;
+        if let Some((plan, weights)) = spec.per_layer.zip(per_layer) {
+            states.layer_inputs = Some(LayerInputs::new(backend, &spec, plan, weights, limits)?);
+        }
         let forward = ForwardPass {
             embedding,
             first_row: spec.vocab_rows.start,
@@ -141,7 +148,7 @@ impl<B: Backend> Decoder<B> {
                 logits: backend.logits(max_outputs, spec.logit_cols())?,
                 max_outputs,
             },
-            states: HiddenStates::new(backend, &spec, limits)?,
+            states,
             group,
         };
         Ok(Decoder { spec, layers: held, forward, graphs: Vec::new() })

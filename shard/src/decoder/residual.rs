@@ -29,7 +29,7 @@ impl<B: Backend> BranchOutput<'_, B> {
     /// `residual += branch; normed = next(residual)`.
     pub(super) fn add_pre_norm(self, next: Option<&Norm<B::Vector>>) -> Result<(), Error> {
         let BranchOutput { backend, tokens: n, branch, states, group } = self;
-        let HiddenStates { residual, normed } = states;
+        let HiddenStates { residual, normed, .. } = states;
         match next {
             Some(norm) => group.all_reduce_norm(backend, n, residual, branch, norm, normed),
             None => {
@@ -44,7 +44,7 @@ impl<B: Backend> BranchOutput<'_, B> {
     /// `residual = norm(residual + branch)`. The next branch reads the residual stream.
     pub(super) fn add_post_norm(self, norm: &Norm<B::Vector>) -> Result<(), Error> {
         let BranchOutput { backend, tokens: n, branch, states, group } = self;
-        let HiddenStates { residual, normed } = states;
+        let HiddenStates { residual, normed, .. } = states;
         group.all_reduce_norm(backend, n, residual, branch, norm, normed)?;
         Ok(backend.copy_rows(normed, 0, n, residual, 0)?)
     }
@@ -60,7 +60,7 @@ impl<B: Backend> BranchOutput<'_, B> {
         next: Option<&Norm<B::Vector>>,
     ) -> Result<(), Error> {
         let BranchOutput { backend, tokens: n, branch, states, group } = self;
-        let HiddenStates { residual, normed } = states;
+        let HiddenStates { residual, normed, .. } = states;
         group.all_reduce(backend, n, branch)?;
         backend.norm(n, branch, own, normed)?;
         backend.add(n, normed, residual)?;
@@ -73,7 +73,7 @@ impl<B: Backend> BranchOutput<'_, B> {
     /// `normed = next(residual); residual += branch`.
     pub(super) fn add_parallel_attention(self, next: Option<&Norm<B::Vector>>) -> Result<(), Error> {
         let BranchOutput { backend, tokens: n, branch, states, group } = self;
-        let HiddenStates { residual, normed } = states;
+        let HiddenStates { residual, normed, .. } = states;
         if let Some(norm) = next {
             backend.norm(n, residual, norm, normed)?;
         }
@@ -86,7 +86,7 @@ impl<B: Backend> BranchOutput<'_, B> {
     ///
     /// `residual = factor * normed + branch; normed = next(residual)`.
     pub(super) fn add_to_normed(self, factor: f32, next: Option<&Norm<B::Vector>>) -> Result<(), Error> {
-        let HiddenStates { residual, normed } = &mut *self.states;
+        let HiddenStates { residual, normed, .. } = &mut *self.states;
         self.backend.copy_rows(normed, 0, self.tokens, residual, 0)?;
         self.backend.scale(self.tokens, factor, residual)?;
         self.add_pre_norm(next)

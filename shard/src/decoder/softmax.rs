@@ -22,7 +22,7 @@ pub(super) struct Softmax<'a, B: Backend> {
 
 impl<B: Backend> Softmax<'_, B> {
     /// `branch = attention(x)`: softmax(scores) v over the sequence's cache, projected to `[tokens,
-    /// hidden]`.
+    /// hidden]`. `kv` is the layer's own cache, or the one of the layer that it reads.
     pub(super) fn compute(
         &self,
         step: &StepContext<'_, B>,
@@ -32,10 +32,10 @@ impl<B: Backend> Softmax<'_, B> {
     ) -> Result<(), Error> {
         let &StepContext { backend, step, tokens: n, .. } = step;
         let Softmax { spec, w, .. } = *self;
-        let layout = spec.layout;
+        let layout = spec.projected();
         let qkv = buffers.qkv.of(layout.cols());
         let heads = buffers.heads.of(layout.heads * layout.head_dim);
-        backend.linear(n, x, &w.qkv, w.qkv_bias.as_ref(), qkv)?; // [n, (heads + 2 kv_heads) * head_dim]
+        backend.linear(n, x, &w.qkv, w.qkv_bias.as_ref(), qkv)?; // [n, layout.cols()]
         // The prologue computes the usual norm of heads itself.
         let in_prologue = |norms: &&HeadNorm<B::Vector>| {
             let is_shared = matches!(spec.head_norm, HeadNormPlan::Shared | HeadNormPlan::Unscaled);
@@ -45,6 +45,9 @@ impl<B: Backend> Softmax<'_, B> {
             let (queries, keys) = head_parts(spec);
             backend.norm_parts(n, qkv, queries, &norms.q)?;
             backend.norm_parts(n, qkv, keys, &norms.k)?;
+        }
+        if let Some(norm) = &w.query_norm {
+            backend.norm_parts(n, qkv, head_parts(spec).0, norm)?;
         }
         if let Some(norm) = &w.value_norm {
             let QkvLayout { heads, kv_heads: count, head_dim: cols } = layout;

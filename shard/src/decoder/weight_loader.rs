@@ -14,6 +14,7 @@ use millrace_model::{
 use millrace_numbers::tensor::flatten;
 use millrace_numbers::{DType, HostTensor, Part};
 
+use super::per_layer::{LayerInputWeights, PerLayerWeights};
 use super::recurrent::{RateWeights, RecurrentWeights};
 use super::weights::{
     AttentionWeights, DenseWeights, ExpertNorms, ExpertsWeights, LatentWeights, LayerWeights, MlpWeights,
@@ -54,6 +55,8 @@ impl<B: Backend> Weights<B> {
         };
         let positions_of_ends = spec.embedding.positions.filter(|_| has_ends);
         let learned = positions_of_ends.map(|table| loader.positions(&table)).transpose()?;
+        let has_per_layer = has_ends && spec.per_layer.is_some();
+        let per_layer = has_per_layer.then(|| loader.per_layer()).transpose()?;
         let layers = loader.layers(part.layers.clone())?;
         let final_norm = loader.norm_if(
             has_ends && spec.has_final_norm(),
@@ -69,6 +72,7 @@ impl<B: Backend> Weights<B> {
             embedding_factor,
             embedding_norm,
             positions: learned,
+            per_layer,
             ropes: ropes(backend, spec, positions)?,
             query_scale: query_scale(backend, spec, positions)?,
             first_layer: part.layers.start,
@@ -143,6 +147,7 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
                 at(Slot::MlpOutNorm),
                 Some(at(Slot::MlpOutNormBias)).filter(|_| place.is_of_sums()),
             )?,
+            input: if self.spec.per_layer.is_some() { Some(self.layer_input(index)?) } else { None },
             scalar: if self.spec.layer_scalars { Some(self.number(at(Slot::Scalar))?) } else { None },
         })
     }
@@ -168,11 +173,13 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
     fn softmax(&mut self, layer: usize, heads: &AttentionHeads) -> Result<SoftmaxWeights<B>, Error> {
         use LayerSlot as Slot;
         let at = |slot| WeightSlot::Layer(layer, slot);
+        let has_keys = heads.kv_source.is_none();
         Ok(SoftmaxWeights {
             qkv: self.matrix(at(Slot::Qkv))?,
             qkv_bias: self.bias(heads.qkv_bias, at(Slot::QkvBias))?,
-            head_norm: self.head_norm(layer, heads)?,
-            value_norm: if heads.value_norm { Some(self.unscaled_norm(heads)?) } else { None },
+            query_norm: if has_keys { None } else { self.query_norm(layer, heads)? },
+            head_norm: if has_keys { self.head_norm(layer, heads)? } else { None },
+            value_norm: if has_keys && heads.value_norm { Some(self.unscaled_norm(heads)?) } else { None },
             alibi: match heads.positions {
                 Positions::Linear(alibi) => Some(floats(self.backend, &alibi.slopes(heads.layout.heads))?),
                 Positions::None | Positions::Rotary { .. } => None,
@@ -343,18 +350,28 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         layer: usize,
         heads: &AttentionHeads,
     ) -> Result<Option<HeadNorm<B::Vector>>, Error> {
-        let (q, k) = match heads.head_norm {
+        let Some(q) = self.query_norm(layer, heads)? else { return Ok(None) };
+        let at = |slot| WeightSlot::Layer(layer, slot);
+        let k = match heads.head_norm {
             HeadNormPlan::None => return Ok(None),
-            HeadNormPlan::Unscaled => {
-                let (q, k) = (self.unscaled_norm(heads)?, self.unscaled_norm(heads)?);
-                return Ok(Some(HeadNorm { q, k }));
-            }
-            HeadNormPlan::Shared => (LayerSlot::QNorm, LayerSlot::KNorm),
-            HeadNormPlan::PerHead | HeadNormPlan::AllHeads => (LayerSlot::QHeadsNorm, LayerSlot::KHeadsNorm),
+            HeadNormPlan::Unscaled => self.unscaled_norm(heads)?,
+            HeadNormPlan::Shared => self.norm(at(LayerSlot::KNorm), None)?,
+            HeadNormPlan::PerHead | HeadNormPlan::AllHeads => self.norm(at(LayerSlot::KHeadsNorm), None)?,
         };
-        let q = self.norm(WeightSlot::Layer(layer, q), None)?;
-        let k = self.norm(WeightSlot::Layer(layer, k), None)?;
         Ok(Some(HeadNorm { q, k }))
+    }
+
+    /// Loads the norm of query heads.
+    fn query_norm(&mut self, layer: usize, heads: &AttentionHeads) -> Result<Option<Norm<B::Vector>>, Error> {
+        let at = |slot| WeightSlot::Layer(layer, slot);
+        Ok(match heads.head_norm {
+            HeadNormPlan::None => None,
+            HeadNormPlan::Unscaled => Some(self.unscaled_norm(heads)?),
+            HeadNormPlan::Shared => Some(self.norm(at(LayerSlot::QNorm), None)?),
+            HeadNormPlan::PerHead | HeadNormPlan::AllHeads => {
+                Some(self.norm(at(LayerSlot::QHeadsNorm), None)?)
+            }
+        })
     }
 
     /// Makes a norm of heads whose scales are 1.
@@ -373,6 +390,28 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
                 Norm { kind: NormKind::Layer, weight, bias: None, eps }
             }
         }
+    }
+
+    /// Loads the weights of per-layer embeddings that belong to no layer.
+    fn per_layer(&mut self) -> Result<PerLayerWeights<B>, Error> {
+        let table = self.looked_up(WeightSlot::PerLayerEmbedding)?;
+        let width = self.spec.per_layer.map_or(0, |table| table.width);
+        Ok(PerLayerWeights {
+            table,
+            factor: self.storage.dtype.round((width as f32).sqrt()),
+            projection: self.matrix(WeightSlot::PerLayerProjection)?,
+            norm: self.norm(WeightSlot::PerLayerProjectionNorm, None)?,
+        })
+    }
+
+    /// Loads the weights by which a layer reads its own embedding.
+    fn layer_input(&mut self, layer: usize) -> Result<LayerInputWeights<B>, Error> {
+        let at = |slot| WeightSlot::Layer(layer, slot);
+        Ok(LayerInputWeights {
+            gate: self.matrix(at(LayerSlot::InputGate))?,
+            projection: self.matrix(at(LayerSlot::InputProjection))?,
+            norm: self.norm(at(LayerSlot::InputNorm), None)?,
+        })
     }
 
     /// Loads the table of learned positions, from the row of position 0 on.
@@ -418,9 +457,11 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
     /// Loads the embedding: as a matrix if it is also the head, and otherwise as rows to look up.
     fn embedding(&mut self) -> Result<B::Matrix, Error> {
         let slot = WeightSlot::Embedding;
-        if self.spec.tied_head {
-            return self.matrix(slot);
-        }
+        if self.spec.tied_head { self.matrix(slot) } else { self.looked_up(slot) }
+    }
+
+    /// Loads rows to look up.
+    fn looked_up(&mut self, slot: WeightSlot) -> Result<B::Matrix, Error> {
         let (parts, dtype) = (self.parts(slot)?, self.storage.dtype);
         let embedding =
             self.backend.embedding(&parts, dtype).map_err(|source| Error::Matrix { slot, source })?;

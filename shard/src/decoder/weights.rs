@@ -6,6 +6,7 @@ use std::vec::IntoIter;
 use millrace_backend::{Backend, HeadNorm, Norm, RopeSpec};
 use millrace_model::{DecoderSpec, WeightSlot};
 
+use super::per_layer::{LayerInputWeights, PerLayerWeights};
 use super::recurrent::RecurrentWeights;
 
 /// All constants of a decoder in device memory.
@@ -17,6 +18,7 @@ pub struct Weights<B: Backend> {
     pub(super) embedding_factor: f32,
     pub(super) embedding_norm: Option<Norm<B::Vector>>, // [hidden]
     pub(super) positions: Option<B::Matrix>,            // [positions, hidden]
+    pub(super) per_layer: Option<PerLayerWeights<B>>,
     pub(super) ropes: Vec<RopeSpec<B::Vector>>,
     pub(super) query_scale: Option<B::Vector>, // [positions]
     /// The index of the first of `layers` in the model.
@@ -36,6 +38,8 @@ pub(super) struct LayerWeights<B: Backend> {
     pub(super) mlp_norm: Option<Norm<B::Vector>>,           // [hidden]
     pub(super) mlp: MlpWeights<B>,
     pub(super) mlp_out_norm: Option<Norm<B::Vector>>, // [hidden]
+    /// The weights of the layer's own embedding, which is read after its branches.
+    pub(super) input: Option<LayerInputWeights<B>>,
     /// Factor on the residual stream after the layer.
     pub(super) scalar: Option<f32>,
 }
@@ -51,15 +55,19 @@ pub(super) enum AttentionWeights<B: Backend> {
 
 /// The constants of softmax attention.
 pub(super) struct SoftmaxWeights<B: Backend> {
-    pub(super) qkv: B::Matrix,              // [(heads + 2 kv_heads) * head_dim, hidden]
-    pub(super) qkv_bias: Option<B::Vector>, // [(heads + 2 kv_heads) * head_dim]
+    /// `[(heads + 2 kv_heads) * head_dim, hidden]`, or the queries alone, `[heads * head_dim,
+    /// hidden]`, if the layer reads the cache of another one.
+    pub(super) qkv: B::Matrix,
+    pub(super) qkv_bias: Option<B::Vector>, // one for each row of `qkv`
     pub(super) head_norm: Option<HeadNorm<B::Vector>>, // [head_dim], or the features of all heads, each
+    /// The norm of query heads of a layer that has no key heads, as `head_norm`.
+    pub(super) query_norm: Option<Norm<B::Vector>>,
     pub(super) value_norm: Option<Norm<B::Vector>>, // [head_dim], of ones
-    pub(super) alibi: Option<B::Vector>,    // [heads]
-    pub(super) sinks: Option<B::Vector>,    // [heads]
-    pub(super) out_gate: Option<B::Matrix>, // [heads * head_dim, hidden]
-    pub(super) out: B::Matrix,              // [hidden, heads * head_dim]
-    pub(super) out_bias: Option<B::Vector>, // [hidden]
+    pub(super) alibi: Option<B::Vector>,            // [heads]
+    pub(super) sinks: Option<B::Vector>,            // [heads]
+    pub(super) out_gate: Option<B::Matrix>,         // [heads * head_dim, hidden]
+    pub(super) out: B::Matrix,                      // [hidden, heads * head_dim]
+    pub(super) out_bias: Option<B::Vector>,         // [hidden]
 }
 
 /// The constants of latent attention.

@@ -6,6 +6,7 @@ use millrace_model::{DecoderSpec, LayerSpec, ShardLimits};
 
 use super::experts::ExpertBuffers;
 use super::latent::LatentBuffers;
+use super::per_layer::LayerInputs;
 use super::recurrent::RecurrentBuffers;
 use super::step_context::ByWidth;
 
@@ -15,13 +16,16 @@ pub(super) struct HiddenStates<B: Backend> {
     pub(super) residual: B::Buf,
     /// The normalized residual stream, `[t, hidden]`.
     pub(super) normed: B::Buf,
+    /// The inputs that each layer reads beside them, if the model has per-layer embeddings.
+    pub(super) layer_inputs: Option<LayerInputs<B>>,
 }
 
 impl<B: Backend> HiddenStates<B> {
+    /// Allocates hidden states without per-layer embeddings.
     pub(super) fn new(backend: &B, spec: &DecoderSpec, limits: &ShardLimits) -> Result<Self> {
         let tokens = limits.max_step_tokens;
         let (residual, normed) = (backend.buf(tokens, spec.hidden)?, backend.buf(tokens, spec.hidden)?);
-        Ok(HiddenStates { residual, normed })
+        Ok(HiddenStates { residual, normed, layer_inputs: None })
     }
 }
 
@@ -31,7 +35,7 @@ pub(super) struct LayerBuffers<B: Backend> {
     pub(super) branch: B::Buf,
     /// The output of a recurrence beside attention, which is added to `branch`, `[t, hidden]`.
     pub(super) beside: ByWidth<B::Buf>,
-    /// The fused projection, `[t, (heads + 2 kv_heads) * head_dim]`.
+    /// The fused projection, `[t, (heads + 2 kv_heads) * head_dim]`, or the queries alone.
     pub(super) qkv: ByWidth<B::Buf>,
     /// The attention of all heads, `[t, heads * head_dim]`.
     pub(super) heads: ByWidth<B::Buf>,

@@ -115,8 +115,7 @@ pub(crate) fn start<P: Platform>(
     if let Some(layers) = host_layers {
         decoder = decoder.with_host_layers(layers);
     }
-    let looks_up = decoder.spec().has_ends() && !decoder.spec().tied_head;
-    let reads_files = looks_up && !backend.copies_embedding();
+    let reads_files = decoder.spec().looks_up_tokens() && !backend.copies_embedding();
     let classifier = Classifier::load(decoder.spec(), &*source)?;
     let mut worker = Worker::new(backend, decoder, limits, reads_files.then_some(source), classifier)?;
     timer.end("allocate");

@@ -18,8 +18,8 @@ use millrace_formats::Source;
 use millrace_model::families::{self, Overrides};
 use millrace_model::split::{Indivisible, Split};
 use millrace_model::{
-    AttentionHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LayerSlot, Mlp, Model, NormPlace, RopeScaling,
-    ShardLimits, WeightSlot, WeightStorage,
+    AttentionHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LayerSlot, Mlp, Model, NormPlace,
+    PerLayerEmbedding, RopeScaling, ShardLimits, WeightSlot, WeightStorage,
 };
 use millrace_numbers::codes::{CodeType, StoredCodes};
 use millrace_numbers::{DType, WeightFormat};
@@ -259,8 +259,16 @@ fn every_switch_of_gemma_4_changes_the_logits() {
         }),
         ("shared expert", |spec| change_experts(spec, |experts| experts.shared = None)),
     ];
+    let small: [(&str, Change); 3] = [
+        ("cache that is read", |spec| spec.layers[3].attention.heads_mut().unwrap().kv_source = Some(0)),
+        ("per-layer embeddings", |spec| spec.per_layer = None),
+        ("gates of per-layer embeddings", |spec| {
+            spec.per_layer = spec.per_layer.map(|table| PerLayerEmbedding { act: Activation::Silu, ..table });
+        }),
+    ];
     let cpu = cpu(Activations::Exact, None);
-    for (case, changes) in [("gemma4_text", &dense[..]), ("gemma4_experts", &experts[..])] {
+    let cases = [("gemma4_text", &dense[..]), ("gemma4_experts", &experts[..]), ("gemma4_e2b", &small[..])];
+    for (case, changes) in cases {
         let (prompt, model) = (first_prompt(case), load(case));
         let bytes = std::fs::read(folder().join(case).join("golden.safetensors")).unwrap();
         let expected = Golden(SafeTensors::deserialize(&bytes).unwrap()).rows("logits.0");

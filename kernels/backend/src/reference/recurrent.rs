@@ -153,6 +153,7 @@ pub(super) fn multiply_gates(n: usize, (gates, first): (&Buf, usize), function: 
             let gate = f64::from(*gate);
             let sigmoid = 1.0 / (1.0 + (-gate).exp());
             let factor = match function {
+                GateFunction::Identity => gate,
                 GateFunction::Sigmoid => sigmoid,
                 GateFunction::Silu => gate * sigmoid,
             };

@@ -13,7 +13,7 @@ use super::super::simd::Simd;
 use super::super::step::{Pair, Step};
 use super::super::tile::Tiles;
 use super::SEGMENT;
-use super::job::{Tile, Work};
+use super::job::{HeadDims, Tile, Work};
 use super::products::Products;
 use super::values::Segment;
 
@@ -85,12 +85,11 @@ fn tiles(queries: usize) -> impl Iterator<Item = Range<usize>> {
 /// As for [`Products::pack`].
 #[inline(always)]
 unsafe fn pack<S: Simd>(tile: &Tile<'_>, work: Work) {
-    let layout = tile.spec.layout;
-    let dim = layout.head_dim;
+    let HeadDims { key: dim, query_stride, .. } = tile.dims();
     for rows in tiles(tile.queries.len()) {
         for i in rows.clone() {
             let (token, head) = tile.token_and_head(tile.queries.start + i);
-            let query = &tile.qkv[token * layout.cols() + head * dim..][..dim];
+            let query = &tile.qkv[token * query_stride + head * dim..][..dim];
             for (step, x) in query.chunks_exact(FEATURES).enumerate() {
                 let at = rows.start * dim + (step * rows.len() + i - rows.start) * FEATURES;
                 for first in (0..FEATURES).step_by(S::LANES) {

@@ -203,7 +203,7 @@ impl AttentionOps for Cuda {
         let all = PagedAttention {
             heads: spec.layout.heads,
             qkv: qkv.rows(tokens),
-            stride: spec.layout.cols(),
+            stride: qkv.cols,
             kv: kv.paged(),
             batch: step.batch(),
             scores: AttentionScores {

@@ -134,6 +134,7 @@ impl Cuda {
         x: &Buf,
     ) -> Result<()> {
         let kind = match function {
+            GateFunction::Identity => GateKind::IdentityGate,
             GateFunction::Sigmoid => GateKind::SigmoidGate,
             GateFunction::Silu => GateKind::SiluGate,
         };

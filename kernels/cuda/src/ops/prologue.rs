@@ -58,7 +58,7 @@ pub struct QueryScale<'a> {
 pub struct Prologue<'a> {
     /// Tokens of the step; 0 is allowed and does nothing.
     pub tokens: usize,
-    /// Heads of a row of `qkv`.
+    /// Heads of a row of `qkv`. Without key heads, nothing is cached.
     pub layout: QkvLayout,
     /// `[tokens, heads + 2 * kv_heads, head_dim]`, f32, f16 or bf16. Queries are replaced; keys and
     /// values stay as they are.
@@ -115,7 +115,8 @@ pub fn cost(elem: Elem, cache: Elem, layout: QkvLayout, tokens: usize) -> Cost {
 fn check(p: &Prologue<'_>) -> Result<()> {
     let QkvLayout { kv_heads, head_dim, .. } = p.layout;
     countable(&[p.tokens, p.layout.cols(), p.kv.blocks.saturating_mul(p.kv.block_size)])?;
-    if head_dim == 0 || p.kv.head_dim != head_dim || p.kv.kv_heads != kv_heads || p.kv.block_size == 0 {
+    let fits_cache = kv_heads == 0 || (p.kv.head_dim == head_dim && p.kv.kv_heads == kv_heads);
+    if head_dim == 0 || !fits_cache || p.kv.block_size == 0 {
         return Err(Error::Shape(format!(
             "{kv_heads} key heads of {head_dim} do not go into a cache of {} heads of {} in blocks of {}",
             p.kv.kv_heads, p.kv.head_dim, p.kv.block_size

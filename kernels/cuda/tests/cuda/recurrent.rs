@@ -482,7 +482,7 @@ fn gates_match_the_reference() {
         let (rows, unit) = (1 + rng.below(3), rng.pick(&[1, 8]));
         let (cols, first, more) = (unit * (1 + rng.below(90)), unit * rng.below(4), unit * rng.below(3));
         let gate_cols = first + cols + more;
-        let kind = rng.pick(&[GateKind::SigmoidGate, GateKind::SiluGate]);
+        let kind = rng.pick(&[GateKind::SigmoidGate, GateKind::SiluGate, GateKind::IdentityGate]);
         let x = rng.values(elem, rows * cols);
         let gates: Vec<f32> =
             rng.values(elem, rows * gate_cols).iter().map(|gate| round(elem, 9.0 * gate)).collect();
@@ -490,7 +490,11 @@ fn gates_match_the_reference() {
         for (row, gates) in want.chunks_exact_mut(cols).zip(gates.chunks_exact(gate_cols)) {
             for (x, gate) in row.iter_mut().zip(&gates[first..]) {
                 let gate = f64::from(*gate);
-                let factor = if kind == GateKind::SiluGate { gate * sigmoid(gate) } else { sigmoid(gate) };
+                let factor = match kind {
+                    GateKind::IdentityGate => gate,
+                    GateKind::SiluGate => gate * sigmoid(gate),
+                    _ => sigmoid(gate),
+                };
                 *x = (f64::from(*x) * factor) as f32;
             }
         }

@@ -6,8 +6,8 @@ use std::sync::{Arc, LazyLock};
 
 use millrace_backend::reference::Reference;
 use millrace_backend::{
-    Backend, ForwardOps, GateFunction, HeadRows, ModelLoading, NormKind, RowParts, SampleRow, Sampled,
-    SampledRows, SamplingParams, ScoreRow, SeqRow, StepInput, StepQueue, StepSize, TransferOps,
+    Backend, ForwardOps, HeadRows, ModelLoading, NormKind, RowParts, SampleRow, Sampled, SampledRows,
+    SamplingParams, ScoreRow, SeqRow, StepInput, StepQueue, StepSize, TransferOps,
 };
 use millrace_cuda::{Cuda, Device, Simulated};
 use millrace_numbers::DType;
@@ -93,11 +93,11 @@ proptest! {
 
     #[test]
     fn gates_match_the_reference(
-        n in 1usize..9, cols in 1usize..9, first in 0usize..3, vectors: bool, is_silu: bool, seed: u64,
+        n in 1usize..9, cols in 1usize..9, first in 0usize..3, vectors: bool, function in recurrent::functions(),
+        seed: u64,
     ) {
         // Rows of whole vectors have a kernel of their own.
         let (cols, first) = if vectors { (4 * cols, 4 * first) } else { (cols, first) };
-        let function = if is_silu { GateFunction::Silu } else { GateFunction::Sigmoid };
         let (mut rng, of_gates) = (Rng(seed), first + cols + 4);
         let gates: Vec<f32> = rng.values(n * of_gates).iter().map(|gate| 9.0 * gate).collect();
         let x = rng.values(n * cols);

@@ -11,7 +11,7 @@ use super::vocabulary::{self, KeptIds, VocabularyCut};
 
 const TOKENIZER: &str = "tokenizer.json";
 /// The names of the number of tokens.
-const COUNTS: [&str; 2] = ["vocab_size", "padded_vocab_size"];
+const COUNTS: [&str; 3] = ["vocab_size", "padded_vocab_size", "vocab_size_per_layer_input"];
 
 /// The part of a vocabulary that stays, and the places where it is stored.
 pub(super) struct Slimmed {

@@ -12,6 +12,14 @@ pub enum FeatureBlock {
     Hidden,
     /// The rows of the table of learned positions.
     Positions,
+    /// The rows of the table of per-layer embeddings.
+    PerLayerVocabulary,
+    /// The features of a token for one layer, `[width]` of [`PerLayerEmbedding`].
+    ///
+    /// [`PerLayerEmbedding`]: super::PerLayerEmbedding
+    PerLayer,
+    /// The features of a token for all layers, `[layers * width]`.
+    AllLayers,
     /// The features of one head, `[head_dim]`.
     HeadDim,
     /// One number for each query head, `[heads]`.

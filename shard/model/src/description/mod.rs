@@ -32,7 +32,7 @@ pub use slots::{LayerSlot, StoredTensors, WeightInfo, WeightKind, WeightSlot};
 pub use source::{TensorPlace, WeightError, WeightSource, take_parts};
 pub use spec::{
     Attention, AttentionHeads, DecoderSpec, EmbeddingPlan, HeadNormPlan, HeadPlan, LatentPlan, LayerSpec,
-    LearnedPositions, NormKind, NormPlace, NormPlan, Positions, Residual,
+    LearnedPositions, NormKind, NormPlace, NormPlan, PerLayerEmbedding, Positions, Residual,
 };
 pub use storage::{Quantize, QuantizeError, StorageError, WeightStorage};
 

@@ -6,7 +6,7 @@ use super::blocks::FeatureBlock;
 use super::mlp::ExpertsSpec;
 use super::recurrent::RecurrentSlot;
 use super::slots::{LayerSlot, WeightSlot, heads, latent, shared};
-use super::spec::{AttentionHeads, DecoderSpec, LatentPlan, LayerSpec, Residual};
+use super::spec::{AttentionHeads, DecoderSpec, LatentPlan, LayerSpec, PerLayerEmbedding, Residual};
 
 impl DecoderSpec {
     /// Returns every weight of the model, in the order in which it is loaded.
@@ -17,6 +17,9 @@ impl DecoderSpec {
             (WeightSlot::EmbeddingNorm, self.embedding.norm),
             (WeightSlot::EmbeddingNormBias, self.embedding.norm && bias),
             (WeightSlot::Positions, self.embedding.positions.is_some()),
+            (WeightSlot::PerLayerEmbedding, self.per_layer.is_some()),
+            (WeightSlot::PerLayerProjection, self.per_layer.is_some()),
+            (WeightSlot::PerLayerProjectionNorm, self.per_layer.is_some()),
         ];
         let has_final_norm = self.has_final_norm();
         let after = [
@@ -65,7 +68,24 @@ impl DecoderSpec {
     /// Returns whether rows of the weight for `slot` are looked up, and nothing is multiplied by
     /// it.
     pub fn is_looked_up(&self, slot: WeightSlot) -> bool {
-        slot == WeightSlot::Positions || slot == WeightSlot::Embedding && !self.tied_head
+        match slot {
+            WeightSlot::Positions | WeightSlot::PerLayerEmbedding => true,
+            WeightSlot::Embedding => !self.tied_head,
+            _ => false,
+        }
+    }
+
+    /// Returns whether steps look up rows of tables with a row for each token, which a device need
+    /// not copy.
+    pub fn looks_up_tokens(&self) -> bool {
+        self.has_ends() && (!self.tied_head || self.per_layer.is_some())
+    }
+
+    /// Returns the columns of the buffers of per-layer embeddings: twice the inputs of all layers,
+    /// and the gates of one layer.
+    pub(crate) fn per_layer_columns(&self) -> usize {
+        let columns = |plan: PerLayerEmbedding| (2 * self.layers.len() + 1).saturating_mul(plan.width);
+        self.per_layer.map_or(0, columns)
     }
 
     /// Returns whether the MLPs of the layers have a norm of their own before them.
@@ -97,6 +117,9 @@ impl DecoderSpec {
             FeatureBlock::Vocabulary => self.vocab_rows.len(),
             FeatureBlock::Hidden => self.hidden,
             FeatureBlock::Positions => self.embedding.positions.map_or(0, |table| table.rows),
+            FeatureBlock::PerLayerVocabulary => self.per_layer.map_or(0, |table| table.rows),
+            FeatureBlock::PerLayer => self.per_layer.map_or(0, |table| table.width),
+            FeatureBlock::AllLayers => self.per_layer.map_or(0, |table| self.layers.len() * table.width),
             FeatureBlock::Heads => layout().heads,
             FeatureBlock::HeadDim => layout().head_dim,
             FeatureBlock::Query => heads(layer()).map_or(0, AttentionHeads::result_cols),
@@ -107,7 +130,9 @@ impl DecoderSpec {
             FeatureBlock::HeadKeysValues => {
                 layout().heads * of_latent(|latent| latent.plain_dim + latent.value_dim)
             }
-            FeatureBlock::Key | FeatureBlock::Value => layout().kv_heads * layout().head_dim,
+            FeatureBlock::Key | FeatureBlock::Value => {
+                heads(layer()).map_or(0, |heads| heads.projected().kv_heads * heads.layout.head_dim)
+            }
             FeatureBlock::Gate if !has_gate(layer(), slot) => 0,
             FeatureBlock::Gate | FeatureBlock::Up => mlp_width(layer(), slot),
             FeatureBlock::Experts => layer().mlp.experts().map_or(0, ExpertsSpec::count),

@@ -22,6 +22,12 @@ pub enum WeightSlot {
     EmbeddingNormBias,
     /// The table of learned positions.
     Positions,
+    /// The table of per-layer embeddings.
+    PerLayerEmbedding,
+    /// The projection of the embedding of tokens to the inputs of all layers.
+    PerLayerProjection,
+    /// The scale of the norm of each layer's part of that projection's result.
+    PerLayerProjectionNorm,
     /// The scale of the norm before the head.
     FinalNorm,
     /// The bias of [`WeightSlot::FinalNorm`].
@@ -138,6 +144,12 @@ pub enum LayerSlot {
     ExpertOutNorm,
     /// The scale of the norm of the shared expert's result.
     SharedOutNorm,
+    /// The projection to the gates of the layer's own embedding.
+    InputGate,
+    /// The projection of the gated embedding to the residual stream.
+    InputProjection,
+    /// The scale of the norm of that projection's result.
+    InputNorm,
     /// The factor on the residual stream after the layer.
     Scalar,
 }
@@ -217,6 +229,9 @@ const SHARED_GATE_UP_TENSORS: StoredTensors = &[
     ("mlp.shared_expert.gate_proj", &[FeatureBlock::Gate]),
     ("mlp.shared_expert.up_proj", &[FeatureBlock::Up]),
 ];
+const PER_LAYER: &[FeatureBlock] = &[FeatureBlock::PerLayer];
+const ALL_LAYERS: &[FeatureBlock] = &[FeatureBlock::AllLayers];
+const PER_LAYER_VOCABULARY: &[FeatureBlock] = &[FeatureBlock::PerLayerVocabulary];
 const VOCABULARY: &[FeatureBlock] = &[FeatureBlock::Vocabulary];
 
 impl WeightInfo {
@@ -288,7 +303,7 @@ impl WeightInfo {
 impl LayerSlot {
     /// All weights of a layer, in the order in which they are loaded. Those of recurrent layers
     /// come in place of attention.
-    pub const ALL: [LayerSlot; 46] = [
+    pub const ALL: [LayerSlot; 49] = [
         LayerSlot::AttentionNorm,
         LayerSlot::AttentionNormBias,
         LayerSlot::Qkv,
@@ -334,6 +349,9 @@ impl LayerSlot {
         LayerSlot::ExpertNorm,
         LayerSlot::ExpertOutNorm,
         LayerSlot::SharedOutNorm,
+        LayerSlot::InputGate,
+        LayerSlot::InputProjection,
+        LayerSlot::InputNorm,
         LayerSlot::Scalar,
     ];
 
@@ -361,7 +379,8 @@ impl LayerSlot {
             }
             LayerSlot::KNorm => {
                 Info::norm_scale(HEAD_DIM, &[("self_attn.k_norm", HEAD_DIM)]).only_if(|_, layer| {
-                    heads(layer).is_some_and(|heads| heads.head_norm == HeadNormPlan::Shared)
+                    let cached = layer.attention.cached_heads();
+                    cached.is_some_and(|heads| heads.head_norm == HeadNormPlan::Shared)
                 })
             }
             LayerSlot::QHeadsNorm => {
@@ -371,7 +390,8 @@ impl LayerSlot {
             }
             LayerSlot::KHeadsNorm => {
                 Info::norm_scale(KEY, &[("self_attn.k_norm", KEY)]).only_if(|_, layer| {
-                    heads(layer).is_some_and(|heads| heads.head_norm.has_scale_of_all_heads())
+                    let cached = layer.attention.cached_heads();
+                    cached.is_some_and(|heads| heads.head_norm.has_scale_of_all_heads())
                 })
             }
             LayerSlot::Sinks => Info::parameter(HEADS, &[("self_attn.sinks", HEADS)])
@@ -496,6 +516,14 @@ impl LayerSlot {
                 .only_if(|_, layer| own_norms(layer)),
             LayerSlot::SharedOutNorm => Info::norm_scale(HIDDEN, &[("post_feedforward_layernorm_1", HIDDEN)])
                 .only_if(|_, layer| own_norms(layer) && shared(layer).is_some()),
+            LayerSlot::InputGate => Info::matrix(PER_LAYER, Hidden, &[("per_layer_input_gate", PER_LAYER)])
+                .only_if(|model, _| model.per_layer.is_some()),
+            LayerSlot::InputProjection => {
+                Info::matrix(HIDDEN, FeatureBlock::PerLayer, &[("per_layer_projection", HIDDEN)])
+                    .only_if(|model, _| model.per_layer.is_some())
+            }
+            LayerSlot::InputNorm => Info::norm_scale(HIDDEN, &[("post_per_layer_input_norm", HIDDEN)])
+                .only_if(|model, _| model.per_layer.is_some()),
             LayerSlot::Scalar => {
                 Info::parameter(ONE, &[("layer_scalar", ONE)]).only_if(|model, _| model.layer_scalars)
             }
@@ -546,6 +574,17 @@ impl WeightSlot {
             WeightSlot::EmbeddingNormBias => WeightInfo::bias(HIDDEN, &[("model.embed_layernorm", HIDDEN)]),
             WeightSlot::Positions => {
                 WeightInfo::matrix(POSITIONS, hidden, &[("model.embed_positions", POSITIONS)])
+            }
+            WeightSlot::PerLayerEmbedding => WeightInfo::matrix(
+                PER_LAYER_VOCABULARY,
+                FeatureBlock::AllLayers,
+                &[("model.embed_tokens_per_layer", PER_LAYER_VOCABULARY)],
+            ),
+            WeightSlot::PerLayerProjection => {
+                WeightInfo::matrix(ALL_LAYERS, hidden, &[("model.per_layer_model_projection", ALL_LAYERS)])
+            }
+            WeightSlot::PerLayerProjectionNorm => {
+                WeightInfo::norm_scale(PER_LAYER, &[("model.per_layer_projection_norm", PER_LAYER)])
             }
             WeightSlot::FinalNorm => WeightInfo::norm_scale(HIDDEN, &[("model.norm", HIDDEN)]),
             WeightSlot::FinalNormBias => WeightInfo::bias(HIDDEN, &[("model.norm", HIDDEN)]),

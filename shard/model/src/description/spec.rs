@@ -38,6 +38,9 @@ pub struct DecoderSpec {
     /// Whether the residual stream is multiplied by a number of the checkpoint after each layer
     /// (Gemma 4). Models with [`NormPlace::AfterSums`] have no such numbers.
     pub layer_scalars: bool,
+    /// The embeddings that each layer has of its own. Models with [`NormPlace::AfterSums`] have no
+    /// such embeddings.
+    pub per_layer: Option<PerLayerEmbedding>,
     /// Rotary tables. Layers refer to a table by its index, so that kinds of layers can differ.
     pub ropes: Vec<RopeTable>,
     /// The factors on queries of the layers that have such factors.
@@ -65,6 +68,15 @@ impl DecoderSpec {
             }
             _ => None,
         })
+    }
+
+    /// Returns what keeps the layers from being divided between devices, if there is something.
+    pub fn indivisible_layers(&self) -> Option<&'static str> {
+        let mut heads = self.layers.iter().filter_map(|layer| layer.attention.heads());
+        if heads.any(|heads| heads.kv_source.is_some()) {
+            return Some("layers that read the KV cache of others");
+        }
+        self.per_layer.map(|_| "embeddings for each layer")
     }
 
     /// Returns whether some layer has a recurrent state.
@@ -96,6 +108,22 @@ impl Default for EmbeddingPlan {
     fn default() -> Self {
         EmbeddingPlan { factor: 1.0, norm: false, positions: None, token_types: None }
     }
+}
+
+/// Embeddings of tokens that each layer has of its own (Gemma 4 E2B and E4B).
+///
+/// With e the embedding of a token, the input of layer l is
+/// `(norm(projection · e / √hidden) + √width table[token]) / √2` in its part l, where each part has
+/// `width` features and is normalized by itself. The layer ends with
+/// `x += norm(projection_l · (act(gate_l · x) * input))`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PerLayerEmbedding {
+    /// Number of rows of the table, at least one for each token.
+    pub rows: usize,
+    /// Number of features of a token for each layer.
+    pub width: usize,
+    /// The activation function of the gates.
+    pub act: Activation,
 }
 
 /// A table of learned positions.
@@ -232,6 +260,10 @@ pub struct AttentionHeads {
     /// Whether the tokens in the prefix of a prompt also attend to those after them in it (see
     /// [`DecoderSpec::prefix`]). The prompt is then computed as a whole.
     pub bidirectional: bool,
+    /// The earlier layer whose KV cache the layer reads, if it computes queries only (Gemma 4 E2B).
+    /// Both layers have the same key heads. Latent attention, and attention beside a recurrence,
+    /// have caches of their own.
+    pub kv_source: Option<usize>,
 }
 
 /// The projections of multi-head latent attention (DeepSeek-AI, "DeepSeek-V2"). The decoder
@@ -272,7 +304,16 @@ impl AttentionHeads {
         AttentionSpec { layout, scale, window, soft_cap, bidirectional }
     }
 
-    /// Returns the shape of the KV cache of a layer.
+    /// Returns the layout of the fused projection: the layer's heads, without key and value heads
+    /// if it reads the cache of another layer.
+    pub const fn projected(&self) -> QkvLayout {
+        match self.kv_source {
+            None => self.layout,
+            Some(_) => QkvLayout { kv_heads: 0, ..self.layout },
+        }
+    }
+
+    /// Returns the shape of the KV cache of a layer, or of the one that it reads.
     pub const fn kv_spec(&self, blocks: usize, block_size: usize, format: KvFormat) -> KvSpec {
         let QkvLayout { kv_heads: heads, head_dim, .. } = self.layout;
         // Latents are keys and values at once.
@@ -320,6 +361,11 @@ impl Attention {
             | Attention::Hybrid { heads, .. } => Some(heads),
             Attention::Recurrent(_) | Attention::None => None,
         }
+    }
+
+    /// Returns the heads of softmax attention, if the layer has a KV cache of its own.
+    pub fn cached_heads(&self) -> Option<&AttentionHeads> {
+        self.heads().filter(|heads| heads.kv_source.is_none())
     }
 
     /// Returns the heads of softmax attention, to change them.

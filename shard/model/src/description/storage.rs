@@ -224,6 +224,7 @@ impl WeightStorage {
         if model.quantized.is_none() {
             return Ok(storage);
         }
+        let is_embedding = |slot| slot == WeightSlot::Embedding || model.spec.is_looked_up(slot);
         let mut stored = BTreeMap::new();
         let matrices = model.spec.slots().into_iter().filter(|slot| !slot.is_vector());
         for slot in matrices {
@@ -231,12 +232,9 @@ impl WeightStorage {
             if !parts.iter().any(|part| part.tensor.encoding.is_quantized()) {
                 continue;
             }
-            // Rows of the embedding are looked up, and it may be the head as well. Matrices of
-            // single heads are always dense.
-            match device
-                .stored_format(&parts)
-                .filter(|_| slot != WeightSlot::Embedding && !slot.is_of_single_heads())
-            {
+            // Rows of embeddings are looked up, and one may be the head as well. Matrices of single
+            // heads are always dense.
+            match device.stored_format(&parts).filter(|_| !is_embedding(slot) && !slot.is_of_single_heads()) {
                 Some(format) => _ = stored.insert(slot, format),
                 None => storage.converted += 1,
             }

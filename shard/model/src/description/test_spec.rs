@@ -25,6 +25,7 @@ pub(crate) fn spec() -> DecoderSpec {
         out_gate: false,
         latent: None,
         bidirectional: false,
+        kv_source: None,
     };
     let mlp = DenseMlp::unbiased(32, Activation::Silu);
     let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };
@@ -46,6 +47,7 @@ pub(crate) fn spec() -> DecoderSpec {
         residual: Residual::Sequential,
         branch_factor: 1.0,
         layer_scalars: false,
+        per_layer: None,
         ropes: vec![rope],
         query_scale: None,
         layers: vec![layer.clone(), layer],

@@ -164,13 +164,16 @@ impl ShardEstimate {
     }
 
     /// Returns the bytes of the weights that a step of `n` tokens reads. Of an embedding that is
-    /// not also the head, a step reads only a few rows, which are not counted. Experts are assumed
+    /// not also the head, and of per-layer embeddings, a step reads only a few rows, which are not
+    /// counted. Experts are assumed
     /// to be chosen equally often.
     fn weights_read(&self, n: usize) -> usize {
-        let (rows, cols) = self.spec.shape(WeightSlot::Embedding);
-        let format = self.storage.matrix(WeightSlot::Embedding, cols);
-        let looked_up = if self.spec.tied_head { 0 } else { UnpaddedDevice.matrix_bytes(rows, cols, format) };
-        self.weights - looked_up - self.experts_unread(n)
+        let tables = [WeightSlot::Embedding, WeightSlot::PerLayerEmbedding];
+        let tables = tables.into_iter().filter(|&slot| self.spec.is_looked_up(slot)).map(|slot| {
+            let (rows, cols) = self.spec.shape(slot);
+            UnpaddedDevice.matrix_bytes(rows, cols, self.storage.matrix(slot, cols))
+        });
+        self.weights - tables.sum::<usize>() - self.experts_unread(n)
     }
 
     /// Returns the bytes of the experts that no token of a step of `n` tokens chooses.
@@ -200,7 +203,10 @@ impl ShardEstimate {
             let (rows, cols) = self.spec.shape(slot);
             rows as f64 * cols as f64 * self.chosen_share(slot)
         };
-        let in_layer = |slot: &WeightSlot| slot.layer().is_some() && !slot.is_vector();
+        let in_layer = |slot: &WeightSlot| {
+            let is_for_layers = slot.layer().is_some() || *slot == WeightSlot::PerLayerProjection;
+            is_for_layers && !slot.is_vector()
+        };
         let layers: f64 = self.spec.slots().into_iter().filter(in_layer).map(elements).sum();
         2.0 * (n as f64 * layers + m as f64 * elements(WeightSlot::Head))
     }

@@ -1,8 +1,9 @@
+use millrace_backend::Activation;
 use millrace_formats::Source;
 use millrace_numbers::DType;
 
 use super::*;
-use crate::description::Quantize;
+use crate::description::{PerLayerEmbedding, Quantize};
 use crate::families::{self, Overrides};
 
 const LLAMA_3_8B: Source = Source::Memory(&[(
@@ -80,6 +81,22 @@ fn a_small_model_is_counted_by_hand() {
     let in_layer = matrices - 2 * 61 * 32;
     assert_eq!(prefill.operations, (4 * 2 * in_layer + 2 * 61 * 32 + 4 * 4 * 8 * 9) as f64);
     assert_eq!(prefill.read, 4 * (matrices - 61 * 32 + vectors) + 4 * 128);
+}
+
+#[test]
+fn per_layer_embeddings_are_looked_up() {
+    let (spec, table) = (small(), PerLayerEmbedding { rows: 61, width: 3, act: Activation::Silu });
+    let layers = spec.layers.len();
+    let with = DecoderSpec { per_layer: Some(table), ..spec.clone() };
+    let [plain, with] =
+        [spec, with].map(|spec| ShardEstimate::new(&spec, 1, DType::F32, DType::F32).unwrap());
+    let (projection, of_layer) = (layers * 3 * 32, 2 * 3 * 32);
+    let multiplied = projection + layers * of_layer;
+    let vectors = 3 + layers * 32;
+    assert_eq!(with.weights - plain.weights, 4 * (61 * layers * 3 + multiplied + vectors));
+    let (plain, with) = (plain.decode(5, 2), with.decode(5, 2));
+    assert_eq!(with.read - plain.read, 4 * (multiplied + vectors));
+    assert_eq!(with.operations - plain.operations, (5 * 2 * multiplied) as f64);
 }
 
 #[test]

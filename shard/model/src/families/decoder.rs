@@ -16,7 +16,7 @@ pub(super) const MAX_WIDTH: usize = 1 << 20;
 pub(super) const MAX_LAYERS: usize = 1 << 10;
 pub(super) const MAX_HEADS: usize = 1 << 14;
 pub(super) const MAX_HEAD_DIM: usize = 1 << 12;
-const MAX_VOCAB: usize = 1 << 24;
+pub(super) const MAX_VOCAB: usize = 1 << 24;
 
 /// The keys under which a family's configuration has the sizes.
 #[derive(Debug, Clone, Copy)]
@@ -175,6 +175,7 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
         out_gate: false,
         latent: None,
         bidirectional: false,
+        kv_source: None,
     };
     let mlp = DenseMlp {
         width: match config.optional_size(keys.width, MAX_WIDTH)? {
@@ -210,6 +211,7 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
         residual: Residual::Sequential,
         branch_factor: 1.0,
         layer_scalars: false,
+        per_layer: None,
         ropes,
         query_scale: None,
         layers: vec![layer; layers],

@@ -42,6 +42,7 @@ impl DummyWeights {
                 let of_recurrence = layer.attention.recurrent().map_or(0, |layer| layer.heads.value_cols());
                 of_heads.max(of_recurrence)
             })
+            .chain(spec.per_layer.map(|table| table.width))
             .fold(spec.hidden, usize::max);
         (0..longest).for_each(|_| dtype.push(1.0, &mut ones));
         DummyWeights { spec, dtype, pool: pool.into(), ones: ones.into() }
@@ -87,8 +88,11 @@ fn seed(slot: WeightSlot) -> u64 {
         WeightSlot::ClassifierOut => 11,
         WeightSlot::ClassifierOutBias => 12,
         WeightSlot::Layer(index, slot) => 64 * (index as u64 + 1) + slot as u64,
-        // There are at most 48 other weights of a layer.
-        WeightSlot::Recurrent(index, slot) => 64 * (index as u64 + 1) + 48 + slot as u64,
+        WeightSlot::PerLayerEmbedding => 13,
+        WeightSlot::PerLayerProjection => 14,
+        WeightSlot::PerLayerProjectionNorm => 15,
+        // There are at most 50 other weights of a layer.
+        WeightSlot::Recurrent(index, slot) => 64 * (index as u64 + 1) + 50 + slot as u64,
     })
 }
 

@@ -111,14 +111,18 @@ pub fn matrix_names(source: &Source) -> Result<MatrixNames, LoadError> {
 }
 
 /// Returns the names of the tensors with a row for each token, among those that exist: the
-/// embedding, and the head and its bias if they are stored.
+/// embeddings, and the head and its bias if they are stored.
 ///
 /// # Errors
 /// If the model is not supported.
 pub fn vocabulary_tensors(source: &Source, exists: impl Fn(&str) -> bool) -> Result<Vec<String>, LoadError> {
     let Description { family, spec, .. } = read(source, &Overrides::default())?;
-    let has_tokens =
-        |slot: &WeightSlot| matches!(slot, WeightSlot::Embedding | WeightSlot::Head | WeightSlot::HeadBias);
+    let has_tokens = |slot: &WeightSlot| {
+        matches!(
+            slot,
+            WeightSlot::Embedding | WeightSlot::PerLayerEmbedding | WeightSlot::Head | WeightSlot::HeadBias
+        )
+    };
     let slots = spec.slots().into_iter().filter(has_tokens);
     let pieces = slots.flat_map(|slot| family.names.pieces(&spec, slot)).map(|piece| piece.tensor);
     // A head that is stored although it is tied is cut with the others.

@@ -14,6 +14,7 @@ mod encoder;
 mod error;
 mod experts;
 mod family;
+mod gemma4_heads;
 mod latent;
 mod load;
 mod mamba;

@@ -129,8 +129,11 @@ impl Names {
     /// Returns the pieces that, stacked, are the weight for `slot`.
     pub(super) fn pieces(&self, spec: &DecoderSpec, slot: WeightSlot) -> Vec<Piece> {
         let mut pieces: Vec<Piece> = Vec::new();
+        // A layer may lack a block: experts their gates, and a layer that reads the cache of
+        // another one keys and values.
+        let has_features = |block: &FeatureBlock| spec.block_len(slot, *block) > 0;
         for expert in 0..spec.stacked_experts(slot) {
-            for &block in slot.info().outputs {
+            for &block in slot.info().outputs.iter().filter(|&block| has_features(block)) {
                 self.push_block(spec, slot, (expert, block), &mut pieces);
             }
         }
@@ -297,6 +300,20 @@ impl Names {
             rows: 0..rows,
             order: StoredOrder::RowMajor,
         })
+    }
+
+    /// Returns the names of the tensors of a layer's keys and values alone, which a layer that
+    /// reads the cache of another one does not use.
+    pub(super) fn keys_and_values(&self, layer: usize) -> Vec<String> {
+        let is_of_cache = |block: &FeatureBlock| matches!(block, FeatureBlock::Key | FeatureBlock::Value);
+        let mut names: Vec<String> = Vec::new();
+        for slot in [LayerSlot::Qkv, LayerSlot::QkvBias].map(|slot| WeightSlot::Layer(layer, slot)) {
+            let stored = (self.tensors)(slot).iter().filter(|(_, blocks)| blocks.iter().all(is_of_cache));
+            names.extend(stored.map(|(name, _)| self.full_name(slot, name)));
+        }
+        let slot = WeightSlot::Layer(layer, LayerSlot::KNorm);
+        names.extend((self.tensors)(slot).iter().map(|(name, _)| self.full_name(slot, name)));
+        names
     }
 
     /// Returns the piece with the table of token types, if the model has one.

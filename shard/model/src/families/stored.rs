@@ -57,6 +57,7 @@ impl StoredWeights {
             weights.tensor(&types)?;
             used.insert(types.tensor);
         }
+        used.extend(weights.unread_keys_and_values());
         weights.check_unused(&used)?;
         Ok(weights)
     }
@@ -94,6 +95,23 @@ impl StoredWeights {
         self.names.experts == StackedExperts::ByInput
             && matches!(piece.order, StoredOrder::Experts(_))
             && self.checkpoint.find(&piece.tensor).is_some_and(|tensor| *tensor.shape == *piece.shape)
+    }
+
+    /// Returns the names of the keys and values of layers that read the cache of another layer.
+    /// Checkpoints store them, and nothing reads them.
+    fn unread_keys_and_values(&self) -> Vec<String> {
+        let layers = self.spec.layers.iter().enumerate();
+        let readers = layers
+            .filter(|(_, layer)| layer.attention.heads().is_some_and(|heads| heads.kv_source.is_some()));
+        let mut names = Vec::new();
+        for name in readers.flat_map(|(index, _)| self.names.keys_and_values(index)) {
+            let name = self.resolve(&name);
+            if let Some(module) = name.strip_suffix(".weight") {
+                names.extend(tensor_names().map(|end| format!("{module}.{end}")));
+            }
+            names.push(name);
+        }
+        names
     }
 
     /// Returns the table of token types, if the model has one.

@@ -38,6 +38,12 @@ pub enum PlanError {
         /// The purpose of these bytes.
         kv_for: String,
     },
+    /// The device does not hold all layers, and they cannot be divided between it and the host.
+    #[error(
+        "--gpu-memory is too small for all layers, and the CPU cannot compute some of them, because this model has \
+         {0}; raise --gpu-memory or give --device cpu"
+    )]
+    IndivisibleLayers(&'static str),
     /// The bytes that may be taken of a device do not hold one layer beside embedding and head.
     #[error(
         "--gpu-memory is too small for one layer: embedding, head and one layer need weights {} + workspace {} + KV \
@@ -85,7 +91,10 @@ impl PlanError {
     pub fn is_lack_of_memory(&self) -> bool {
         match self {
             PlanError::Zero(_) | PlanError::PoolTooSmall { .. } => false,
-            PlanError::NoRoom { .. } | PlanError::NoLayer { .. } | PlanError::NoHostRoom { .. } => true,
+            PlanError::IndivisibleLayers(_)
+            | PlanError::NoRoom { .. }
+            | PlanError::NoLayer { .. }
+            | PlanError::NoHostRoom { .. } => true,
         }
     }
 }

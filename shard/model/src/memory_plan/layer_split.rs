@@ -137,6 +137,9 @@ impl<D: Sizing, H: Sizing> SplitSearch<'_, D, H> {
             return Err(PlanError::NoLayer { weights, workspace, budget: self.budget, kv, kv_for });
         }
         let layers = count - largest(1, count + 1, fits);
+        if let Some(part) = self.planner.spec.indivisible_layers().filter(|_| layers > 0) {
+            return Err(PlanError::IndivisibleLayers(part));
+        }
         let host = self.on_host(limits, layers);
         if host.total() > self.host_budget {
             let (weights, workspace, budget) = (host.weights, host.workspace(), self.host_budget);
@@ -265,6 +268,20 @@ mod tests {
         let error = split(&spec, &request(), one_layer - 1).unwrap_err();
         assert!(error.is_lack_of_memory() && error.to_string().contains("for 320 tokens"), "{error}");
         assert!(matches!(error, PlanError::NoLayer { budget, .. } if budget == one_layer - 1));
+    }
+
+    #[test]
+    fn layers_that_read_the_cache_of_others_stay_together() {
+        let mut spec = layered(4);
+        spec.layers[3].attention.heads_mut().unwrap().kv_source = Some(2);
+        let whole = plan(&spec, &request(), &UnpaddedDevice).unwrap();
+        let total = whole.footprint.total();
+        assert_eq!(split(&spec, &request(), total), Ok(whole));
+        let error = split(&spec, &request(), total - 1).unwrap_err();
+        assert!(
+            error.is_lack_of_memory() && error.to_string().contains("read the KV cache of others"),
+            "{error}"
+        );
     }
 
     #[test]

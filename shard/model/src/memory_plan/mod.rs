@@ -123,7 +123,8 @@ fn kv_bytes(
     block_size: usize,
     device: &impl Sizing,
 ) -> usize {
-    spec.layers.iter().filter_map(|layer| layer.attention.heads()).fold(0, |sum: usize, heads| {
+    // A layer that reads the cache of another one has none.
+    spec.layers.iter().filter_map(|layer| layer.attention.cached_heads()).fold(0, |sum: usize, heads| {
         sum.saturating_add(device.kv_bytes(&heads.kv_spec(blocks, block_size, format)))
     })
 }
@@ -157,7 +158,11 @@ pub fn weight_bytes(spec: &DecoderSpec, storage: &WeightStorage, device: &impl S
 fn unscaled_norm_bytes(spec: &DecoderSpec) -> usize {
     let heads = spec.layers.iter().filter_map(|layer| layer.attention.heads());
     let norms = |heads: &AttentionHeads| {
-        2 * usize::from(heads.head_norm == HeadNormPlan::Unscaled) + usize::from(heads.value_norm)
+        let of_head = usize::from(heads.head_norm == HeadNormPlan::Unscaled);
+        match heads.kv_source {
+            None => 2 * of_head + usize::from(heads.value_norm),
+            Some(_) => of_head,
+        }
     };
     heads.map(|heads| norms(heads) * heads.layout.head_dim * size_of::<f32>()).sum()
 }

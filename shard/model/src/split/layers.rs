@@ -16,12 +16,23 @@ pub struct LayerShare {
 
 /// The reason why a model cannot be a pipeline of so many ranks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("--pipeline-parallel {world_size}: this model has {layers} layers, and each rank needs one")]
-pub struct TooFewLayers {
-    /// Number of ranks that was asked for.
-    pub world_size: usize,
-    /// Number of layers of the model.
-    pub layers: usize,
+pub enum NoPipeline {
+    /// There are fewer layers than ranks.
+    #[error("--pipeline-parallel {world_size}: this model has {layers} layers, and each rank needs one")]
+    TooFewLayers {
+        /// Number of ranks that was asked for.
+        world_size: usize,
+        /// Number of layers of the model.
+        layers: usize,
+    },
+    /// Layers cannot be divided between ranks.
+    #[error("--pipeline-parallel {world_size}: this model has {part}, which cannot be divided between ranks")]
+    Indivisible {
+        /// Number of ranks that was asked for.
+        world_size: usize,
+        /// The part that keeps the layers together, in words.
+        part: &'static str,
+    },
 }
 
 impl LayerShare {
@@ -29,11 +40,14 @@ impl LayerShare {
     /// because it has the embedding and the head.
     ///
     /// # Errors
-    /// If there are fewer layers than ranks.
-    pub fn layers(self, whole: &DecoderSpec) -> Result<Range<usize>, TooFewLayers> {
+    /// If there are fewer layers than ranks, or layers that cannot be divided between ranks.
+    pub fn layers(self, whole: &DecoderSpec) -> Result<Range<usize>, NoPipeline> {
         let (LayerShare { rank, world_size }, layers) = (self, whole.layers.len());
         if layers < world_size {
-            return Err(TooFewLayers { world_size, layers });
+            return Err(NoPipeline::TooFewLayers { world_size, layers });
+        }
+        if let Some(part) = whole.indivisible_layers().filter(|_| world_size > 1) {
+            return Err(NoPipeline::Indivisible { world_size, part });
         }
         Ok(rank * layers / world_size..(rank + 1) * layers / world_size)
     }

@@ -13,7 +13,7 @@ mod tests;
 mod weights;
 
 use crate::description::Model;
-pub use layers::{LayerShare, TooFewLayers};
+pub use layers::{LayerShare, NoPipeline};
 pub use share::{Indivisible, Split, sizes};
 use weights::SplitWeights;
 

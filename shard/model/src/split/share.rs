@@ -119,6 +119,9 @@ impl Split {
         match block {
             FeatureBlock::Hidden
             | FeatureBlock::HeadDim
+            | FeatureBlock::PerLayerVocabulary
+            | FeatureBlock::PerLayer
+            | FeatureBlock::AllLayers
             | FeatureBlock::Positions
             | FeatureBlock::Experts
             | FeatureBlock::QueryRank
@@ -141,7 +144,9 @@ impl Split {
             | FeatureBlock::Up => self.share(len),
             FeatureBlock::Key | FeatureBlock::Value => {
                 let layer = &whole.layers[slot.layer().expect("only layers have key and value heads")];
-                let Some(AttentionHeads { layout, .. }) = layer.attention.heads() else { return 0..0 };
+                let Some(AttentionHeads { layout, .. }) = layer.attention.cached_heads() else {
+                    return 0..0;
+                };
                 let heads = self.kv_heads(*layout);
                 heads.start * layout.head_dim..heads.end * layout.head_dim
             }

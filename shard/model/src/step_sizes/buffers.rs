@@ -12,7 +12,8 @@ use crate::description::{
 pub enum LayerBuffer {
     /// The output of a recurrence beside attention, `[t, hidden]`.
     Beside,
-    /// The fused projection, `[t, (heads + 2 kv_heads) * head_dim]`.
+    /// The fused projection, `[t, (heads + 2 kv_heads) * head_dim]`, or the queries alone of layers
+    /// that read the cache of another one.
     Qkv,
     /// The attention of all heads, `[t, heads * head_dim]`.
     Heads,
@@ -94,7 +95,7 @@ impl LayerBuffer {
                 Attention::Hybrid { .. } => hidden,
                 _ => 0,
             },
-            LayerBuffer::Qkv => softmax_width(layer, |heads| heads.layout.cols()),
+            LayerBuffer::Qkv => softmax_width(layer, |heads| heads.projected().cols()),
             LayerBuffer::Heads => softmax_width(layer, AttentionHeads::result_cols),
             LayerBuffer::OutGates => {
                 softmax_width(layer, |heads| if heads.out_gate { heads.result_cols() } else { 0 })
@@ -172,8 +173,10 @@ fn experts_width(layer: &LayerSpec, width: impl Fn(&ExpertsSpec) -> usize) -> us
 pub(crate) fn activation_elements(spec: &DecoderSpec, tokens: usize, outputs: usize) -> usize {
     let of_layers = LayerBuffer::ACTIVATIONS.into_iter();
     let of_layers = of_layers.flat_map(|buffer| buffer.widths(&spec.layers, spec.hidden));
-    // Beside the buffers of layers are the residual stream, its norm, and the output of a branch.
-    let columns = of_layers.fold(3 * spec.hidden, usize::saturating_add);
+    // Beside the buffers of layers are the residual stream, its norm, the output of a branch, and
+    // per-layer embeddings.
+    let others = spec.per_layer_columns().saturating_add(3 * spec.hidden);
+    let columns = of_layers.fold(others, usize::saturating_add);
     tokens.saturating_mul(columns).saturating_add(outputs.saturating_mul(spec.hidden))
 }
 

@@ -11,7 +11,7 @@ use std::f64::consts::PI;
 use millrace_backend::{Activation, Gating, RopeStyle, SequencePrefix};
 use millrace_model::{
     AlibiHeads, Attention, DecoderSpec, HeadNormPlan, LatentPlan, LayerSlot, Mlp, NormKind, NormPlace,
-    Positions, QueryScale, Residual, RopeScaling, RopeTable, SlopeRule, WeightSlot,
+    PerLayerEmbedding, Positions, QueryScale, Residual, RopeScaling, RopeTable, SlopeRule, WeightSlot,
 };
 
 use super::MemoryWeights;
@@ -25,6 +25,9 @@ thread_local! {
 pub fn take_closest_choice() -> f64 {
     CLOSEST_CHOICE.replace(f64::INFINITY)
 }
+
+/// The keys and values of a layer, `[tokens][kv_heads][head_dim]` each.
+type KeysAndValues = [Vec<Vec<Vec<f64>>>; 2];
 
 /// Computes the logits of every position, `[tokens, vocab]`.
 pub fn logits(spec: &DecoderSpec, weights: &MemoryWeights, tokens: &[u32]) -> Vec<Vec<f64>> {
@@ -57,8 +60,17 @@ pub fn states(spec: &DecoderSpec, weights: &MemoryWeights, tokens: &[u32]) -> Ve
         xs.iter_mut().for_each(|x| *x = norm.of(x, places));
     }
     let prefix = if spec.is_bidirectional() { spec.prefix.of(tokens) } else { SequencePrefix::default() };
+    let mut caches = Vec::new();
+    let inputs: Vec<Vec<f64>> = match spec.per_layer {
+        Some(table) => {
+            let of_token = |(x, token): (&Vec<f64>, &u32)| layer_inputs((spec, table), weights, x, *token);
+            xs.iter().zip(tokens).map(of_token).collect()
+        }
+        None => vec![vec![]; xs.len()],
+    };
     for layer in 0..spec.layers.len() {
-        self::layer(spec, weights, (layer, prefix), &mut xs);
+        self::layer(spec, weights, (layer, prefix), &mut caches, &mut xs);
+        end_layer(spec, weights, (layer, &inputs), &mut xs);
     }
     if spec.norm.place == NormPlace::AfterSums {
         return xs;
@@ -108,8 +120,11 @@ fn layer(
     spec: &DecoderSpec,
     weights: &MemoryWeights,
     (index, prefix): (usize, SequencePrefix),
+    caches: &mut Vec<KeysAndValues>,
     xs: &mut [Vec<f64>],
 ) {
+    // Layers without keys and values have an empty cache.
+    caches.push(KeysAndValues::default());
     use LayerSlot as Slot;
     let at = |slot| WeightSlot::Layer(index, slot);
     let norm = Norms { spec, weights };
@@ -140,16 +155,11 @@ fn layer(
     };
     if has_attention {
         restart(xs, &attention_input);
-        merge(xs, attention(spec, weights, (index, prefix), &attention_input), Slot::AttentionOutNorm);
+        let branch = attention(spec, weights, (index, prefix), caches, &attention_input);
+        merge(xs, branch, Slot::AttentionOutNorm);
     }
-    let multiply = |xs: &mut [Vec<f64>]| {
-        if spec.layer_scalars {
-            let scalar = weights.values(at(Slot::Scalar))[0];
-            xs.iter_mut().flatten().for_each(|x| *x *= scalar);
-        }
-    };
     if spec.layers[index].mlp.is_none() {
-        return multiply(xs);
+        return;
     }
     let mlp_norm = (Slot::MlpNorm, Slot::MlpNormBias);
     let of_sums = spec.norm.place == NormPlace::AfterSums;
@@ -169,7 +179,47 @@ fn layer(
     if of_sums {
         xs.clone_from_slice(&all(xs, (Slot::MlpOutNorm, Slot::MlpOutNormBias)));
     }
-    multiply(xs);
+}
+
+/// Returns what all layers read of a token whose embedding is `x`, one layer after the other.
+fn layer_inputs(
+    (spec, table): (&DecoderSpec, PerLayerEmbedding),
+    weights: &MemoryWeights,
+    x: &[f64],
+    token: u32,
+) -> Vec<f64> {
+    let (norms, cols) = (Norms { spec, weights }, table.width * spec.layers.len());
+    let scale = weights.values(WeightSlot::PerLayerProjectionNorm);
+    let projected = matrix(&weights.values(WeightSlot::PerLayerProjection), x);
+    let projected: Vec<f64> = projected.iter().map(|y| y / (spec.hidden as f64).sqrt()).collect();
+    let rows = weights.values(WeightSlot::PerLayerEmbedding);
+    let row = &rows[token as usize * cols..][..cols];
+    let normed = projected.chunks(table.width).flat_map(|part| norms.scaled(part, &scale));
+    normed.zip(row).map(|(y, own)| (y + own * (table.width as f64).sqrt()) / 2f64.sqrt()).collect()
+}
+
+/// Computes what follows after the branches of a layer.
+fn end_layer(
+    spec: &DecoderSpec,
+    weights: &MemoryWeights,
+    (index, inputs): (usize, &[Vec<f64>]),
+    xs: &mut [Vec<f64>],
+) {
+    let get = |slot| weights.values(WeightSlot::Layer(index, slot));
+    if let Some(PerLayerEmbedding { width, act, .. }) = spec.per_layer {
+        for (x, input) in xs.iter_mut().zip(inputs) {
+            let gates = matrix(&get(LayerSlot::InputGate), x);
+            let own = &input[index * width..][..width];
+            let gated: Vec<f64> =
+                gates.iter().zip(own).map(|(gate, own)| activate(act, *gate) * own).collect();
+            let y = matrix(&get(LayerSlot::InputProjection), &gated);
+            add(x, &Norms { spec, weights }.scaled(&y, &get(LayerSlot::InputNorm)));
+        }
+    }
+    if spec.layer_scalars {
+        let scalar = get(LayerSlot::Scalar)[0];
+        xs.iter_mut().flatten().for_each(|x| *x *= scalar);
+    }
 }
 
 /// Returns the output of attention for each of `xs`.
@@ -177,12 +227,13 @@ fn attention(
     spec: &DecoderSpec,
     weights: &MemoryWeights,
     (index, prefix): (usize, SequencePrefix),
+    caches: &mut [KeysAndValues],
     xs: &[Vec<f64>],
 ) -> Vec<Vec<f64>> {
     let attention = &spec.layers[index].attention;
     let of_recurrence = attention.recurrent().map(|layer| recurrent::layer(layer, weights, index, xs));
     let of_heads = attention.heads().map(|heads| {
-        let mut results = softmax_attention(spec, weights, (index, prefix), xs);
+        let mut results = softmax_attention(spec, weights, (index, prefix), caches, xs);
         results.iter_mut().flatten().for_each(|y| *y *= f64::from(heads.out_factor));
         results
     });
@@ -200,6 +251,7 @@ fn softmax_attention(
     spec: &DecoderSpec,
     weights: &MemoryWeights,
     (index, prefix): (usize, SequencePrefix),
+    caches: &mut [KeysAndValues],
     xs: &[Vec<f64>],
 ) -> Vec<Vec<f64>> {
     let attention = &spec.layers[index].attention;
@@ -211,6 +263,8 @@ fn softmax_attention(
     let (d, heads, kv_heads) = (layer.layout.head_dim, layer.layout.heads, layer.layout.kv_heads);
     let (qkv, out) = (get(LayerSlot::Qkv), get(LayerSlot::Out));
     let norms = Norms { spec, weights };
+    // A layer that reads the cache of another one has no keys and values of its own.
+    let own = if layer.kv_source.is_some() { 0 } else { kv_heads };
 
     let (mut queries, mut keys, mut values) = (vec![], vec![], vec![]);
     for (position, x) in xs.iter().enumerate() {
@@ -220,12 +274,14 @@ fn softmax_attention(
         }
         if layer.head_norm == HeadNormPlan::AllHeads {
             let (q, rest) = y.split_at_mut(heads * d);
-            let k = &mut rest[..kv_heads * d];
             q.copy_from_slice(&norms.scaled(q, &get(LayerSlot::QHeadsNorm)));
-            k.copy_from_slice(&norms.scaled(k, &get(LayerSlot::KHeadsNorm)));
+            if own > 0 {
+                let k = &mut rest[..own * d];
+                k.copy_from_slice(&norms.scaled(k, &get(LayerSlot::KHeadsNorm)));
+            }
         }
         let mut split: Vec<Vec<f64>> = y.chunks(d).map(<[f64]>::to_vec).collect();
-        for (h, head) in split[..heads + kv_heads].iter_mut().enumerate() {
+        for (h, head) in split[..heads + own].iter_mut().enumerate() {
             match layer.head_norm {
                 HeadNormPlan::None | HeadNormPlan::AllHeads => {}
                 HeadNormPlan::Unscaled => *head = norms.unscaled(head),
@@ -262,7 +318,7 @@ fn softmax_attention(
                 head.iter_mut().for_each(|x| *x *= scale);
             }
         }
-        let of_values = split.split_off(heads + kv_heads);
+        let of_values = split.split_off(heads + own);
         values.push(match layer.value_norm {
             true => of_values.iter().map(|head| norms.unscaled(head)).collect(),
             false => of_values,
@@ -270,6 +326,10 @@ fn softmax_attention(
         keys.push(split.split_off(heads));
         queries.push(split);
     }
+    if layer.kv_source.is_none() {
+        caches[index] = [keys, values];
+    }
+    let [keys, values] = &caches[layer.kv_source.unwrap_or(index)];
 
     let of_query = |i: usize| {
         let mut joined = vec![];

@@ -6,9 +6,9 @@ use millrace_backend::{
 };
 use millrace_model::{
     AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, ExpertsSpec, HeadNormPlan,
-    HeadPlan, LatentPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions,
-    PrefixRule, ProjectionFactors, QueryScale, RecurrentLayer, RecurrentRule, Residual, ResultPlan,
-    RopeScaling, RopeTable, SharedExpert, SlopeRule,
+    HeadPlan, LatentPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, PerLayerEmbedding,
+    Positions, PrefixRule, ProjectionFactors, QueryScale, RecurrentLayer, RecurrentRule, Residual,
+    ResultPlan, RopeScaling, RopeTable, SharedExpert, SlopeRule,
 };
 use proptest::prelude::*;
 
@@ -205,6 +205,7 @@ fn with_latent(heads: AttentionHeads, latent: LatentPlan, rotary_dim: usize) -> 
     let latent = LatentPlan { rotary_dim, ..latent };
     AttentionHeads {
         bidirectional: false,
+        kv_source: None,
         layout: QkvLayout { heads: heads.layout.heads, kv_heads: 1, head_dim: latent.row_dim() },
         qkv_bias: false,
         head_norm: HeadNormPlan::None,
@@ -321,7 +322,9 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
     let layers = prop::collection::vec(layer, 1..4);
     let ends = (embeddings(), any::<bool>(), heads_of_models());
     let ropes = ([rope(), rope()].prop_map(Vec::from), query_scale);
-    (head, ropes, layers, 8usize..40, 8usize..40, ends, (branches(), any::<bool>())).prop_map(
+    let per_layer = prop::option::of((1usize..6, 0usize..3, activations()));
+    let options = (any::<bool>(), [any::<bool>(), any::<bool>()], per_layer);
+    (head, ropes, layers, 8usize..40, 8usize..40, ends, (branches(), options)).prop_map(
         |(
             layout,
             (ropes, query_scale),
@@ -329,10 +332,10 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
             hidden,
             vocab,
             (embedding, tied_head, head),
-            ((norm, residual, branch_factor), layer_scalars),
+            ((norm, residual, branch_factor), (layer_scalars, readers, per_layer)),
         )| {
             let rotary_dim = (2 * ropes[0].1).min(layout.head_dim);
-            DecoderSpec {
+            let mut spec = DecoderSpec {
                 model_type: "random".into(),
                 vocab,
                 vocab_rows: 0..vocab,
@@ -343,6 +346,11 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                 residual,
                 branch_factor,
                 layer_scalars,
+                per_layer: per_layer.map(|(width, more, act)| PerLayerEmbedding {
+                    rows: vocab + more,
+                    width,
+                    act,
+                }),
                 head,
                 ropes: ropes
                     .into_iter()
@@ -397,6 +405,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                                 out_gate,
                                 latent: None,
                                 bidirectional: false,
+                                kv_source: None,
                             };
                             let attention = match (mixer, window) {
                                 (Some(Mixer::Latent(latent)), _) => {
@@ -426,9 +435,34 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                     .collect(),
                 prefix: PrefixRule::Prompt,
                 tied_head,
-            }
+            };
+            share_caches(&mut spec, readers);
+            spec
         },
     )
+}
+
+/// Lets each of the layers after the first one that `readers` says read the last cache before it.
+fn share_caches(spec: &mut DecoderSpec, readers: [bool; 2]) {
+    let mut source = None;
+    for (index, LayerSpec { attention, .. }) in spec.layers.iter_mut().enumerate() {
+        let is_reader = index > 0 && readers[index - 1] && attention.recurrent().is_none();
+        match attention.heads_mut().filter(|heads| heads.latent.is_none()) {
+            Some(heads) if is_reader && source.is_some() => heads.kv_source = source,
+            Some(_) => source = Some(index),
+            None => {}
+        }
+    }
+}
+
+/// Returns a model with the other options of `spec` whose layers can be divided between devices:
+/// they have caches of their own, and no embeddings.
+pub fn divisible(mut spec: DecoderSpec) -> DecoderSpec {
+    for layer in &mut spec.layers {
+        layer.attention.heads_mut().into_iter().for_each(|heads| heads.kv_source = None);
+    }
+    spec.per_layer = None;
+    spec
 }
 
 /// Makes attention bidirectional. Latent attention and recurrent layers stay causal.
@@ -464,6 +498,7 @@ pub fn encoder(mut spec: DecoderSpec) -> DecoderSpec {
     if spec.residual == Residual::Sequential && spec.layers.iter().all(|layer| layer.branches() == 2) {
         spec.norm.place = NormPlace::AfterSums;
         spec.layer_scalars = false;
+        spec.per_layer = None;
     }
     spec
 }
@@ -486,6 +521,7 @@ pub fn fixed_spec() -> DecoderSpec {
         out_gate: false,
         latent: None,
         bidirectional: false,
+        kv_source: None,
     };
     let mlp = DenseMlp::unbiased(12, Activation::Silu);
     let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };
@@ -507,6 +543,7 @@ pub fn fixed_spec() -> DecoderSpec {
         residual: Residual::Sequential,
         branch_factor: 1.0,
         layer_scalars: false,
+        per_layer: None,
         ropes: vec![rope],
         query_scale: None,
         layers: vec![layer.clone(), layer],

@@ -1,10 +1,15 @@
 //! Tests of the configuration of Gemma 4.
 
 use millrace_backend::{Activation, MlpKind};
+use millrace_numbers::DType;
 use serde_json::{Value, json};
 
 use super::{changed, llama, spec};
-use crate::description::{DecoderSpec, NormPlace, Positions, RopeScaling, SharedExpert};
+use crate::description::{
+    DecoderSpec, LayerSlot, NormPlace, PerLayerEmbedding, Positions, RopeScaling, SharedExpert, WeightSlot,
+};
+use crate::memory_plan::{UnpaddedDevice, kv_bytes_per_token};
+use crate::split::LayerShare;
 
 /// A file as the published ones are, of seven layers.
 fn gemma4(changes: &Value) -> Value {
@@ -94,13 +99,80 @@ fn the_mlp_is_the_shared_expert_of_experts() {
     }
 }
 
+/// E2B has 15 layers with caches, and 20 that read the caches of layers 13 and 14.
+#[test]
+fn the_last_layers_read_the_caches_of_earlier_ones() {
+    let kinds = [
+        "sliding_attention",
+        "sliding_attention",
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+    ];
+    let kinds: Vec<&str> = kinds.into_iter().cycle().take(35).collect();
+    let e2b = json!({
+        "num_hidden_layers": 35, "hidden_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 1,
+        "intermediate_size": 6144, "attention_k_eq_v": false, "layer_types": kinds, "sliding_window": 512,
+        "num_kv_shared_layers": 20, "use_double_wide_mlp": true,
+    });
+    let found = read(&e2b);
+    let sources: Vec<Option<usize>> =
+        found.layers.iter().map(|layer| layer.attention.heads().unwrap().kv_source).collect();
+    let of_five = [vec![Some(13); 4], vec![Some(14)]].concat();
+    assert_eq!(sources, [vec![None; 15], of_five.repeat(4)].concat());
+    let widths: Vec<usize> = found.layers.iter().map(|layer| layer.mlp.dense().unwrap().width).collect();
+    assert_eq!(widths, [vec![6144; 15], vec![12_288; 20]].concat());
+    // Layers that read have no weights of keys and values, and no memory for them.
+    let (own, none) = (WeightSlot::Layer(14, LayerSlot::Qkv), WeightSlot::Layer(34, LayerSlot::Qkv));
+    assert_eq!((found.shape(own), found.shape(none)), ((10 * 512, 1536), (8 * 512, 1536)));
+    assert!(!found.slots().contains(&WeightSlot::Layer(34, LayerSlot::KNorm)));
+    let per_token = kv_bytes_per_token(&found, DType::BF16.into(), &UnpaddedDevice);
+    assert_eq!(per_token, 2 * 2 * (12 * 256 + 3 * 512));
+    let narrow = read(&changed(e2b, &json!({"use_double_wide_mlp": false})));
+    assert!(narrow.layers.iter().all(|layer| layer.mlp.dense().unwrap().width == 6144));
+    // Such layers stay on one device.
+    let share = LayerShare { rank: 1, world_size: 2 };
+    let error = share.layers(&found).unwrap_err().to_string();
+    assert!(error.contains("has layers that read the KV cache of others"), "{error}");
+    assert_eq!(LayerShare { rank: 0, world_size: 1 }.layers(&found), Ok(0..35));
+    assert!(share.layers(&read(&json!({}))).is_ok());
+}
+
+#[test]
+fn layers_have_embeddings_of_their_own_unless_their_width_is_zero() {
+    let read = |width: Value| read(&json!({"hidden_size_per_layer_input": width})).per_layer;
+    let usual = PerLayerEmbedding { rows: 262_144, width: 256, act: Activation::GeluTanh };
+    assert_eq!([json!(0), Value::Null].map(read), [None, None]);
+    assert_eq!([json!("absent"), json!(256)].map(read), [Some(usual), Some(usual)]);
+    let found = self::read(&json!({
+        "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 262_208, "hidden_activation": "silu",
+    }));
+    let expected = PerLayerEmbedding { rows: 262_208, width: 32, act: Activation::Silu };
+    assert_eq!(found.per_layer, Some(expected));
+    assert_eq!(found.shape(WeightSlot::PerLayerEmbedding), (262_208, 7 * 32));
+    assert_eq!(found.shape(WeightSlot::PerLayerProjection), (7 * 32, 5376));
+    assert_eq!(found.indivisible_layers(), Some("embeddings for each layer"));
+}
+
 #[test]
 fn what_is_not_computed_is_refused_by_key() {
     for (changes, message) in [
         (json!({"use_bidirectional_attention": "all"}), "use_bidirectional_attention"),
-        (json!({"num_kv_shared_layers": 2}), "num_kv_shared_layers"),
-        (json!({"hidden_size_per_layer_input": 256}), "hidden_size_per_layer_input"),
-        (json!({"hidden_size_per_layer_input": "absent"}), "hidden_size_per_layer_input"),
+        (
+            json!({"num_kv_shared_layers": 2}),
+            "num_kv_shared_layers is 2, which leaves layer 5 no earlier cache",
+        ),
+        (json!({"num_kv_shared_layers": 8}), "num_kv_shared_layers is 8, but there are 7 layers"),
+        (
+            json!({"num_kv_shared_layers": 1, "per_layer_config": {"6": {"num_key_value_heads": 8}}}),
+            "lets layer 6 read the cache of layer 5, which has other heads",
+        ),
+        (json!({"enable_moe_block": true, "use_double_wide_mlp": true}), "use_double_wide_mlp"),
+        (
+            json!({"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 7}),
+            "vocab_size_per_layer_input is 7, but each of the",
+        ),
+        (json!({"hidden_size_per_layer_input": 1 << 21}), "hidden_size_per_layer_input"),
         (json!({"sliding_window": null}), "sliding_window"),
         (json!({"num_global_key_value_heads": 5}), "5 key/value heads of layer 5 do not divide"),
         (json!({"per_layer_config": {"9": {}}}), "per_layer_config has 9, which is no number of a layer"),

@@ -40,6 +40,7 @@ fn plain(model_type: &str, sizes: Sizes) -> DecoderSpec {
         out_gate: false,
         latent: None,
         bidirectional: false,
+        kv_source: None,
     };
     let mlp = DenseMlp::unbiased(sizes.width, Activation::Silu);
     let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };
@@ -54,6 +55,7 @@ fn plain(model_type: &str, sizes: Sizes) -> DecoderSpec {
         residual: Residual::Sequential,
         branch_factor: 1.0,
         layer_scalars: false,
+        per_layer: None,
         ropes: vec![RopeTable {
             style: RopeStyle::Half,
             rotary_dim: head_dim,

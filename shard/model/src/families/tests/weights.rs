@@ -3,6 +3,7 @@
 use millrace_formats::Source;
 use millrace_numbers::{DType, Part};
 use proptest::prelude::*;
+use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 
@@ -219,6 +220,33 @@ fn tensors_that_contradict_the_configuration_are_refused() {
         let text = refusal(&none, |tensors| tensors.push((extra.to_owned(), vec![1], vec![0.0])));
         assert!(text.contains(&format!("tensor {extra} in model.safetensors")), "{text}");
         assert!(text.contains("would be ignored, and results would be wrong"), "{text}");
+    }
+}
+
+/// Published files have keys and values of all layers.
+#[test]
+fn keys_and_values_that_no_layer_reads_are_ignored_by_name() {
+    let read = |name: &str| std::fs::read(golden("gemma4_e2b").join(name)).unwrap();
+    let config = serde_json::from_slice(&read("config.json")).unwrap();
+    let file = read("model.safetensors");
+    let numbers =
+        |bytes: &[u8]| bytes.chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect();
+    let stored: Tensors = SafeTensors::deserialize(&file)
+        .unwrap()
+        .iter()
+        .map(|(name, view)| (name.to_owned(), view.shape().to_vec(), numbers(view.data())))
+        .collect();
+    let with = |extra: &str| {
+        let mut tensors = stored.clone();
+        tensors.push((format!("model.layers.{extra}"), vec![1], vec![0.0]));
+        load(&source(&config, &tensors)).map(|_| ()).map_err(|error| error.to_string())
+    };
+    for name in ["k_proj.weight", "v_proj.weight", "k_norm.weight", "k_proj.qweight"] {
+        assert_eq!(with(&format!("4.self_attn.{name}")), Ok(()), "{name}");
+    }
+    // Layer 2 has a cache of its own.
+    for name in ["4.self_attn.v_norm.weight", "2.self_attn.k_proj.qweight"] {
+        assert!(with(name).unwrap_err().contains("would be ignored"), "{name}");
     }
 }
 
