@@ -349,12 +349,29 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
                 let (q, k) = (self.unscaled_norm(heads)?, self.unscaled_norm(heads)?);
                 return Ok(Some(HeadNorm { q, k }));
             }
+            HeadNormPlan::SharedAfterRotation => return self.norm_after_rotation(layer, heads).map(Some),
             HeadNormPlan::Shared => (LayerSlot::QNorm, LayerSlot::KNorm),
             HeadNormPlan::PerHead | HeadNormPlan::AllHeads => (LayerSlot::QHeadsNorm, LayerSlot::KHeadsNorm),
         };
         let q = self.norm(WeightSlot::Layer(layer, q), None)?;
         let k = self.norm(WeightSlot::Layer(layer, k), None)?;
         Ok(Some(HeadNorm { q, k }))
+    }
+
+    /// Loads the norms of heads that are rotated first. A rotation keeps the root mean square of a
+    /// head, and so keys are divided by it before the rotation. A score is a sum of products of a
+    /// query's and a key's features, and so queries take the product of both scales.
+    fn norm_after_rotation(
+        &mut self,
+        layer: usize,
+        heads: &AttentionHeads,
+    ) -> Result<HeadNorm<B::Vector>, Error> {
+        let mut scales = self.scales(WeightSlot::Layer(layer, LayerSlot::QNorm))?;
+        let of_keys = self.scales(WeightSlot::Layer(layer, LayerSlot::KNorm))?;
+        scales.iter_mut().zip(of_keys).for_each(|(scale, of_key)| *scale *= of_key);
+        self.advance(scales.len() * size_of::<f32>())?;
+        let q = self.norm_by(floats(self.backend, &scales)?);
+        Ok(HeadNorm { q, k: self.unscaled_norm(heads)? })
     }
 
     /// Makes a norm of heads whose scales are 1.
@@ -450,7 +467,7 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         let has_bias = self.spec.norm.has_bias();
         Ok(match self.spec.norm.kind {
             millrace_model::NormKind::Rms { eps, add_one } => {
-                let weight = if add_one { self.vector_plus_one(slot)? } else { self.vector(slot)? };
+                let weight = if add_one { self.scales_plus_one(slot)? } else { self.vector(slot)? };
                 Norm::rms(weight, eps)
             }
             millrace_model::NormKind::Layer { eps, .. } => Norm {
@@ -471,10 +488,18 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         if wanted { self.norm(slot, bias).map(Some) } else { Ok(None) }
     }
 
-    /// Loads a vector whose numbers are stored minus 1.
-    fn vector_plus_one(&mut self, slot: WeightSlot) -> Result<B::Vector, Error> {
+    /// Reads the scales of a norm, which may be stored minus 1.
+    fn scales(&mut self, slot: WeightSlot) -> Result<Vec<f32>, Error> {
         let mut values = flatten(&self.parts(slot)?)?;
-        values.iter_mut().for_each(|value| *value += 1.0);
+        if matches!(self.spec.norm.kind, millrace_model::NormKind::Rms { add_one: true, .. }) {
+            values.iter_mut().for_each(|value| *value += 1.0);
+        }
+        Ok(values)
+    }
+
+    /// Loads the scales of a norm that are stored minus 1.
+    fn scales_plus_one(&mut self, slot: WeightSlot) -> Result<B::Vector, Error> {
+        let values = self.scales(slot)?;
         self.advance(values.len() * size_of::<f32>())?;
         Ok(floats(self.backend, &values)?)
     }

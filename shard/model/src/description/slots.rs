@@ -9,7 +9,7 @@
 use super::blocks::FeatureBlock;
 use super::mlp::SharedExpert;
 use super::recurrent::RecurrentSlot;
-use super::spec::{AttentionHeads, DecoderSpec, HeadNormPlan, LatentPlan, LayerSpec};
+use super::spec::{AttentionHeads, DecoderSpec, LatentPlan, LayerSpec};
 
 /// The place of one weight of the decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -356,12 +356,12 @@ impl LayerSlot {
                 .only_if(|_, layer| heads(layer).is_some_and(|heads| heads.qkv_bias)),
             LayerSlot::QNorm => {
                 Info::norm_scale(HEAD_DIM, &[("self_attn.q_norm", HEAD_DIM)]).only_if(|_, layer| {
-                    heads(layer).is_some_and(|heads| heads.head_norm == HeadNormPlan::Shared)
+                    heads(layer).is_some_and(|heads| heads.head_norm.has_scale_of_one_head())
                 })
             }
             LayerSlot::KNorm => {
                 Info::norm_scale(HEAD_DIM, &[("self_attn.k_norm", HEAD_DIM)]).only_if(|_, layer| {
-                    heads(layer).is_some_and(|heads| heads.head_norm == HeadNormPlan::Shared)
+                    heads(layer).is_some_and(|heads| heads.head_norm.has_scale_of_one_head())
                 })
             }
             LayerSlot::QHeadsNorm => {

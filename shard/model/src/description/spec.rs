@@ -198,7 +198,7 @@ pub struct AttentionHeads {
     pub layout: QkvLayout,
     /// Whether the fused projection has a bias.
     pub qkv_bias: bool,
-    /// The norm of queries and keys before the rotation.
+    /// The norm of queries and keys.
     pub head_norm: HeadNormPlan,
     /// Whether each value head is normalized too, without a scale (Gemma 4). Latent attention has
     /// no such norm.
@@ -286,8 +286,8 @@ impl AttentionHeads {
     }
 }
 
-/// The norm of queries and keys before the rotation. Its kind is that of the model's norms, without
-/// a bias.
+/// The norm of queries and keys, which precedes the rotation unless the variant says otherwise. Its
+/// kind is that of the model's norms, without a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadNormPlan {
     /// Queries and keys are not normalized.
@@ -301,9 +301,18 @@ pub enum HeadNormPlan {
     AllHeads,
     /// Each head is normalized, without a scale (Llama 4).
     Unscaled,
+    /// Each head is normalized after the rotation, and all query heads and all key heads share a
+    /// scale (Hunyuan). The norms must be RMS norms, the rotation must not change the lengths of
+    /// heads, and queries have no factors by position.
+    SharedAfterRotation,
 }
 
 impl HeadNormPlan {
+    /// Returns whether the scales are as long as one head.
+    pub const fn has_scale_of_one_head(self) -> bool {
+        matches!(self, HeadNormPlan::Shared | HeadNormPlan::SharedAfterRotation)
+    }
+
     /// Returns whether the scales are as long as all heads together.
     pub const fn has_scale_of_all_heads(self) -> bool {
         matches!(self, HeadNormPlan::PerHead | HeadNormPlan::AllHeads)

@@ -59,6 +59,20 @@ impl Config {
         self.keys.remove(key);
     }
 
+    /// Returns the keys as layer `index` has them: the values of `keys` may be lists with an entry for
+    /// each layer.
+    pub(super) fn of_layer(&self, index: usize, keys: &[&'static str]) -> Result<Config, ConfigError> {
+        let mut of_layer = self.clone();
+        for &key in keys {
+            let Some(Value::Array(entries)) = self.value(key) else { continue };
+            let Some(entry) = entries.get(index) else {
+                return Err(self.invalid(key, format!("has no entry for layer {index}")));
+            };
+            of_layer.replace(key, entry.clone());
+        }
+        Ok(of_layer)
+    }
+
     pub(super) fn file(&self) -> &str {
         &self.file
     }

@@ -82,6 +82,20 @@ pub(super) fn query_scale(config: &Config) -> Result<Option<QueryScale>, ConfigE
     Ok(Some(QueryScale { beta, interval, offset: 0 }))
 }
 
+/// Replaces a dynamic scaling with the key `alpha` by a larger base (Hunyuan).
+pub(super) fn use_alpha(config: &Config, table: &mut RopeTable) -> Result<(), ConfigError> {
+    let alpha = match nested(config)? {
+        Some(rope) => rope.optional_number("alpha", 0.0)?.filter(|&alpha| alpha > 0.0),
+        None => None,
+    };
+    if let (Some(alpha), RopeScaling::Dynamic { .. }) = (alpha, &table.scaling) {
+        let features = table.rotary_dim as f64;
+        table.theta *= alpha.powf(features / (features - 2.0));
+        table.scaling = RopeScaling::Default;
+    }
+    Ok(())
+}
+
 /// Reads a rotary table, whose keys are in `nested` or beside it.
 fn table(
     config: &Config,

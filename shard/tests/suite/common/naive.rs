@@ -225,14 +225,12 @@ fn softmax_attention(
             k.copy_from_slice(&norms.scaled(k, &get(LayerSlot::KHeadsNorm)));
         }
         let mut split: Vec<Vec<f64>> = y.chunks(d).map(<[f64]>::to_vec).collect();
+        let shared_scale = |h| get(if h < heads { LayerSlot::QNorm } else { LayerSlot::KNorm });
         for (h, head) in split[..heads + kv_heads].iter_mut().enumerate() {
             match layer.head_norm {
-                HeadNormPlan::None | HeadNormPlan::AllHeads => {}
+                HeadNormPlan::None | HeadNormPlan::AllHeads | HeadNormPlan::SharedAfterRotation => {}
                 HeadNormPlan::Unscaled => *head = norms.unscaled(head),
-                HeadNormPlan::Shared => {
-                    *head =
-                        norms.scaled(head, &get(if h < heads { LayerSlot::QNorm } else { LayerSlot::KNorm }));
-                }
+                HeadNormPlan::Shared => *head = norms.scaled(head, &shared_scale(h)),
                 HeadNormPlan::PerHead => {
                     let (slot, own) = if h < heads {
                         (LayerSlot::QHeadsNorm, h)
@@ -253,6 +251,9 @@ fn softmax_attention(
                 } else {
                     rotate(rope, position, head);
                 }
+            }
+            if layer.head_norm == HeadNormPlan::SharedAfterRotation {
+                *head = norms.scaled(head, &shared_scale(h));
             }
             if let Some(QueryScale { beta, interval, offset }) = spec.query_scale
                 && layer.scales_queries

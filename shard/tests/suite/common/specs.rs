@@ -40,6 +40,7 @@ fn head_norms() -> impl Strategy<Value = HeadNormPlan> {
         Just(HeadNormPlan::PerHead),
         Just(HeadNormPlan::AllHeads),
         Just(HeadNormPlan::Unscaled),
+        Just(HeadNormPlan::SharedAfterRotation),
     ]
 }
 
@@ -332,6 +333,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
             ((norm, residual, branch_factor), layer_scalars),
         )| {
             let rotary_dim = (2 * ropes[0].1).min(layout.head_dim);
+            let stretches = [0, 1].map(|table: usize| matches!(ropes[table].2, RopeScaling::Yarn { .. }));
             DecoderSpec {
                 model_type: "random".into(),
                 vocab,
@@ -381,6 +383,20 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                                 }
                                 other => other,
                             };
+                            // A norm after the rotation has conditions.
+                            let keeps_lengths = match positions {
+                                Positions::Rotary { table } => !stretches[table],
+                                _ => true,
+                            };
+                            let is_rms = matches!(norm.kind, NormKind::Rms { .. });
+                            let head_norm = match head_norm {
+                                HeadNormPlan::SharedAfterRotation if !(is_rms && keeps_lengths) => {
+                                    HeadNormPlan::Shared
+                                }
+                                other => other,
+                            };
+                            let scales_queries =
+                                scales_queries && head_norm != HeadNormPlan::SharedAfterRotation;
                             let heads = AttentionHeads {
                                 layout,
                                 qkv_bias,

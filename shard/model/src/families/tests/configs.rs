@@ -448,6 +448,27 @@ fn switches_of_gpt_oss() {
     );
 }
 
+fn hunyuan(changes: &Value) -> Value {
+    let hunyuan = json!({
+        "model_type": "hunyuan_v1_moe", "architectures": ["HunYuanMoEV1ForCausalLM"], "num_experts": 4, "moe_topk": 2,
+        "head_dim": 8,
+    });
+    changed(changed(llama(), &hunyuan), changes)
+}
+
+#[test]
+fn alpha_of_hunyuan_enlarges_the_base() {
+    let rope = json!({"type": "dynamic", "alpha": 16.0, "factor": 1.0});
+    let found = spec(&hunyuan(&json!({"rope_theta": 100, "rope_scaling": rope}))).unwrap();
+    assert_eq!(found.ropes[0].scaling, RopeScaling::Default);
+    assert!((found.ropes[0].theta / (100.0 * 16f64.powf(8.0 / 6.0)) - 1.0).abs() < 1e-12);
+    let top_k = |index: usize| {
+        let config = hunyuan(&json!({"moe_topk": [2, 1, 3, 4]}));
+        spec(&config).unwrap().layers[index].mlp.experts().unwrap().router.top_k
+    };
+    assert_eq!([0, 1].map(top_k), [2, 1]);
+}
+
 #[test]
 fn what_families_lack_is_refused_by_key() {
     let cases = [
@@ -494,6 +515,13 @@ fn what_families_lack_is_refused_by_key() {
         (
             minimax_m2(&json!({"rotary_dim": 9})),
             "partial_rotary_factor = 0.0703125 rotates 9 of 128 features",
+        ),
+        (hunyuan(&json!({"use_qk_norm": false})), "use_qk_norm = false is not supported"),
+        (hunyuan(&json!({"use_cla": true})), "use_cla = true is not supported"),
+        (hunyuan(&json!({"moe_topk": [2]})), "moe_topk has no entry for layer 1"),
+        (
+            hunyuan(&json!({"rope_scaling": {"rope_type": "yarn", "factor": 4}})),
+            "is not supported: heads are normalized after the rotation",
         ),
     ];
     for (config, expected) in &cases {
