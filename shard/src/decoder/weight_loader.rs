@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::vec::IntoIter;
 
 use bytes::Bytes;
-use millrace_backend::{Backend, HeadNorm, HeadRows, Norm, NormKind, RopeSpec, Segment};
+use millrace_backend::{Activation, Backend, HeadNorm, HeadRows, Norm, NormKind, RopeSpec, Segment, Xielu};
 use millrace_model::memory_plan::head_matrices_bytes;
 use millrace_model::{
     Attention, AttentionHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LatentPlan, LayerSlot, LayerSpec,
@@ -268,12 +268,14 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
             Mlp::Gated(mlp) => MlpWeights::Dense(DenseWeights {
                 up: self.matrix(at(Slot::GateUp))?,
                 up_bias: self.bias(mlp.up_bias, at(Slot::GateUpBias))?,
+                act: None,
                 down: self.matrix(at(Slot::Down))?,
                 down_bias: self.bias(mlp.down_bias, at(Slot::DownBias))?,
             }),
             Mlp::Plain(mlp) => MlpWeights::Dense(DenseWeights {
                 up: self.matrix(at(Slot::Up))?,
                 up_bias: self.bias(mlp.up_bias, at(Slot::UpBias))?,
+                act: if mlp.xielu { Some(self.xielu(layer)?) } else { None },
                 down: self.matrix(at(Slot::Down))?,
                 down_bias: self.bias(mlp.down_bias, at(Slot::DownBias))?,
             }),
@@ -293,11 +295,23 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         })
     }
 
+    /// Reads the numbers of xIELU. The factors on its curves are stored before a softplus.
+    fn xielu(&mut self, layer: usize) -> Result<Activation, Error> {
+        let mut number = |slot| self.number(WeightSlot::Layer(layer, slot));
+        let softplus = |x: f32| f64::from(x).exp().ln_1p() as f32;
+        let positive = softplus(number(LayerSlot::ActPositive)?);
+        let negative = softplus(number(LayerSlot::ActNegative)?);
+        let linear = number(LayerSlot::ActLinear)?;
+        let limit = number(LayerSlot::ActLimit)?;
+        Ok(Activation::Xielu(Xielu { positive, negative: linear + negative, linear, limit }))
+    }
+
     fn shared_expert(&mut self, layer: usize, shared: SharedExpert) -> Result<SharedWeights<B>, Error> {
         let at = |slot| WeightSlot::Layer(layer, slot);
         let mlp = DenseWeights {
             up: self.matrix(at(LayerSlot::SharedGateUp))?,
             up_bias: None,
+            act: None,
             down: self.matrix(at(LayerSlot::SharedDown))?,
             down_bias: None,
         };

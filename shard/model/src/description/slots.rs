@@ -7,7 +7,7 @@
 //! that uses it.
 
 use super::blocks::FeatureBlock;
-use super::mlp::SharedExpert;
+use super::mlp::{Mlp, SharedExpert};
 use super::recurrent::RecurrentSlot;
 use super::spec::{AttentionHeads, DecoderSpec, LatentPlan, LayerSpec};
 
@@ -100,6 +100,14 @@ pub enum LayerSlot {
     Up,
     /// The bias of [`LayerSlot::Up`].
     UpBias,
+    /// The factor on squares of xIELU, before a softplus.
+    ActPositive,
+    /// The factor on the exponential part of xIELU, before a softplus and without `ActLinear`.
+    ActNegative,
+    /// The factor on the features themselves of xIELU.
+    ActLinear,
+    /// The bound on exponents of xIELU.
+    ActLimit,
     /// The down projection of the MLP.
     Down,
     /// The bias of [`LayerSlot::Down`].
@@ -288,7 +296,7 @@ impl WeightInfo {
 impl LayerSlot {
     /// All weights of a layer, in the order in which they are loaded. Those of recurrent layers
     /// come in place of attention.
-    pub const ALL: [LayerSlot; 46] = [
+    pub const ALL: [LayerSlot; 50] = [
         LayerSlot::AttentionNorm,
         LayerSlot::AttentionNormBias,
         LayerSlot::Qkv,
@@ -315,6 +323,10 @@ impl LayerSlot {
         LayerSlot::GateUpBias,
         LayerSlot::Up,
         LayerSlot::UpBias,
+        LayerSlot::ActPositive,
+        LayerSlot::ActNegative,
+        LayerSlot::ActLinear,
+        LayerSlot::ActLimit,
         LayerSlot::Down,
         LayerSlot::DownBias,
         LayerSlot::MlpOutNorm,
@@ -496,11 +508,20 @@ impl LayerSlot {
                 .only_if(|_, layer| own_norms(layer)),
             LayerSlot::SharedOutNorm => Info::norm_scale(HIDDEN, &[("post_feedforward_layernorm_1", HIDDEN)])
                 .only_if(|_, layer| own_norms(layer) && shared(layer).is_some()),
+            LayerSlot::ActPositive => act_number(&[("mlp.act_fn.alpha_p", ONE)]),
+            LayerSlot::ActNegative => act_number(&[("mlp.act_fn.alpha_n", ONE)]),
+            LayerSlot::ActLinear => act_number(&[("mlp.act_fn.beta", ONE)]),
+            LayerSlot::ActLimit => act_number(&[("mlp.act_fn.eps", ONE)]),
             LayerSlot::Scalar => {
                 Info::parameter(ONE, &[("layer_scalar", ONE)]).only_if(|model, _| model.layer_scalars)
             }
         }
     }
+}
+
+/// Returns the row of a number of an activation function.
+fn act_number(tensors: StoredTensors) -> WeightInfo {
+    WeightInfo::parameter(ONE, tensors).only_if(|_, layer| matches!(&layer.mlp, Mlp::Plain(mlp) if mlp.xielu))
 }
 
 /// Returns the heads of softmax attention of a layer.

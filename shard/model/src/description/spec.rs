@@ -5,7 +5,9 @@
 
 use std::ops::Range;
 
-use millrace_backend::{Activation, AttentionSpec, KeyWindow, KvFormat, KvSpec, MlpKind, QkvLayout};
+use millrace_backend::{
+    Activation, AttentionSpec, KeyWindow, KvFormat, KvSpec, MlpKind, QkvLayout, RouterScores,
+};
 
 use super::alibi::AlibiHeads;
 use super::mlp::Mlp;
@@ -54,15 +56,23 @@ pub struct DecoderSpec {
 }
 
 impl DecoderSpec {
-    /// Returns a kind of MLP of the model that only the CPU computes, if it has one.
+    /// Returns a part of the model that only the CPU computes, if it has one.
     pub fn cpu_only_part(&self) -> Option<&'static str> {
+        let scales_latents = |heads: &AttentionHeads| heads.latent.is_some() && heads.scales_queries;
+        if self.layers.iter().filter_map(|layer| layer.attention.heads()).any(scales_latents) {
+            return Some("factors on queries of latent attention");
+        }
         self.layers.iter().find_map(|layer| match &layer.mlp {
             Mlp::Experts(experts) if matches!(experts.kind, MlpKind::Plain(_)) => {
                 Some("experts without gates")
             }
+            Mlp::Experts(experts) if matches!(experts.router.scores, RouterScores::SparseMixer { .. }) => {
+                Some("experts chosen by SparseMixer")
+            }
             Mlp::Gated(mlp) | Mlp::Plain(mlp) if mlp.act == Activation::ReluSquared => {
                 Some("MLPs with the square of ReLU")
             }
+            Mlp::Plain(mlp) if mlp.xielu => Some("MLPs with xIELU"),
             _ => None,
         })
     }
@@ -210,8 +220,7 @@ pub struct AttentionHeads {
     pub positions: Positions,
     /// Factor on the dot products of queries and keys.
     pub score_scale: f32,
-    /// Whether queries are multiplied by [`DecoderSpec::query_scale`]. Those of latent attention
-    /// are not.
+    /// Whether queries are multiplied by [`DecoderSpec::query_scale`].
     pub scales_queries: bool,
     /// Bound on the absolute values of scores (Gemma 2).
     pub score_cap: Option<f32>,
