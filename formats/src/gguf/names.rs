@@ -116,8 +116,8 @@ pub(super) const GRANITE_HYBRID: Naming = Naming {
     ..LLAMA
 };
 
-/// Attention and a Mamba-2 layer beside each other (Falcon-H1). The converter writes the name of the
-/// norm before the MLP without a suffix.
+/// Attention and a Mamba-2 layer beside each other (Falcon-H1). The converter writes the name of
+/// the norm before the MLP without a suffix.
 pub(super) const FALCON_H1: Naming = Naming {
     outer: &[
         ("token_embd", "model.embed_tokens"),

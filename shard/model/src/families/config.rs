@@ -66,8 +66,8 @@ impl Config {
         }
     }
 
-    /// Returns the keys as layer `index` has them: the values of `keys` may be lists with an entry for
-    /// each layer.
+    /// Returns the keys as layer `index` has them: the values of `keys` may be lists with an entry
+    /// for each layer.
     pub(super) fn of_layer(&self, index: usize, keys: &[&'static str]) -> Result<Config, ConfigError> {
         let mut of_layer = self.clone();
         for &key in keys {
