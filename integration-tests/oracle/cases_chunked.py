@@ -46,6 +46,16 @@ case(
         ropes(dict(rope_type="default"), factor=None),
     ],
 )  # fmt: skip
+# What GGUF files cannot say is as in the published models.
+case(
+    "llama4_published",
+    dict(
+        LLAMA4, num_hidden_layers=4, no_rope_layer_interval=4, attention_chunk_size=8192, floor_scale=8192, attn_scale=0.1,
+        intermediate_size_mlp=12, num_local_experts=3, num_key_value_heads=1, vocab_size=37,
+    ),
+    lengths=(31, 26),
+    mutants=[dict(use_qk_norm=False), dict(no_rope_layers=[1, 1, 1, 1]), dict(no_rope_layers=[1, 0, 1, 0])],
+)  # fmt: skip
 case(
     "llama4_images",
     with_images(

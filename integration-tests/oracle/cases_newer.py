@@ -1,7 +1,7 @@
 """The test cases of families that came after those of `cases_dense` and `cases_experts`, most of
 them with experts."""
 
-from bases import LLAMA, PLAIN, case
+from bases import LLAMA, PLAIN, case, ropes
 from cases_experts import DEEPSEEK_V3, LATENT_YARN, MOE
 from cases_images import with_images
 from cases_recurrent import case as recurrent_case
@@ -247,6 +247,49 @@ recurrent_case(
     dict(
         LFM2_MOE, tie_word_embeddings=True, num_hidden_layers=3, layer_types=["full_attention", "conv", "conv"],
         num_dense_layers=2, conv_L_cache=4,
+    ),
+    lengths=(31, 24),
+)  # fmt: skip
+
+# Norms of heads after the rotation.
+ALPHA = dict(rope_type="dynamic", rope_theta=500.0, alpha=20.0, factor=1.0)
+HUNYUAN = dict(LLAMA, model_type="hunyuan_v1_dense", head_dim=8, rms_norm_eps=1e-3, rope_parameters=ALPHA)
+case("hunyuan_v1_dense", HUNYUAN, lengths=(28, 33), mutants=[ropes(ALPHA, alpha=10.0), ropes(ALPHA, rope_theta=400.0)])
+case(
+    "hunyuan_v1_dense_bias",
+    dict(
+        HUNYUAN, attention_bias=True, num_key_value_heads=1, vocab_size=53, tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=500.0),
+    ),
+    lengths=(31, 26),
+)  # fmt: skip
+case(
+    "hunyuan_v1_dense_wide",
+    dict(
+        HUNYUAN, head_dim=16, num_key_value_heads=4, intermediate_size=28,
+        rope_parameters=dict(rope_type="linear", rope_theta=500.0, factor=2.0),
+    ),
+    lengths=(27, 24),
+    mutants=[PLAIN],
+)  # fmt: skip
+HUNYUAN_MOE = dict(HUNYUAN, model_type="hunyuan_v1_moe", num_experts=6, moe_topk=2, intermediate_size=8)
+case(
+    "hunyuan_v1_moe",
+    HUNYUAN_MOE,
+    lengths=(28, 33),
+    mutants=[dict(moe_topk=1), dict(moe_topk=3), ropes(ALPHA, alpha=10.0)],
+)
+case(
+    "hunyuan_v1_moe_layers",
+    dict(HUNYUAN_MOE, moe_topk=[3, 1], attention_bias=True, num_key_value_heads=4, vocab_size=53),
+    lengths=(25, 30),
+    mutants=[dict(moe_topk=[1, 3]), dict(moe_topk=[3, 2])],
+)
+case(
+    "hunyuan_v1_moe_tied",
+    dict(
+        HUNYUAN_MOE, tie_word_embeddings=True, num_experts=4, num_key_value_heads=1, head_dim=16,
+        rope_parameters=dict(rope_type="default", rope_theta=500.0),
     ),
     lengths=(31, 24),
 )  # fmt: skip

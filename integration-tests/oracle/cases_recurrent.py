@@ -206,3 +206,21 @@ case(
     mutants=[dict(num_experts_per_tok=3), dict(norm_topk_prob=False), dict(routed_scaling_factor=1.0),
              dict(topk_group=2), dict(mlp_hidden_act="relu")],
 )  # fmt: skip
+MAMBA2 = dict(
+    model_type="mamba2", vocab_size=61, hidden_size=32, num_hidden_layers=3, num_heads=8, head_dim=8, state_size=6,
+    expand=2, conv_kernel=4, n_groups=2, chunk_size=16, use_bias=False, use_conv_bias=True, layer_norm_epsilon=1e-3,
+    tie_word_embeddings=False, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+case("mamba2", MAMBA2, lengths=(25, 29), mutants=[dict(hidden_act="gelu")])
+case(
+    "mamba2_tied",
+    dict(MAMBA2, tie_word_embeddings=True, n_groups=1, use_conv_bias=False, conv_kernel=3, vocab_size=53),
+    lengths=(28, 24),
+    mutants=[dict(hidden_act="relu")],
+)
+case(
+    "mamba2_groups",
+    dict(MAMBA2, n_groups=4, num_heads=4, expand=1, num_hidden_layers=2, state_size=5),
+    lengths=(27, 23),
+    mutants=[dict(time_step_limit=[0.1, 0.3])],
+)

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers import (
+    AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Mistral4ForCausalLM, PreTrainedModel,
+)  # fmt: skip
 
 from cases import CASES, Spec
 from layouts import LAYOUTS
@@ -42,6 +44,8 @@ def fill(model: PreTrainedModel, key: str) -> None:
     for name, b in sorted(model.named_buffers()):
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             b.copy_(torch.from_numpy(0.2 * rng.standard_normal(tuple(b.shape))).to(b.dtype))
+        elif name.endswith("act_fn.beta"):
+            b.fill_(0.5 + 0.1 * float(rng.standard_normal()))
         elif name.endswith("layer_scalar"):
             b.copy_(torch.from_numpy(1 + 0.2 * rng.standard_normal(tuple(b.shape))).to(b.dtype))
 
@@ -53,6 +57,8 @@ def attention_of(config: Any) -> str:
 
 def class_of(config: Any) -> Any:
     """Returns the class that computes logits: with a text part, that of models with images."""
+    if config.model_type == "mistral4":  # has no Auto class
+        return Mistral4ForCausalLM
     return AutoModelForImageTextToText if "text_config" in config.sub_configs else AutoModelForCausalLM
 
 
@@ -60,7 +66,8 @@ def build(spec: Spec) -> PreTrainedModel:
     config = AutoConfig.for_model(**spec["config"])
     config._experts_implementation = "eager"
     config._attn_implementation = attention_of(config)
-    model = class_of(config).from_config(config, dtype=torch.float32).eval()
+    cls = class_of(config)
+    model = (getattr(cls, "_from_config", None) or cls.from_config)(config, dtype=torch.float32).eval()
     fill(model, spec.get("weights", spec["name"]))
     if spec.get("layout") == "mxfp4":  # so that the stored weights are the same numbers
         for name, p in model.named_parameters():

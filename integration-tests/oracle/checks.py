@@ -55,7 +55,7 @@ def check_numbers(model: PreTrainedModel, t: Golden, what: str) -> float:
 
 
 # The ends of the names of vectors that must be seen: zeros instead of them change the logits.
-BIASES = (".bias", "dt_bias", "A_log", ".D")
+BIASES = (".bias", "dt_bias", "A_log", ".D", "alpha_p", "alpha_n")
 # The ends of the names of factors that must be seen: ones instead of them change the logits.
 SCALES = ("norm.weight", "layernorm_1.weight", "layernorm_2.weight", "router.scale", "per_expert_scale")
 # The names of the keys with the epsilon of norms.

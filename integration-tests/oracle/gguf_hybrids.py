@@ -8,7 +8,7 @@ apart in the file.
 import numpy as np
 
 DELTA_NETS = ("qwen35", "qwen35moe", "qwen3next")
-MAMBAS = ("granitehybrid", "nemotron_h", "nemotron_h_moe")
+MAMBAS = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1")
 
 
 def blocks(config):
@@ -83,6 +83,28 @@ def mamba(name, tensor, config):
     if name.endswith("dt_bias"):
         name = name.replace("dt_bias", "dt.bias" if ".mixer." in name else "dt_proj.bias")
     return name, tensor
+
+
+def multiplied(name, tensor, config):
+    """A tensor of Falcon-H1 with the factors on what goes in or comes out."""
+    attention, gate_down = config["attention_in_multiplier"], config["mlp_multipliers"]
+    factors = {
+        "feed_forward.gate_proj": gate_down[0],
+        "feed_forward.down_proj": gate_down[1],
+        "self_attn.q_proj": attention,
+        "self_attn.k_proj": attention * config["key_multiplier"],
+        "self_attn.v_proj": attention,
+        "self_attn.o_proj": config["attention_out_multiplier"],
+        "mamba.out_proj": config["ssm_out_multiplier"],
+        "lm_head": config["lm_head_multiplier"],
+        "embed_tokens": config["embedding_multiplier"],
+    }
+    if name.endswith("mamba.in_proj.weight"):
+        groups, heads = config["mamba_n_groups"] * config["mamba_d_state"], config["mamba_n_heads"]
+        width = tensor.shape[0] - 2 * groups - heads
+        rows = [width // 2, width // 2, groups, groups, heads]
+        return tensor * np.repeat(config["ssm_multipliers"], rows)[:, None] * config["ssm_in_multiplier"]
+    return tensor * next((factor for part, factor in factors.items() if f"{part}." in name), 1.0)
 
 
 def add_mamba(writer, config, architecture):

@@ -155,9 +155,38 @@ def from_experts_by_input(state: State, config: Config) -> State:
     return transposed_experts(state)
 
 
+MTP = "model.mtp_layers."
+
+
+def to_mimo(state: State, config: Config, spec: Spec) -> tuple[State, Config]:
+    # Stored in published files, to be ignored.
+    later = {
+        name.replace("model.layers.0.", MTP + "0."): torch.full_like(x, -1.0)
+        for name, x in state.items()
+        if name.startswith("model.layers.0.") and "mlp" not in name
+    }
+    keys = (
+        "bos_token_id", "eos_token_id", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings",
+        "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings",
+        "vocab_size",
+    )  # fmt: skip
+    new = dict(
+        architectures=["MiMoForCausalLM"], model_type="mimo", torch_dtype="float32", attention_bias=True,
+        auto_map={"AutoConfig": "configuration_mimo.MiMoConfig", "AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM"},
+        rope_theta=config["rope_parameters"]["rope_theta"], num_nextn_predict_layers=1, use_mrope=False,
+        use_sliding_window=False, sliding_window=32768, head_dim=config["hidden_size"] // config["num_attention_heads"],
+    )  # fmt: skip
+    return {**state, **later}, {**new, **{k: config[k] for k in keys}}
+
+
+def from_mimo(state: State, config: Config) -> State:
+    return {name: x for name, x in state.items() if not name.startswith(MTP)}
+
+
 LAYOUTS = {
     "baichuan": (to_baichuan, from_baichuan),
     "chatglm": (to_chatglm, from_chatglm),
     "experts_by_input": (to_experts_by_input, from_experts_by_input),
+    "mimo": (to_mimo, from_mimo),
     "mxfp4": (to_mxfp4, from_mxfp4),
 }

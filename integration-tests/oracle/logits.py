@@ -47,14 +47,15 @@ def greedy_uncached(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int
 def greedy_cached(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], Tensor]:
     """Generates like transformers: prefills once and then decodes one token at a time."""
     fresh_rope(model)
-    cache = transformers.DynamicCache(config=model.config)
-    out = model(input_ids=torch.tensor([prompt]), past_key_values=cache, use_cache=True)
+    name = "cache_params" if model.config.model_type == "mamba2" else "past_key_values"
+    cache = {name: transformers.DynamicCache(config=model.config)}
+    out = model(input_ids=torch.tensor([prompt]), use_cache=True, **cache)
     ids, rows = [], []
     for _ in range(STEPS):
         row = out.logits[0, -1].float()
         rows.append(row)
         ids.append(int(row.argmax()))
-        out = model(input_ids=torch.tensor([ids[-1:]]), past_key_values=cache, use_cache=True)
+        out = model(input_ids=torch.tensor([ids[-1:]]), use_cache=True, **cache)
     return ids, torch.stack(rows)
 
 

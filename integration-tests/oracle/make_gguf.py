@@ -46,6 +46,9 @@ CASES = {
     "olmoe": "olmoe", "olmoe_bias": "olmoe", "arcee": "arcee", "arcee_bias": "arcee",
     "ernie4_5": "ernie4_5", "ernie4_5_bias": "ernie4_5", "ernie4_5_moe": "ernie4_5-moe",
     "qwen3_5_moe_text": "qwen35moe", "qwen3_5_moe": "qwen35moe", "qwen3_next": "qwen3next",
+    "falcon_h1": "falcon-h1", "falcon_h1_biases": "falcon-h1", "llama4_published": "llama4",
+    "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_dense_bias": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe", "hunyuan_v1_moe_tied": "hunyuan-moe",
 }
 PERMUTED = ("llama", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee")
 FUSED = ("qwen3_moe", "seed_oss_all_biases", "exaone4_hybrid")
@@ -91,6 +94,8 @@ def tensors(case, config, architecture):
             name += ".weight"
         if name.endswith(("conv.conv.weight", "conv1d.weight")):
             tensor = tensor.squeeze(1)
+        if architecture == "falcon-h1":
+            tensor = gguf_hybrids.multiplied(name, tensor, config)
         if architecture in gguf_hybrids.MAMBAS:
             if ".mamba." in name or ".mixer." in name and ".experts." not in name:
                 name, tensor = gguf_hybrids.mamba(name, tensor, config)
@@ -112,7 +117,7 @@ def tensors(case, config, architecture):
             before = name.replace("block_sparse_moe.input_linear.weight", "mlp.experts.")
             found[before + "gate_proj.weight"], found[before + "up_proj.weight"] = tensor[:, :half], tensor[:, half:]
             continue
-        if architecture in ("gpt-oss", "qwen3vlmoe") and ".experts." in name:
+        if architecture in ("gpt-oss", "qwen3vlmoe", "llama4") and ".experts." in name:
             found |= experts_by_input(name, tensor, in_turns=architecture == "gpt-oss")
             continue
         if architecture == "gemma4":
@@ -245,7 +250,7 @@ def write(case, architecture):
         writer.add_nextn_predict_layers(later)
         norm = f"blk.{layers}.attn_norm.weight"
         writer.add_tensor(norm, np.ones(config["hidden_size"], "<f4"))
-    width = config.get("intermediate_size")
+    width = config.get("intermediate_size_mlp") or config.get("intermediate_size")
     if config.get("block_auto_adjust_ff_dim"):
         multiple = config["block_multiple_of"]
         width = -(-int(config["block_ffn_dim_multiplier"] * (2 * width // 3)) // multiple) * multiple
@@ -276,7 +281,9 @@ def write(case, architecture):
         add_deepseek2(writer, config, case)
     writer.add_head_count_kv(kv_heads)
     if rotates:
-        writer.add_rope_freq_base(full["rope_theta"])
+        # The base contains Hunyuan's factor.
+        growth = full.get("alpha", 1.0) ** (head / (head - 2))
+        writer.add_rope_freq_base(full["rope_theta"] * growth)
     # The frequencies of features that are not rotated are divided by a huge number.
     share = 1.0 if architecture == "gemma4" else full.get("partial_rotary_factor", 1.0)
     if architecture != "deepseek2":
@@ -299,6 +306,15 @@ def write(case, architecture):
             config.get("num_experts") or config.get("n_routed_experts") or config["num_local_experts"]
         )
         writer.add_expert_used_count(config["num_experts_per_tok"])
+    if architecture == "llama4":
+        writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if architecture == "hunyuan-moe":
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["moe_topk"])
+        writer.add_expert_shared_count(1)
+        for add in (writer.add_expert_feed_forward_length, writer.add_expert_shared_feed_forward_length):
+            add(config["intermediate_size"])
     if architecture in gguf_hybrids.MAMBAS:
         gguf_hybrids.add_mamba(writer, config, architecture)
     if config.get("moe_intermediate_size") and architecture != "nemotron_h":

@@ -407,6 +407,57 @@ pub(super) fn olmoe(model: &Model<'_>, config: &mut Config) -> Result<(), Error>
     Ok(())
 }
 
+/// Experts of the larger Llama 4, whose heads are not normalized.
+const LLAMA4_MAVERICK_EXPERTS: u64 = 128;
+
+/// Adds the experts of Llama 4. Chunks, rotated layers and factors on queries are those of the
+/// published models, and the file does not have them.
+pub(super) fn llama4(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    const WINDOW: &str = "attention.sliding_window";
+    insist_on_gating(model, SIGMOID)?;
+    if model.header.count(&model.key(WINDOW))? == Some(0) {
+        let reason = "says that no layer has chunks, which is read from config.json only; take the model in Hugging Face \
+                      layout instead";
+        return Err(model.fault(WINDOW, reason.to_owned()));
+    }
+    let width = config.remove("intermediate_size");
+    config.insert("intermediate_size_mlp".into(), width.into());
+    let keys = [
+        ("expert_count", "num_local_experts"),
+        ("expert_used_count", "num_experts_per_tok"),
+        ("expert_feed_forward_length", "intermediate_size"),
+        ("interleave_moe_layer_step", "interleave_moe_layer_step"),
+    ];
+    copy_counts(model, config, &keys)?;
+    let is_normed = model.count("expert_count")? != LLAMA4_MAVERICK_EXPERTS;
+    config.insert("use_qk_norm".into(), is_normed.into());
+    biases(model, config, &[("attn_q", "attention_bias")]);
+    Ok(())
+}
+
+/// The base of the rotation contains the factor of Hunyuan.
+pub(super) fn hunyuan(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    biases(model, config, &[("attn_q", "attention_bias")]);
+    Ok(())
+}
+
+pub(super) fn hunyuan_moe(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    const SHARED: &str = "expert_shared_feed_forward_length";
+    hunyuan(model, config)?;
+    insist_on_gating(model, SOFTMAX)?;
+    let keys = [
+        ("expert_count", "num_experts"),
+        ("expert_used_count", "moe_topk"),
+        ("expert_feed_forward_length", "intermediate_size"),
+    ];
+    copy_counts(model, config, &keys)?;
+    let (shared, width) = (model.count(SHARED)?, model.count("expert_feed_forward_length")?);
+    match shared == width {
+        true => Ok(()),
+        false => Err(model.fault(SHARED, format!("is {shared}, and the experts have {width} features"))),
+    }
+}
+
 pub(super) fn arcee(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     biases(model, config, &[("attn_q", "attention_bias"), ("ffn_up", "mlp_bias")]);
     Ok(())

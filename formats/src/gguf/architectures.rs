@@ -104,7 +104,7 @@ const NEMOTRON_H: Architecture = Architecture {
     ..PLAIN
 };
 
-pub(super) const ARCHITECTURES: [Architecture; 45] = [
+pub(super) const ARCHITECTURES: [Architecture; 49] = [
     LLAMA,
     // With query, key and value in tensors of their own, Baichuan 7B is a Llama.
     Architecture { name: "baichuan", interleaved: true, ..PLAIN },
@@ -420,6 +420,42 @@ pub(super) const ARCHITECTURES: [Architecture; 45] = [
         naming: names::GRANITE_HYBRID,
         kv_heads: KvHeads::SomeLayers,
         adapt: hybrids::granite,
+        ..PLAIN
+    },
+    Architecture {
+        name: "falcon-h1",
+        model_type: "falcon_h1",
+        class: "FalconH1ForCausalLM",
+        naming: names::FALCON_H1,
+        adapt: hybrids::falcon_h1,
+        ..PLAIN
+    },
+    // The original model rotates neighbors too.
+    Architecture {
+        name: "llama4",
+        model_type: "llama4_text",
+        class: "Llama4ForCausalLM",
+        has_experts: true,
+        naming: names::LLAMA4,
+        window: Window::ByFamily,
+        adapt: adapt::llama4,
+        ..PLAIN
+    },
+    Architecture {
+        name: "hunyuan-dense",
+        model_type: "hunyuan_v1_dense",
+        class: "HunYuanDenseV1ForCausalLM",
+        naming: names::HUNYUAN,
+        adapt: adapt::hunyuan,
+        ..PLAIN
+    },
+    Architecture {
+        name: "hunyuan-moe",
+        model_type: "hunyuan_v1_moe",
+        class: "HunYuanMoEV1ForCausalLM",
+        has_experts: true,
+        naming: names::HUNYUAN,
+        adapt: adapt::hunyuan_moe,
         ..PLAIN
     },
     // Its layers with attention have no positions, so that the order of features does not matter.

@@ -89,7 +89,7 @@ fn share_of_width(model: &Model<'_>, count: u64) -> Result<u64, Error> {
     }
 }
 
-/// Adds the Mamba-2 layers of Granite 4.
+/// Adds the sizes of Mamba-2 layers.
 fn mamba(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     let keys = [
         ("ssm.conv_kernel", "mamba_d_conv"),
@@ -124,6 +124,20 @@ pub(super) fn granite(model: &Model<'_>, config: &mut Config) -> Result<(), Erro
         config.insert("shared_intermediate_size".into(), width.into());
         Ok(())
     }
+}
+
+/// Adds the Mamba-2 layers of Falcon-H1. The converter multiplies the matrices by all factors.
+pub(super) fn falcon_h1(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    mamba(model, config)?;
+    let heads = model.count("ssm.time_step_rank")?;
+    config.insert("mamba_d_head".into(), share_of_width(model, heads)?.into());
+    config.insert("mamba_d_ssm".into(), model.count("ssm.inner_size")?.into());
+    config.insert("mamba_rms_norm".into(), model.is_in_a_layer("ssm_norm.weight").into());
+    // The file does not say so, and llama.cpp computes no other order.
+    config.insert("mamba_norm_before_gate".into(), false.into());
+    let keys = [("attn_q", "attention_bias"), ("ffn_up", "mlp_bias"), ("ssm_out", "projectors_bias")];
+    adapt::biases(model, config, &keys);
+    Ok(())
 }
 
 pub(super) fn nemotron_h(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {

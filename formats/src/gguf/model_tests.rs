@@ -412,6 +412,20 @@ fn what_a_family_cannot_express_is_refused_by_key() {
             "llama.nextn_predict_layers",
             "is 2, but there are only 1 layers",
         ),
+        (
+            file("llama4").key("llama4.attention.sliding_window", TestValue::U32(0)),
+            "llama4.attention.sliding_window",
+            "says that no layer has chunks",
+        ),
+        (
+            file("hunyuan-moe")
+                .key("hunyuan-moe.expert_count", TestValue::U32(4))
+                .key("hunyuan-moe.expert_used_count", TestValue::U32(2))
+                .key("hunyuan-moe.expert_feed_forward_length", TestValue::U32(12))
+                .key("hunyuan-moe.expert_shared_feed_forward_length", TestValue::U32(6)),
+            "hunyuan-moe.expert_shared_feed_forward_length",
+            "is 6, and the experts have 12 features",
+        ),
     ] {
         let text = refusal(file);
         assert!(text.contains(key) && text.contains(reason), "{text}");

@@ -116,6 +116,60 @@ pub(super) const GRANITE_HYBRID: Naming = Naming {
     ..LLAMA
 };
 
+/// Attention and a Mamba-2 layer beside each other (Falcon-H1). The converter writes the name of
+/// the norm before the MLP without a suffix.
+pub(super) const FALCON_H1: Naming = Naming {
+    outer: &[
+        ("token_embd", "model.embed_tokens"),
+        ("output_norm", "model.final_layernorm"),
+        ("output", "lm_head"),
+    ],
+    special: &[
+        ("ssm_in", "mamba.in_proj"),
+        ("ssm_conv1d", "mamba.conv1d"),
+        ("ssm_a", "mamba.A_log"),
+        ("ssm_d", "mamba.D"),
+        ("ssm_dt.bias", "mamba.dt_bias"),
+        ("ssm_norm", "mamba.norm"),
+        ("ssm_out", "mamba.out_proj"),
+        ("ffn_norm.weight", "pre_ff_layernorm.weight"),
+        ("ffn_norm", "pre_ff_layernorm.weight"),
+        ("ffn_gate", "feed_forward.gate_proj"),
+        ("ffn_up", "feed_forward.up_proj"),
+        ("ffn_down", "feed_forward.down_proj"),
+    ],
+    ..LLAMA
+};
+
+/// Experts beside a shared one, in all layers or every second one (Llama 4).
+pub(super) const LLAMA4: Naming = Naming {
+    special: &[
+        ("ffn_gate", "feed_forward.gate_proj"),
+        ("ffn_up", "feed_forward.up_proj"),
+        ("ffn_down", "feed_forward.down_proj"),
+        ("ffn_gate_inp", "feed_forward.router"),
+        ("ffn_gate_shexp", "feed_forward.shared_expert.gate_proj"),
+        ("ffn_up_shexp", "feed_forward.shared_expert.up_proj"),
+        ("ffn_down_shexp", "feed_forward.shared_expert.down_proj"),
+    ],
+    experts: EXPERTS,
+    ..LLAMA
+};
+
+/// Hunyuan V1, with or without experts.
+pub(super) const HUNYUAN: Naming = Naming {
+    special: &[
+        ("attn_q_norm", "self_attn.query_layernorm"),
+        ("attn_k_norm", "self_attn.key_layernorm"),
+        ("ffn_gate_inp", "mlp.gate.wg"),
+        ("ffn_gate_shexp", "mlp.shared_mlp.gate_proj"),
+        ("ffn_up_shexp", "mlp.shared_mlp.up_proj"),
+        ("ffn_down_shexp", "mlp.shared_mlp.down_proj"),
+    ],
+    experts: EXPERTS,
+    ..LLAMA
+};
+
 /// Layers of one branch each: a Mamba-2 layer, attention, an MLP or experts (Nemotron-H).
 pub(super) const NEMOTRON_H: Naming = Naming {
     layers: "backbone.layers.",
@@ -462,6 +516,9 @@ mod tests {
         }
         for unknown in ["model.layers.1.model.norm.weight", "model.layers.x.mlp.down_proj.weight", "output"] {
             assert_eq!(gguf_tensor_name(unknown), None, "{unknown}");
+        }
+        for norm in ["blk.1.ffn_norm", "blk.1.ffn_norm.weight"] {
+            assert_eq!(FALCON_H1.translate(norm), "model.layers.1.pre_ff_layernorm.weight");
         }
         let qkv = CHATGLM.translate("blk.1.attn_qkv.bias");
         assert_eq!(qkv, "transformer.encoder.layers.1.self_attention.query_key_value.bias");

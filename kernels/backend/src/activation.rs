@@ -1,7 +1,7 @@
 //! Activation functions, and the gates of MLPs.
 
 /// Elementwise non-linearities.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
@@ -14,6 +14,23 @@ pub enum Activation {
     Relu,
     /// `max(x, 0)²` (So et al., "Primer"). GPUs have no kernel for it.
     ReluSquared,
+    /// xIELU (Huang and Schlag, "Deriving Activation Functions Using Integration"). GPUs have no
+    /// kernel for it.
+    Xielu(Xielu),
+}
+
+/// The numbers of xIELU: `positive * x² + linear * x` above 0, and else
+/// `negative * (e^min(x, limit) - 1 - x) + linear * x`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Xielu {
+    /// Factor on the square above 0.
+    pub positive: f32,
+    /// Factor on the exponential part below 0.
+    pub negative: f32,
+    /// Factor on `x`.
+    pub linear: f32,
+    /// Bound on the exponent.
+    pub limit: f32,
 }
 
 /// The way in which a gate and the features of up become one.

@@ -1,13 +1,28 @@
 //! Mixture of experts: how a router chooses, and the operands of the operations with experts.
 
 /// The way in which a router's logits become scores.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum RouterScores {
     /// The softmax over all experts. With [`RouterSpec::normalize`], it is the same as the softmax
     /// over the chosen ones.
     Softmax,
     /// The sigmoid of each logit.
     Sigmoid,
+    /// A chosen expert's softmax among the experts that were not chosen before it and whose logits
+    /// are near its own (Liu et al., "GRIN: GRadient-INformed MoE"). With the chosen logit `m`, a
+    /// logit `x` is near if `m - x` is at most `2 * noise * max(|x|, m)`. There is no bias of the
+    /// choice, and there are no groups. GPUs have no kernel for it.
+    SparseMixer {
+        /// The noise on logits in training, relative to their size.
+        noise: f32,
+    },
+}
+
+impl RouterScores {
+    /// Returns whether a logit is near the logit `chosen` of the chosen expert.
+    pub fn is_near(noise: f32, chosen: f32, logit: f32) -> bool {
+        chosen - logit <= 2.0 * noise * logit.abs().max(chosen)
+    }
 }
 
 /// The limitation of a token's choices to some groups of neighboring experts (DeepSeek).

@@ -40,16 +40,16 @@ mod step;
 mod thread_pool;
 mod types;
 
-pub use activation::{Activation, Gating, MlpKind};
+pub use activation::{Activation, Gating, MlpKind, Xielu};
 pub use backend::{Backend, HostMemory};
 pub use error::{Error, Result};
 pub use experts::{ExpertGroups, GroupScore, RouterScores, RouterSpec, RoutingSpec};
 pub use format::{KvFormat, KvSpec};
 pub use loading::{HeadRows, ModelLoading, Segment};
 pub use ops::{
-    AttentionOps, AttentionSpec, ExpertMlp, ExpertOps, ForwardOps, HeadNorm, KeyWindow, LatentSpec, Norm,
-    NormKind, Prologue, QkvLayout, RecurrentOps, RopeSpec, RopeStyle, RouterTerms, RowParts, ScoreTerms,
-    TransferOps,
+    AttentionOps, AttentionSpec, ExpertMlp, ExpertOps, ForwardOps, HeadNorm, KeyWindow, LatentPrologue,
+    LatentSpec, Norm, NormKind, Prologue, QkvLayout, RecurrentOps, RopeSpec, RopeStyle, RouterTerms,
+    RowParts, ScoreTerms, TransferOps,
 };
 pub use queue::StepQueue;
 pub use recurrent::{

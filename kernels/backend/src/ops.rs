@@ -127,6 +127,16 @@ pub struct Prologue<'a, V> {
     pub query_scale: Option<&'a V>,
 }
 
+/// The work before attention over latents.
+#[derive(Debug)]
+pub struct LatentPrologue<'a, V> {
+    /// The rotation.
+    pub rope: &'a RopeSpec<V>,
+    /// Factors on all features of query heads by the position in the sequence, `[positions]`, after
+    /// the rotation (Mistral 4). GPUs have no kernel for them.
+    pub query_scale: Option<&'a V>,
+}
+
 /// A limit on the keys that a query attends to, among those that it sees without one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum KeyWindow {
@@ -402,7 +412,7 @@ pub trait AttentionOps: DeviceTypes {
         step: &OpenStep<'_, Self::Queue>,
         queries: &mut Self::Buf,
         latents: &mut Self::Buf,
-        rope: &RopeSpec<Self::Vector>,
+        prologue: &LatentPrologue<'_, Self::Vector>,
         kv: &mut Self::Kv,
     ) -> Result<()>;
 

@@ -207,12 +207,12 @@ impl Choice<'_> {
             x => x,
         };
         let score = |expert: usize| match router.scores {
-            RouterScores::Softmax => (logit(expert) - most).exp(),
+            RouterScores::Softmax | RouterScores::SparseMixer { .. } => (logit(expert) - most).exp(),
             RouterScores::Sigmoid => sigmoid(logit(expert)),
         };
         let total: f32 = match router.scores {
             RouterScores::Softmax => (0..logits.len()).map(score).sum(),
-            RouterScores::Sigmoid => 1.0,
+            RouterScores::Sigmoid | RouterScores::SparseMixer { .. } => 1.0,
         };
         // The order of sums of scores is not that of sums of logits.
         let are_summed = router.groups.is_some_and(|groups| groups.score == GroupScore::TwoBest);
@@ -229,8 +229,11 @@ impl Choice<'_> {
         let mut sum = 0.0;
         for (chosen, weight) in chosen.iter_mut().zip(weights.iter_mut()) {
             let best = best(keys).unwrap_or_default();
+            (*chosen, *weight) = match router.scores {
+                RouterScores::SparseMixer { noise } => (best as u32, share_of_near(keys, keys[best], noise)),
+                _ => (best as u32, score(best)),
+            };
             keys[best] = f32::NAN;
-            (*chosen, *weight) = (best as u32, score(best));
             sum += *weight;
         }
         let divisor = match router.normalize {
@@ -245,6 +248,13 @@ impl Choice<'_> {
             weights.iter_mut().zip(of_chosen).for_each(|(weight, scale)| *weight *= scale);
         }
     }
+}
+
+/// Returns the softmax of the logit `chosen` among those that are near. Experts that were chosen
+/// before have NaN.
+fn share_of_near(logits: &[f32], chosen: f32, noise: f32) -> f32 {
+    let near = logits.iter().filter(|logit| RouterScores::is_near(noise, chosen, **logit));
+    1.0 / near.map(|logit| (logit - chosen).exp()).sum::<f32>()
 }
 
 /// Sets the keys of experts outside the best groups to NaN.

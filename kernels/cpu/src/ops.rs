@@ -3,8 +3,8 @@
 
 use millrace_backend::{
     Activation, AttentionOps, AttentionSpec, Convolution, Error, ExpertMlp, ExpertOps, ForwardOps,
-    GateFunction, Gating, KvSpec, LatentSpec, Norm, OpenStep, Prologue, QkvLayout, Recurrence, RecurrentOps,
-    Result, RopeSpec, RouterTerms, RowParts, ScoreTerms, StateCopy, TransferOps,
+    GateFunction, Gating, KvSpec, LatentPrologue, LatentSpec, Norm, OpenStep, Prologue, QkvLayout,
+    Recurrence, RecurrentOps, Result, RouterTerms, RowParts, ScoreTerms, StateCopy, TransferOps,
 };
 
 use super::attention::{HeadDims, Scoring};
@@ -268,10 +268,10 @@ impl AttentionOps for Cpu {
         step: &OpenStep<'_, Queue>,
         queries: &mut Buf,
         latents: &mut Buf,
-        rope: &RopeSpec<Vec<f32>>,
+        prologue: &LatentPrologue<'_, Vec<f32>>,
         kv: &mut Kv,
     ) -> Result<()> {
-        self.store_latents(step.queue(), (queries, latents), rope, kv);
+        self.store_latents(step.queue(), (queries, latents), prologue, kv);
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Elementwise operations on single rows: activation, sum, scaling and soft cap.
 
-use millrace_backend::{Activation, GateFunction, Gating};
+use millrace_backend::{Activation, GateFunction, Gating, Xielu};
 
 use super::exp::exp;
 use super::simd::{Extension, Kernel, Simd};
@@ -170,7 +170,22 @@ unsafe fn activate<S: Simd>(act: Activation, x: S::V) -> S::V {
                 let x = S::max(x, S::splat(0.0));
                 S::mul(x, x)
             }
+            Activation::Xielu(numbers) => xielu::<S>(numbers, x),
         }
+    }
+}
+
+#[inline(always)]
+unsafe fn xielu<S: Simd>(numbers: Xielu, x: S::V) -> S::V {
+    let Xielu { positive, negative, linear, limit } = numbers;
+    // SAFETY: the caller guarantees the instruction set.
+    unsafe {
+        let zero = S::splat(0.0);
+        let above = S::max(x, zero);
+        let power = S::sub(exp::<S>(S::min(x, S::splat(limit))), S::splat(1.0));
+        let below = S::keep_at_least(S::sub(zero, x), zero, S::sub(power, x));
+        let curve = S::fma(S::mul(S::splat(positive), above), above, S::mul(S::splat(negative), below));
+        S::fma(S::splat(linear), x, curve)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Multi-head latent attention: its buffers, and the order of its operations.
 
-use millrace_backend::{Backend, LatentSpec, Result, RopeSpec, RowParts};
+use millrace_backend::{Backend, LatentPrologue, LatentSpec, Result, RopeSpec, RowParts};
 use millrace_model::step_sizes::LayerBuffer;
 use millrace_model::{AttentionHeads, LatentPlan, Positions};
 
@@ -46,7 +46,7 @@ impl<B: Backend> LatentBuffers<B> {
         &mut self,
         step: &StepContext<'_, B>,
         (heads, w): (&AttentionHeads, &LatentWeights<B>),
-        ropes: &[RopeSpec<B::Vector>],
+        (ropes, query_scale): (&[RopeSpec<B::Vector>], Option<&B::Vector>),
         x: &B::Buf,
         kv: &mut B::Kv,
     ) -> std::result::Result<&B::Buf, Error> {
@@ -72,7 +72,8 @@ impl<B: Backend> LatentBuffers<B> {
         // The products of keys and queries are those of latents and absorbed queries.
         let absorbed = self.absorbed.of(count * plan.row_dim());
         backend.linear_heads(n, queries, &w.keys, absorbed)?; // [n, heads * row_dim]
-        backend.latent_prologue(step, absorbed, rows, &ropes[table], kv)?;
+        let prologue = LatentPrologue { rope: &ropes[table], query_scale };
+        backend.latent_prologue(step, absorbed, rows, &prologue, kv)?;
         let spec = latent_spec(heads, plan);
         let latents = self.latents.of(count * plan.rank);
         backend.latent_attention(step, absorbed, kv, &spec, latents)?; // [n, heads * rank]

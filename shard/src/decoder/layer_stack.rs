@@ -150,16 +150,16 @@ impl<B: Backend> LayerStack<B> {
         // A model whose layers read each other's caches has all layers on one device.
         let cache = attention.heads().and_then(|heads| heads.kv_source).unwrap_or(index);
         if let (Some(spec), Some(kv)) = (attention.heads(), &mut kv[cache]) {
+            let query_scale = weights.query_scale.as_ref().filter(|_| spec.scales_queries);
             match &weights.layers[index].attention {
                 AttentionWeights::Softmax(w) | AttentionWeights::Hybrid(w, _) => {
-                    let query_scale = weights.query_scale.as_ref().filter(|_| spec.scales_queries);
                     let window = attention.key_window();
                     let softmax = Softmax { spec, window, ropes: &weights.ropes, query_scale, w };
                     softmax.compute(step, x, kv, buffers)?;
                 }
                 AttentionWeights::Latent(w) => {
                     let LayerBuffers { latent, branch, .. } = buffers;
-                    let result = latent.compute(step, (spec, w), &weights.ropes, x, kv)?;
+                    let result = latent.compute(step, (spec, w), (&weights.ropes, query_scale), x, kv)?;
                     step.backend.linear(step.tokens, result, &w.out, w.out_bias.as_ref(), branch)?;
                 }
                 _ => unreachable!("weights are loaded as specified; this is a bug"),
@@ -199,7 +199,7 @@ impl<B: Backend> LayerStack<B> {
         let mlp = MlpBuffers { gate_up, activated };
         match (&layer.mlp, &w.mlp) {
             (Mlp::Gated(spec) | Mlp::Plain(spec), MlpWeights::Dense(w)) => {
-                mlp.compute(step, MlpPlan::dense(spec, layer.mlp.is_gated()), w, x, branch)
+                mlp.compute(step, MlpPlan::dense(spec, w.act, layer.mlp.is_gated()), w, x, branch)
             }
             (Mlp::Experts(spec), MlpWeights::Experts(w)) => {
                 let io = ExpertsIo { x, residual, mlp, group, out: branch };

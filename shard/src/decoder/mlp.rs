@@ -1,6 +1,6 @@
 //! MLPs that every token passes through.
 
-use millrace_backend::{Backend, MlpKind};
+use millrace_backend::{Activation, Backend, MlpKind};
 use millrace_model::DenseMlp;
 
 use super::step_context::{ByWidth, StepContext};
@@ -26,9 +26,11 @@ impl MlpPlan {
         MlpPlan { width, kind, up_factor: 1.0, out_factor: 1.0 }
     }
 
-    /// Returns the plan of an MLP that every token passes through.
-    pub(super) fn dense(spec: &DenseMlp, is_gated: bool) -> Self {
-        let kind = if is_gated { MlpKind::Gated(spec.act.into()) } else { MlpKind::Plain(spec.act) };
+    /// Returns the plan of an MLP that every token passes through. `act` replaces the activation
+    /// function if the layer has one of its own.
+    pub(super) fn dense(spec: &DenseMlp, act: Option<Activation>, is_gated: bool) -> Self {
+        let act = act.unwrap_or(spec.act);
+        let kind = if is_gated { MlpKind::Gated(act.into()) } else { MlpKind::Plain(act) };
         let &DenseMlp { width, up_factor, out_factor, .. } = spec;
         MlpPlan { width, kind, up_factor, out_factor }
     }

@@ -41,9 +41,13 @@ impl<B: Backend> Softmax<'_, B> {
             let is_shared = matches!(spec.head_norm, HeadNormPlan::Shared | HeadNormPlan::Unscaled);
             is_shared && norms.q.kind == NormKind::Rms
         };
-        if let Some(norms) = w.head_norm.as_ref().filter(|norms| !in_prologue(norms)) {
-            let (queries, keys) = head_parts(spec);
-            backend.norm_parts(n, qkv, queries, &norms.q)?;
+        let own_norms = w.head_norm.as_ref().filter(|norms| !in_prologue(norms));
+        let is_after_rotation = spec.head_norm == HeadNormPlan::SharedAfterRotation;
+        let (queries, keys) = head_parts(spec);
+        if let Some(norms) = own_norms {
+            if !is_after_rotation {
+                backend.norm_parts(n, qkv, queries, &norms.q)?;
+            }
             backend.norm_parts(n, qkv, keys, &norms.k)?;
         }
         if let Some(norm) = &w.query_norm {
@@ -63,6 +67,10 @@ impl<B: Backend> Softmax<'_, B> {
             query_scale: self.query_scale,
         };
         backend.prologue(step, qkv, &prologue, kv)?;
+        if let Some(norms) = own_norms.filter(|_| is_after_rotation) {
+            // The keys are in the cache. The scales of queries contain those of keys.
+            backend.norm_parts(n, qkv, queries, &norms.q)?;
+        }
         let terms = ScoreTerms { alibi: w.alibi.as_ref(), sinks: w.sinks.as_ref() };
         backend.attention(step, qkv, kv, &spec.softmax_spec(self.window), terms, heads)?; // [n, heads * head_dim]
         if let Some(gate) = &w.out_gate {

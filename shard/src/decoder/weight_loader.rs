@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::vec::IntoIter;
 
 use bytes::Bytes;
-use millrace_backend::{Backend, HeadNorm, HeadRows, Norm, NormKind, RopeSpec, Segment};
+use millrace_backend::{Activation, Backend, HeadNorm, HeadRows, Norm, NormKind, RopeSpec, Segment, Xielu};
 use millrace_model::memory_plan::head_matrices_bytes;
 use millrace_model::{
     Attention, AttentionHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LatentPlan, LayerSlot, LayerSpec,
@@ -275,12 +275,14 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
             Mlp::Gated(mlp) => MlpWeights::Dense(DenseWeights {
                 up: self.matrix(at(Slot::GateUp))?,
                 up_bias: self.bias(mlp.up_bias, at(Slot::GateUpBias))?,
+                act: None,
                 down: self.matrix(at(Slot::Down))?,
                 down_bias: self.bias(mlp.down_bias, at(Slot::DownBias))?,
             }),
             Mlp::Plain(mlp) => MlpWeights::Dense(DenseWeights {
                 up: self.matrix(at(Slot::Up))?,
                 up_bias: self.bias(mlp.up_bias, at(Slot::UpBias))?,
+                act: if mlp.xielu { Some(self.xielu(layer)?) } else { None },
                 down: self.matrix(at(Slot::Down))?,
                 down_bias: self.bias(mlp.down_bias, at(Slot::DownBias))?,
             }),
@@ -300,11 +302,23 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         })
     }
 
+    /// Reads the numbers of xIELU. The factors on its curves are stored before a softplus.
+    fn xielu(&mut self, layer: usize) -> Result<Activation, Error> {
+        let mut number = |slot| self.number(WeightSlot::Layer(layer, slot));
+        let softplus = |x: f32| f64::from(x).exp().ln_1p() as f32;
+        let positive = softplus(number(LayerSlot::ActPositive)?);
+        let negative = softplus(number(LayerSlot::ActNegative)?);
+        let linear = number(LayerSlot::ActLinear)?;
+        let limit = number(LayerSlot::ActLimit)?;
+        Ok(Activation::Xielu(Xielu { positive, negative: linear + negative, linear, limit }))
+    }
+
     fn shared_expert(&mut self, layer: usize, shared: SharedExpert) -> Result<SharedWeights<B>, Error> {
         let at = |slot| WeightSlot::Layer(layer, slot);
         let mlp = DenseWeights {
             up: self.matrix(at(LayerSlot::SharedGateUp))?,
             up_bias: None,
+            act: None,
             down: self.matrix(at(LayerSlot::SharedDown))?,
             down_bias: None,
         };
@@ -350,10 +364,13 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         layer: usize,
         heads: &AttentionHeads,
     ) -> Result<Option<HeadNorm<B::Vector>>, Error> {
+        if heads.head_norm == HeadNormPlan::SharedAfterRotation {
+            return self.norm_after_rotation(layer, heads).map(Some);
+        }
         let Some(q) = self.query_norm(layer, heads)? else { return Ok(None) };
         let at = |slot| WeightSlot::Layer(layer, slot);
         let k = match heads.head_norm {
-            HeadNormPlan::None => return Ok(None),
+            HeadNormPlan::None | HeadNormPlan::SharedAfterRotation => return Ok(None),
             HeadNormPlan::Unscaled => self.unscaled_norm(heads)?,
             HeadNormPlan::Shared => self.norm(at(LayerSlot::KNorm), None)?,
             HeadNormPlan::PerHead | HeadNormPlan::AllHeads => self.norm(at(LayerSlot::KHeadsNorm), None)?,
@@ -361,17 +378,33 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         Ok(Some(HeadNorm { q, k }))
     }
 
-    /// Loads the norm of query heads.
+    /// Loads the norm of query heads. If it follows the rotation, it is one with that of keys.
     fn query_norm(&mut self, layer: usize, heads: &AttentionHeads) -> Result<Option<Norm<B::Vector>>, Error> {
         let at = |slot| WeightSlot::Layer(layer, slot);
         Ok(match heads.head_norm {
-            HeadNormPlan::None => None,
+            HeadNormPlan::None | HeadNormPlan::SharedAfterRotation => None,
             HeadNormPlan::Unscaled => Some(self.unscaled_norm(heads)?),
             HeadNormPlan::Shared => Some(self.norm(at(LayerSlot::QNorm), None)?),
             HeadNormPlan::PerHead | HeadNormPlan::AllHeads => {
                 Some(self.norm(at(LayerSlot::QHeadsNorm), None)?)
             }
         })
+    }
+
+    /// Loads the norms of heads that are rotated first. A rotation keeps the root mean square of a
+    /// head, and so keys are divided by it before the rotation. A score is a sum of products of a
+    /// query's and a key's features, and so queries take the product of both scales.
+    fn norm_after_rotation(
+        &mut self,
+        layer: usize,
+        heads: &AttentionHeads,
+    ) -> Result<HeadNorm<B::Vector>, Error> {
+        let mut scales = self.scales(WeightSlot::Layer(layer, LayerSlot::QNorm))?;
+        let of_keys = self.scales(WeightSlot::Layer(layer, LayerSlot::KNorm))?;
+        scales.iter_mut().zip(of_keys).for_each(|(scale, of_key)| *scale *= of_key);
+        self.advance(scales.len() * size_of::<f32>())?;
+        let q = self.norm_by(floats(self.backend, &scales)?);
+        Ok(HeadNorm { q, k: self.unscaled_norm(heads)? })
     }
 
     /// Makes a norm of heads whose scales are 1.
@@ -491,7 +524,7 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         let has_bias = self.spec.norm.has_bias();
         Ok(match self.spec.norm.kind {
             millrace_model::NormKind::Rms { eps, add_one } => {
-                let weight = if add_one { self.vector_plus_one(slot)? } else { self.vector(slot)? };
+                let weight = if add_one { self.scales_plus_one(slot)? } else { self.vector(slot)? };
                 Norm::rms(weight, eps)
             }
             millrace_model::NormKind::Layer { eps, .. } => Norm {
@@ -512,10 +545,18 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         if wanted { self.norm(slot, bias).map(Some) } else { Ok(None) }
     }
 
-    /// Loads a vector whose numbers are stored minus 1.
-    fn vector_plus_one(&mut self, slot: WeightSlot) -> Result<B::Vector, Error> {
+    /// Reads the scales of a norm, which may be stored minus 1.
+    fn scales(&mut self, slot: WeightSlot) -> Result<Vec<f32>, Error> {
         let mut values = flatten(&self.parts(slot)?)?;
-        values.iter_mut().for_each(|value| *value += 1.0);
+        if matches!(self.spec.norm.kind, millrace_model::NormKind::Rms { add_one: true, .. }) {
+            values.iter_mut().for_each(|value| *value += 1.0);
+        }
+        Ok(values)
+    }
+
+    /// Loads the scales of a norm that are stored minus 1.
+    fn scales_plus_one(&mut self, slot: WeightSlot) -> Result<B::Vector, Error> {
+        let values = self.scales(slot)?;
         self.advance(values.len() * size_of::<f32>())?;
         Ok(floats(self.backend, &values)?)
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::vec::IntoIter;
 
-use millrace_backend::{Backend, HeadNorm, Norm, RopeSpec};
+use millrace_backend::{Activation, Backend, HeadNorm, Norm, RopeSpec};
 use millrace_model::{DecoderSpec, WeightSlot};
 
 use super::per_layer::{LayerInputWeights, PerLayerWeights};
@@ -102,6 +102,7 @@ impl<B: Backend> MlpWeights<B> {
 pub(super) struct DenseWeights<B: Backend> {
     pub(super) up: B::Matrix, // [2 * width, hidden] with a gate, else [width, hidden]
     pub(super) up_bias: Option<B::Vector>, // one for each row of `up`
+    pub(super) act: Option<Activation>, // that of the layer, if it has numbers of its own
     pub(super) down: B::Matrix, // [hidden, width]
     pub(super) down_bias: Option<B::Vector>, // [hidden]
 }

@@ -404,14 +404,13 @@ fn the_simulated_gpu_gives_the_logits_of_transformers() {
         let gpu = Cuda::new(Device::new(Arc::new(Simulated::new().unwrap())), DType::F32);
         // `the_page_of_models` says the same of these models.
         let lacks_kernels = |mlp: &Mlp| match mlp {
-            Mlp::Experts(ExpertsSpec { router, kind, .. }) => {
-                let weighs_several = router.weighs_inputs && router.top_k > 1;
-                router.groups.is_some() || weighs_several || matches!(kind, MlpKind::Plain(_))
+            Mlp::Experts(ExpertsSpec { router, .. }) => {
+                router.groups.is_some() || router.weighs_inputs && router.top_k > 1
             }
-            Mlp::Gated(mlp) | Mlp::Plain(mlp) => mlp.act == Activation::ReluSquared,
-            Mlp::None => false,
+            Mlp::Gated(_) | Mlp::Plain(_) | Mlp::None => false,
         };
-        if model.spec.layers.iter().any(|layer| lacks_kernels(&layer.mlp)) {
+        let layers = &model.spec.layers;
+        if model.spec.cpu_only_part().is_some() || layers.iter().any(|layer| lacks_kernels(&layer.mlp)) {
             continue;
         }
         let storage = WeightStorage::choose(DType::F32, None, &model, &gpu).unwrap();

@@ -24,21 +24,43 @@ pub(super) fn route(
     router: &RouterSpec,
     terms: RouterTerms<'_, Vec<f32>>,
 ) -> Vec<(usize, f64)> {
-    let &RouterSpec { experts, top_k, normalize, factor, groups, .. } = router;
     let logits = usable(logits);
-    let scores = scores(&logits, router.scores);
-    let keys: Vec<f64> = match terms.bias {
+    let chosen = match router.scores {
+        RouterScores::SparseMixer { noise } => sparse_mixer(&logits, router.top_k, noise),
+        _ => by_keys(&logits, router, terms.bias),
+    };
+    let sum: f64 = if router.normalize { chosen.iter().map(|(_, score)| score).sum() } else { 1.0 };
+    let sum = if sum == 0.0 { 1.0 } else { sum };
+    let scale = |e: usize| terms.scales.map_or(1.0, |scales| f64::from(scales[e]));
+    let factor = f64::from(router.factor);
+    chosen.into_iter().map(|(e, score)| (e, score / sum * factor * scale(e))).collect()
+}
+
+/// Returns the experts with the highest keys and their scores.
+fn by_keys(logits: &[f64], router: &RouterSpec, bias: Option<&Vec<f32>>) -> Vec<(usize, f64)> {
+    let &RouterSpec { experts, top_k, groups, .. } = router;
+    let scores = scores(logits, router.scores);
+    let keys: Vec<f64> = match bias {
         Some(bias) => scores.iter().zip(bias).map(|(score, bias)| score + f64::from(*bias)).collect(),
         // The order of sums of scores is not that of sums of logits.
         None if groups.is_some_and(|groups| groups.score == GroupScore::TwoBest) => scores.clone(),
-        None => logits,
+        None => logits.to_vec(),
     };
     let allowed = groups.map_or_else(|| (0..experts).collect(), |groups| allowed(&keys, groups));
-    let chosen = best(&keys, allowed, top_k);
-    let sum: f64 = if normalize { chosen.iter().map(|e| scores[*e]).sum() } else { 1.0 };
-    let sum = if sum == 0.0 { 1.0 } else { sum };
-    let scale = |e: usize| terms.scales.map_or(1.0, |scales| f64::from(scales[e]));
-    chosen.into_iter().map(|e| (e, scores[e] / sum * f64::from(factor) * scale(e))).collect()
+    best(&keys, allowed, top_k).into_iter().map(|e| (e, scores[e])).collect()
+}
+
+/// Returns the experts with the highest logits, each with its softmax among those that are near.
+fn sparse_mixer(logits: &[f64], top_k: usize, noise: f32) -> Vec<(usize, f64)> {
+    let mut left = best(logits, (0..logits.len()).collect(), logits.len());
+    let mut chosen = Vec::new();
+    while chosen.len() < top_k {
+        let most = logits[left[0]];
+        let near = left.iter().filter(|e| RouterScores::is_near(noise, most as f32, logits[**e] as f32));
+        let sum: f64 = near.map(|e| (logits[*e] - most).exp()).sum();
+        chosen.push((left.remove(0), 1.0 / sum));
+    }
+    chosen
 }
 
 /// Replaces logits that cannot be compared.
@@ -55,7 +77,7 @@ fn usable(logits: &[f32]) -> Vec<f64> {
 fn scores(logits: &[f64], kind: RouterScores) -> Vec<f64> {
     match kind {
         RouterScores::Sigmoid => logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect(),
-        RouterScores::Softmax => {
+        RouterScores::Softmax | RouterScores::SparseMixer { .. } => {
             let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let powers: Vec<f64> = logits.iter().map(|x| (x - most).exp()).collect();
             let sum: f64 = powers.iter().sum();

@@ -5,7 +5,7 @@ use millrace_numbers::{DType, Part};
 use super::buffers::{Buf, Kv, Queue, round};
 use super::math::dot;
 use super::prologue::rotate;
-use crate::{HeadRows, LatentSpec, Result, RopeSpec};
+use crate::{HeadRows, LatentPrologue, LatentSpec, Result};
 
 /// A weight matrix of each head of [`Reference`](super::Reference).
 #[derive(Debug, Clone)]
@@ -46,12 +46,16 @@ pub(super) fn prologue(
     step: &Queue,
     queries: &mut Buf,
     latents: &mut Buf,
-    rope: &RopeSpec<Vec<f32>>,
+    prologue: &LatentPrologue<'_, Vec<f32>>,
     kv: &mut Kv,
 ) {
+    let &LatentPrologue { rope, query_scale } = prologue;
     let dim = kv.spec.key_dim;
     for (t, &(position, table)) in step.places.iter().enumerate() {
         queries.row_mut(t).chunks_exact_mut(dim).for_each(|head| rotate(head, rope, position));
+        if let Some(scale) = query_scale {
+            queries.row_mut(t).iter_mut().for_each(|x| *x *= scale[position]);
+        }
         rotate(latents.row_mut(t), rope, position);
         let at = kv.key_at(&step.tables[table], position, 0);
         round(latents.row(t), kv.spec.format, &mut kv.k[at..at + dim]);

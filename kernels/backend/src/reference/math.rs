@@ -2,7 +2,7 @@
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
-use crate::{Activation, Gating, Norm, NormKind};
+use crate::{Activation, Gating, Norm, NormKind, Xielu};
 
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
@@ -35,6 +35,14 @@ pub(super) fn activate(act: Activation, x: f64) -> f64 {
         }
         Activation::Relu => x.max(0.0),
         Activation::ReluSquared => x.max(0.0).powi(2),
+        Activation::Xielu(Xielu { positive, negative, linear, limit }) => {
+            let curve = if x > 0.0 {
+                f64::from(positive) * x * x
+            } else {
+                f64::from(negative) * (x.min(f64::from(limit)).exp_m1() - x)
+            };
+            curve + f64::from(linear) * x
+        }
     }
 }
 

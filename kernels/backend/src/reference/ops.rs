@@ -7,8 +7,8 @@ use super::{
 };
 use crate::{
     Activation, AttentionOps, AttentionSpec, Convolution, ExpertMlp, ExpertOps, ForwardOps, GateFunction,
-    Gating, LatentSpec, Norm, OpenStep, Prologue, Recurrence, RecurrentOps, Result, RopeSpec, RouterTerms,
-    RowParts, ScoreTerms, StateCopy, TransferOps,
+    Gating, LatentPrologue, LatentSpec, Norm, OpenStep, Prologue, Recurrence, RecurrentOps, Result,
+    RouterTerms, RowParts, ScoreTerms, StateCopy, TransferOps,
 };
 
 impl ForwardOps for Reference {
@@ -183,10 +183,10 @@ impl AttentionOps for Reference {
         step: &OpenStep<'_, Queue>,
         queries: &mut Buf,
         latents: &mut Buf,
-        rope: &RopeSpec<Vec<f32>>,
+        prologue: &LatentPrologue<'_, Vec<f32>>,
         kv: &mut Kv,
     ) -> Result<()> {
-        latent::prologue(step.queue(), queries, latents, rope, kv);
+        latent::prologue(step.queue(), queries, latents, prologue, kv);
         Ok(())
     }
 

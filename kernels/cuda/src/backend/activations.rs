@@ -16,6 +16,7 @@ pub(super) fn activation_kind(act: Activation) -> Result<ActivationKind> {
         Activation::ReluSquared => {
             Err(Error::Unsupported("the squared ReLU on a GPU; use --device cpu".to_owned()))
         }
+        Activation::Xielu(_) => Err(Error::Unsupported("xIELU on a GPU; use --device cpu".to_owned())),
     }
 }
 

@@ -145,6 +145,9 @@ impl Cuda {
             scores: match scores {
                 RouterScores::Softmax => RouterScoreKind::Softmax,
                 RouterScores::Sigmoid => RouterScoreKind::Sigmoid,
+                RouterScores::SparseMixer { .. } => {
+                    return Err(Error::Unsupported("SparseMixer on a GPU; use --device cpu".to_owned()));
+                }
             },
             bias: terms.bias.map(Vector::view),
             scales: terms.scales.map(Vector::view),

@@ -1,9 +1,9 @@
 //! The operations of a forward pass.
 
 use millrace_backend::{
-    Activation, AttentionOps, AttentionSpec, Convolution, ExpertMlp, ExpertOps, ForwardOps, GateFunction,
-    Gating, LatentSpec, Norm, NormKind, OpenStep, Prologue, Recurrence, RecurrentOps, Result, RopeSpec,
-    RouterTerms, RowParts, ScoreTerms, StateCopy, TransferOps,
+    Activation, AttentionOps, AttentionSpec, Convolution, Error, ExpertMlp, ExpertOps, ForwardOps,
+    GateFunction, Gating, LatentPrologue, LatentSpec, Norm, NormKind, OpenStep, Prologue, Recurrence,
+    RecurrentOps, Result, RouterTerms, RowParts, ScoreTerms, StateCopy, TransferOps,
 };
 
 use super::activations::activation_kind;
@@ -231,10 +231,14 @@ impl AttentionOps for Cuda {
         step: &OpenStep<'_, Queue>,
         queries: &mut Buf,
         latents: &mut Buf,
-        rope: &RopeSpec<Vector>,
+        prologue: &LatentPrologue<'_, Vector>,
         kv: &mut Kv,
     ) -> Result<()> {
-        self.store_latents(step.queue(), (queries, latents), rope, kv)
+        if prologue.query_scale.is_some() {
+            let reason = "factors on queries of latent attention on a GPU; use --device cpu";
+            return Err(Error::Unsupported(reason.to_owned()));
+        }
+        self.store_latents(step.queue(), (queries, latents), prologue.rope, kv)
     }
 
     fn latent_attention(

@@ -199,6 +199,30 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(cases(24))]
+
+    #[test]
+    fn sparse_mixers_match_the_reference(
+        n in 1usize..20, experts in 2usize..9, top_k in 1usize..4, noise in 0.0f32..1.0, normalize: bool, seed: u64,
+    ) {
+        let router = RouterSpec {
+            experts,
+            top_k: top_k.min(experts),
+            scores: RouterScores::SparseMixer { noise },
+            normalize,
+            factor: 1.5,
+            weighs_inputs: false,
+            groups: None,
+        };
+        let case = Case::new((n, 24, 16), router, false, DType::F32, seed);
+        let want = case.run(&Reference);
+        for cpu in CPUS.iter() {
+            assert_close(&cpu.name(), &case.run(cpu), &want, 2e-5);
+        }
+    }
+}
+
 /// All formats of weights, with inputs that are not rounded.
 #[test]
 fn experts_have_all_formats_of_weights() {
@@ -239,7 +263,21 @@ fn routers_choose_by_their_specification() {
     let (nan, bias) = (f32::NAN, Some(vec![0.9, 0.0, -1.0, 1.0]));
     /// A router, the logits, the bias, and the weights of the four experts.
     type RouterCase = (RouterSpec, [f32; 4], Option<Vec<f32>>, [f64; 4]);
-    let cases: [RouterCase; 8] = [
+    let mixer = RouterSpec { scores: RouterScores::SparseMixer { noise: 0.25 }, ..base };
+    let cases: [RouterCase; 10] = [
+        // An expert is near at a distance of up to half of the larger logit.
+        (mixer, [0.0, 2.0, 3.0, -2.0], None, [0.0, 1.0, sigmoid(1.0), 0.0]),
+        (
+            mixer,
+            [1.9, 2.0, 3.0, 1.6],
+            None,
+            [
+                0.0,
+                1.0 / (1.0 + (-0.1f64).exp() + (-0.4f64).exp()),
+                { 1.0 / (1.0 + (-1.0f64).exp() + (-1.1f64).exp() + (-1.4f64).exp()) },
+                0.0,
+            ],
+        ),
         (base, [0.0, 1.0, 3.0, -2.0], None, [0.0, powers[1] / all, powers[2] / all, 0.0]),
         (
             RouterSpec { normalize: true, factor: 2.5, ..base },

@@ -2,8 +2,8 @@
 
 use millrace_backend::reference::Reference;
 use millrace_backend::{
-    Backend, Error, HeadRows, KvFormat, KvSpec, LatentSpec, ModelLoading, RopeSpec, RopeStyle,
-    SamplingParams, SeqRow, StepInput, StepSize,
+    Backend, Error, HeadRows, KvFormat, KvSpec, LatentPrologue, LatentSpec, ModelLoading, RopeSpec,
+    RopeStyle, SamplingParams, SeqRow, StepInput, StepSize,
 };
 use millrace_numbers::{DType, Part};
 use proptest::prelude::{prop, prop_compose, prop_oneof, proptest};
@@ -70,6 +70,8 @@ pub(crate) struct Case {
     lengths: Vec<usize>,
     /// The cache is filled with this value first, if it is not zero.
     garbage: f32,
+    /// Whether queries are scaled by their position.
+    pub(crate) query_scale: bool,
     seed: u64,
 }
 
@@ -91,7 +93,7 @@ prop_compose! {
         let style = if interleaved { RopeStyle::Interleaved } else { RopeStyle::Half };
         Case {
             heads, key_dim, value_dim, rope: (style, rotary), format: dtype.into(), block_size, lengths,
-            garbage: 0.0, seed,
+            garbage: 0.0, query_scale: false, seed,
         }
     }
 }
@@ -119,6 +121,10 @@ impl Case {
             sin: vector(device, &sin),
             two_axes: false,
         };
+        let scales: Vec<f32> = (0..longest).map(|position| 1.0 + (position / 7) as f32 / 9.0).collect();
+        let scales = vector(device, &scales);
+        let plain = LatentPrologue { rope: &rope, query_scale: None };
+        let prologue = LatentPrologue { query_scale: self.query_scale.then_some(&scales), ..plain };
         let spec = LatentSpec { heads, key_dim, value_dim, scale: 3.0 / (key_dim as f32).sqrt() };
         let mut kv = device
             .kv(KvSpec { blocks, block_size, heads: 1, key_dim, value_dim: 0, format: self.format })
@@ -134,7 +140,7 @@ impl Case {
             let mut garbage =
                 [heads, 1].map(|h| upload(device, &vec![self.garbage; n * h * key_dim], h * key_dim));
             let [queries, latents] = &mut garbage;
-            device.latent_prologue(&step, queries, latents, &rope, &mut kv).unwrap();
+            device.latent_prologue(&step, queries, latents, &plain, &mut kv).unwrap();
         }
         let attention = [spec.attention()];
         let size = StepSize {
@@ -172,7 +178,7 @@ impl Case {
             let step = open(device, &mut queue, &input);
             let mut queries = upload(device, &of_rows(&queries, heads * key_dim), heads * key_dim);
             let mut latents = upload(device, &of_rows(&latents, key_dim), key_dim);
-            device.latent_prologue(&step, &mut queries, &mut latents, &rope, &mut kv).unwrap();
+            device.latent_prologue(&step, &mut queries, &mut latents, &prologue, &mut kv).unwrap();
             let mut out = device.buf(n, heads * value_dim).unwrap();
             device.latent_attention(&step, &queries, &kv, &spec, &mut out).unwrap();
             let (out, width) = (device.read(&out, n).unwrap(), heads * value_dim);
@@ -231,7 +237,8 @@ proptest! {
     }
 
     #[test]
-    fn attention_over_latents_matches_the_reference(case in attention_cases()) {
+    fn attention_over_latents_matches_the_reference(mut case in attention_cases(), scaled: bool) {
+        case.query_scale = scaled;
         let want = case.run(&Reference, &case.whole());
         for cpu in CPUS.iter().chain(EXACT_CPUS.iter()).step_by(2) {
             // After the rotation, rounding to fewer bits may go either way.
@@ -273,6 +280,7 @@ fn long_sequences_attend_to_all_latents() {
         block_size: 16,
         lengths: vec![4200],
         garbage: 0.0,
+        query_scale: false,
         seed: 5,
     };
     // The last token alone, so that the reference takes little time.

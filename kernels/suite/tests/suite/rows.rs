@@ -1,7 +1,7 @@
 //! Tests of norms, gates, gathering and copying of rows.
 
 use millrace_backend::reference::Reference;
-use millrace_backend::{Activation, Backend, Gating, Norm, NormKind, RowParts};
+use millrace_backend::{Activation, Backend, Gating, Norm, NormKind, RowParts, Xielu};
 use millrace_numbers::DType;
 use proptest::prelude::{prop_assert, proptest};
 
@@ -200,13 +200,18 @@ proptest! {
 
     #[test]
     fn elementwise_operations_match_the_reference(
-        n in 1usize..6, cols in 1usize..200, scale in 0.1f32..60.0, act in 0usize..5, seed: u64,
+        n in 1usize..6, cols in 1usize..200, scale in 0.1f32..60.0, act in 0usize..6, seed: u64,
     ) {
         let mut rng = Rng(seed);
         let x: Vec<f32> = rng.values(n * cols).iter().map(|v| v * scale).collect();
         let y = rng.values(n * cols);
-        // Only CPUs compute the square of ReLU.
-        let act = *ACTIVATIONS.get(act).unwrap_or(&Activation::ReluSquared);
+        // Only CPUs compute the square of ReLU and xIELU.
+        let xielu = Xielu { positive: 0.02, negative: 0.3, linear: 0.4, limit: -1e-6 };
+        let act = match act {
+            4 => Activation::ReluSquared,
+            5 => Activation::Xielu(xielu),
+            usual => ACTIVATIONS[usual],
+        };
         let want = elementwise(&Reference, act, &x, &y, cols);
         for cpu in CPUS.iter() {
             let got = elementwise(cpu, act, &x, &y, cols);

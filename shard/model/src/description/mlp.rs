@@ -114,6 +114,9 @@ pub struct DenseMlp {
     pub width: usize,
     /// The activation function.
     pub act: Activation,
+    /// Whether the activation function is xIELU in place of `act`, with numbers of each layer from
+    /// the checkpoint (Apertus). MLPs with gates have none.
+    pub xielu: bool,
     /// Whether gate and up have biases.
     pub up_bias: bool,
     /// Whether down has a bias.
@@ -127,6 +130,14 @@ pub struct DenseMlp {
 impl DenseMlp {
     /// Returns an MLP of this width without biases and factors.
     pub const fn unbiased(width: usize, act: Activation) -> Self {
-        DenseMlp { width, act, up_bias: false, down_bias: false, up_factor: 1.0, out_factor: 1.0 }
+        DenseMlp {
+            width,
+            act,
+            xielu: false,
+            up_bias: false,
+            down_bias: false,
+            up_factor: 1.0,
+            out_factor: 1.0,
+        }
     }
 }

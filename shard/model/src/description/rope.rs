@@ -119,6 +119,11 @@ pub struct RopeValues {
 }
 
 impl RopeTable {
+    /// Returns whether the rotation changes the lengths of heads.
+    pub fn changes_lengths(&self) -> bool {
+        self.attention_factor() != 1.0
+    }
+
     /// Computes the rotations for positions `0..positions`.
     pub fn values(&self, positions: usize) -> RopeValues {
         let pairs = self.rotary_dim / 2;

@@ -7,9 +7,9 @@
 //! that uses it.
 
 use super::blocks::FeatureBlock;
-use super::mlp::SharedExpert;
+use super::mlp::{Mlp, SharedExpert};
 use super::recurrent::RecurrentSlot;
-use super::spec::{AttentionHeads, DecoderSpec, HeadNormPlan, LatentPlan, LayerSpec};
+use super::spec::{AttentionHeads, DecoderSpec, LatentPlan, LayerSpec};
 
 /// The place of one weight of the decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -106,6 +106,14 @@ pub enum LayerSlot {
     Up,
     /// The bias of [`LayerSlot::Up`].
     UpBias,
+    /// The factor on squares of xIELU, before a softplus.
+    ActPositive,
+    /// The factor on the exponential part of xIELU, before a softplus and without `ActLinear`.
+    ActNegative,
+    /// The factor on the features themselves of xIELU.
+    ActLinear,
+    /// The bound on exponents of xIELU.
+    ActLimit,
     /// The down projection of the MLP.
     Down,
     /// The bias of [`LayerSlot::Down`].
@@ -303,7 +311,7 @@ impl WeightInfo {
 impl LayerSlot {
     /// All weights of a layer, in the order in which they are loaded. Those of recurrent layers
     /// come in place of attention.
-    pub const ALL: [LayerSlot; 49] = [
+    pub const ALL: [LayerSlot; 53] = [
         LayerSlot::AttentionNorm,
         LayerSlot::AttentionNormBias,
         LayerSlot::Qkv,
@@ -330,6 +338,10 @@ impl LayerSlot {
         LayerSlot::GateUpBias,
         LayerSlot::Up,
         LayerSlot::UpBias,
+        LayerSlot::ActPositive,
+        LayerSlot::ActNegative,
+        LayerSlot::ActLinear,
+        LayerSlot::ActLimit,
         LayerSlot::Down,
         LayerSlot::DownBias,
         LayerSlot::MlpOutNorm,
@@ -374,13 +386,13 @@ impl LayerSlot {
                 .only_if(|_, layer| heads(layer).is_some_and(|heads| heads.qkv_bias)),
             LayerSlot::QNorm => {
                 Info::norm_scale(HEAD_DIM, &[("self_attn.q_norm", HEAD_DIM)]).only_if(|_, layer| {
-                    heads(layer).is_some_and(|heads| heads.head_norm == HeadNormPlan::Shared)
+                    heads(layer).is_some_and(|heads| heads.head_norm.has_scale_of_one_head())
                 })
             }
             LayerSlot::KNorm => {
                 Info::norm_scale(HEAD_DIM, &[("self_attn.k_norm", HEAD_DIM)]).only_if(|_, layer| {
                     let cached = layer.attention.cached_heads();
-                    cached.is_some_and(|heads| heads.head_norm == HeadNormPlan::Shared)
+                    cached.is_some_and(|heads| heads.head_norm.has_scale_of_one_head())
                 })
             }
             LayerSlot::QHeadsNorm => {
@@ -524,11 +536,20 @@ impl LayerSlot {
             }
             LayerSlot::InputNorm => Info::norm_scale(HIDDEN, &[("post_per_layer_input_norm", HIDDEN)])
                 .only_if(|model, _| model.per_layer.is_some()),
+            LayerSlot::ActPositive => act_number(&[("mlp.act_fn.alpha_p", ONE)]),
+            LayerSlot::ActNegative => act_number(&[("mlp.act_fn.alpha_n", ONE)]),
+            LayerSlot::ActLinear => act_number(&[("mlp.act_fn.beta", ONE)]),
+            LayerSlot::ActLimit => act_number(&[("mlp.act_fn.eps", ONE)]),
             LayerSlot::Scalar => {
                 Info::parameter(ONE, &[("layer_scalar", ONE)]).only_if(|model, _| model.layer_scalars)
             }
         }
     }
+}
+
+/// Returns the row of a number of an activation function.
+fn act_number(tensors: StoredTensors) -> WeightInfo {
+    WeightInfo::parameter(ONE, tensors).only_if(|_, layer| matches!(&layer.mlp, Mlp::Plain(mlp) if mlp.xielu))
 }
 
 /// Returns the heads of softmax attention of a layer.

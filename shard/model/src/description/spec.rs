@@ -5,7 +5,9 @@
 
 use std::ops::Range;
 
-use millrace_backend::{Activation, AttentionSpec, KeyWindow, KvFormat, KvSpec, MlpKind, QkvLayout};
+use millrace_backend::{
+    Activation, AttentionSpec, KeyWindow, KvFormat, KvSpec, MlpKind, QkvLayout, RouterScores,
+};
 
 use super::alibi::AlibiHeads;
 use super::mlp::Mlp;
@@ -57,15 +59,23 @@ pub struct DecoderSpec {
 }
 
 impl DecoderSpec {
-    /// Returns a kind of MLP of the model that only the CPU computes, if it has one.
+    /// Returns a part of the model that only the CPU computes, if it has one.
     pub fn cpu_only_part(&self) -> Option<&'static str> {
+        let scales_latents = |heads: &AttentionHeads| heads.latent.is_some() && heads.scales_queries;
+        if self.layers.iter().filter_map(|layer| layer.attention.heads()).any(scales_latents) {
+            return Some("factors on queries of latent attention");
+        }
         self.layers.iter().find_map(|layer| match &layer.mlp {
             Mlp::Experts(experts) if matches!(experts.kind, MlpKind::Plain(_)) => {
                 Some("experts without gates")
             }
+            Mlp::Experts(experts) if matches!(experts.router.scores, RouterScores::SparseMixer { .. }) => {
+                Some("experts chosen by SparseMixer")
+            }
             Mlp::Gated(mlp) | Mlp::Plain(mlp) if mlp.act == Activation::ReluSquared => {
                 Some("MLPs with the square of ReLU")
             }
+            Mlp::Plain(mlp) if mlp.xielu => Some("MLPs with xIELU"),
             _ => None,
         })
     }
@@ -226,7 +236,7 @@ pub struct AttentionHeads {
     pub layout: QkvLayout,
     /// Whether the fused projection has a bias.
     pub qkv_bias: bool,
-    /// The norm of queries and keys before the rotation.
+    /// The norm of queries and keys.
     pub head_norm: HeadNormPlan,
     /// Whether each value head is normalized too, without a scale (Gemma 4). Latent attention has
     /// no such norm.
@@ -238,8 +248,7 @@ pub struct AttentionHeads {
     pub positions: Positions,
     /// Factor on the dot products of queries and keys.
     pub score_scale: f32,
-    /// Whether queries are multiplied by [`DecoderSpec::query_scale`]. Those of latent attention
-    /// are not.
+    /// Whether queries are multiplied by [`DecoderSpec::query_scale`].
     pub scales_queries: bool,
     /// Bound on the absolute values of scores (Gemma 2).
     pub score_cap: Option<f32>,
@@ -327,8 +336,8 @@ impl AttentionHeads {
     }
 }
 
-/// The norm of queries and keys before the rotation. Its kind is that of the model's norms, without
-/// a bias.
+/// The norm of queries and keys, which precedes the rotation unless the variant says otherwise. Its
+/// kind is that of the model's norms, without a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadNormPlan {
     /// Queries and keys are not normalized.
@@ -342,9 +351,18 @@ pub enum HeadNormPlan {
     AllHeads,
     /// Each head is normalized, without a scale (Llama 4).
     Unscaled,
+    /// Each head is normalized after the rotation, and all query heads and all key heads share a
+    /// scale (Hunyuan). The norms must be RMS norms, the rotation must not change the lengths of
+    /// heads, and queries have no factors by position.
+    SharedAfterRotation,
 }
 
 impl HeadNormPlan {
+    /// Returns whether the scales are as long as one head.
+    pub const fn has_scale_of_one_head(self) -> bool {
+        matches!(self, HeadNormPlan::Shared | HeadNormPlan::SharedAfterRotation)
+    }
+
     /// Returns whether the scales are as long as all heads together.
     pub const fn has_scale_of_all_heads(self) -> bool {
         matches!(self, HeadNormPlan::PerHead | HeadNormPlan::AllHeads)

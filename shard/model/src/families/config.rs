@@ -59,6 +59,27 @@ impl Config {
         self.keys.remove(key);
     }
 
+    /// Removes `key` of the object at `place`.
+    pub(super) fn remove_nested(&mut self, place: &str, key: &str) {
+        if let Some(Value::Object(keys)) = self.keys.get_mut(place) {
+            keys.remove(key);
+        }
+    }
+
+    /// Returns the keys as layer `index` has them: the values of `keys` may be lists with an entry
+    /// for each layer.
+    pub(super) fn of_layer(&self, index: usize, keys: &[&'static str]) -> Result<Config, ConfigError> {
+        let mut of_layer = self.clone();
+        for &key in keys {
+            let Some(Value::Array(entries)) = self.value(key) else { continue };
+            let Some(entry) = entries.get(index) else {
+                return Err(self.invalid(key, format!("has no entry for layer {index}")));
+            };
+            of_layer.replace(key, entry.clone());
+        }
+        Ok(of_layer)
+    }
+
     pub(super) fn file(&self) -> &str {
         &self.file
     }

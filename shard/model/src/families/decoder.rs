@@ -184,6 +184,7 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
             None => return Err(config.missing(keys.width)),
         },
         act: activation(config, traits.act)?,
+        xielu: false,
         up_bias: traits.mlp_bias,
         down_bias: traits.mlp_bias,
         up_factor: 1.0,

@@ -25,7 +25,7 @@ const KEYS: ExpertKeys = ExpertKeys {
 };
 
 fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
-    let traits = Traits { rope: RopeStyle::Interleaved, ..Traits::default() };
+    let traits = Traits { rope: RopeStyle::Interleaved, norm_eps: Some(1e-6), ..Traits::default() };
     let mut spec = latent::read(config, &traits, &LatentSizes::DEEPSEEK)?;
     config.insist("moe_layer_freq", 1, "every layer after the first dense ones must have experts")?;
     config.insist("scoring_func", "softmax", "scores of experts must be a softmax")?;

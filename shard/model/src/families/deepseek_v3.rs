@@ -42,5 +42,5 @@ pub(super) fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
 pub(super) fn decoder(config: &Config, absent: &LatentSizes) -> Result<DecoderSpec, ConfigError> {
     let interleaved = config.flag("rope_interleave", true)?;
     let rope = if interleaved { RopeStyle::Interleaved } else { RopeStyle::Half };
-    latent::read(config, &Traits { rope, ..Traits::default() }, absent)
+    latent::read(config, &Traits { rope, norm_eps: Some(1e-6), ..Traits::default() }, absent)
 }

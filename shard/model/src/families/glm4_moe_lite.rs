@@ -20,7 +20,8 @@ const KEYS: ExpertKeys = ExpertKeys {
     top_k: ("num_experts_per_tok", 4),
     width: ("moe_intermediate_size", 1536),
 };
-const SIZES: LatentSizes = LatentSizes { query_rank: 768, rank: 512, plain_dim: 192, value_dim: 256 };
+const SIZES: LatentSizes =
+    LatentSizes { query_rank: 768, rank: 512, plain_dim: 192, rotary_dim: 64, value_dim: Some(256) };
 
 fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     let mut spec = deepseek_v3::decoder(config, &SIZES)?;

@@ -1,7 +1,7 @@
 //! Reads multi-head latent attention, which all DeepSeek models from V2 on have.
 
 use super::config::Config;
-use super::decoder::{self, Keys, MAX_HEAD_DIM, MAX_WIDTH, Traits, USUAL_KEYS};
+use super::decoder::{self, Keys, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH, Traits, USUAL_KEYS};
 use super::error::ConfigError;
 use super::names::{LLAMA, Names};
 use crate::description::{DecoderSpec, FeatureBlock, LatentPlan, LayerSlot, StoredTensors, WeightSlot};
@@ -29,13 +29,15 @@ pub(super) struct LatentSizes {
     pub(super) query_rank: usize,
     pub(super) rank: usize,
     pub(super) plain_dim: usize,
-    pub(super) value_dim: usize,
+    pub(super) rotary_dim: usize,
+    /// If this is `None`, the width is divided among the heads.
+    pub(super) value_dim: Option<usize>,
 }
 
 impl LatentSizes {
     /// The sizes of DeepSeek-V2 and V3.
     pub(super) const DEEPSEEK: LatentSizes =
-        LatentSizes { query_rank: 1536, rank: 512, plain_dim: 128, value_dim: 128 };
+        LatentSizes { query_rank: 1536, rank: 512, plain_dim: 128, rotary_dim: 64, value_dim: Some(128) };
 }
 
 /// Reads a decoder of equal layers with latent attention and dense MLPs.
@@ -48,7 +50,7 @@ pub(super) fn read(
     config.insist("mlp_bias", false, "MLPs have no biases")?;
     // The rotary table is that of the rotated features of a head.
     let keys = Keys { head_dim: "qk_rope_head_dim", ..USUAL_KEYS };
-    let traits = Traits { keys, head_dim: Some(64), norm_eps: Some(1e-6), ..*traits };
+    let traits = Traits { keys, head_dim: Some(absent.rotary_dim), ..*traits };
     let mut spec = decoder::read(config, &traits)?;
     let size = |key, default| Ok(config.optional_size(key, MAX_HEAD_DIM)?.unwrap_or(default));
     // An absent rank has a default, but `null` stands for queries from the residual stream.
@@ -58,7 +60,8 @@ pub(super) fn read(
     };
     let plain_dim = size("qk_nope_head_dim", absent.plain_dim)?;
     let rank = size("kv_lora_rank", absent.rank)?;
-    let value_dim = size("v_head_dim", absent.value_dim)?;
+    let value_dim = absent.value_dim.unwrap_or(spec.hidden / config.size(keys.heads, MAX_HEADS)?);
+    let value_dim = size("v_head_dim", value_dim)?;
     let factor = score_factor(config)?;
     for heads in decoder::heads_mut(&mut spec) {
         let rotary_dim = heads.layout.head_dim;

@@ -11,8 +11,8 @@ use super::experts::{self, ExpertKeys};
 use super::family::Family;
 use super::names::{LLAMA, Names, StackedExperts};
 use crate::description::{
-    DecoderSpec, FeatureBlock, HeadNormPlan, LayerSlot, Positions, QueryScale, RopeScaling, SharedExpert,
-    StoredTensors, WeightSlot,
+    DecoderSpec, FeatureBlock, HeadNormPlan, LayerSlot, Positions, QueryScale, SharedExpert, StoredTensors,
+    WeightSlot,
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -88,7 +88,7 @@ fn place_attention(config: &Config, spec: &mut DecoderSpec) -> Result<(), Config
     let chunk = config.optional_size("attention_chunk_size", usize::MAX)?;
     let chunk = if config.mentions("attention_chunk_size") { chunk } else { Some(8192) };
     let normed = config.flag("use_qk_norm", true)?;
-    if normed && matches!(spec.ropes[0].scaling, RopeScaling::Yarn { .. } | RopeScaling::LongRope { .. }) {
+    if normed && spec.ropes[0].changes_lengths() {
         // The norm is computed before the rotation, which must not change the lengths of heads.
         return Err(config.unsupported("use_qk_norm", "a rotation that scales heads"));
     }

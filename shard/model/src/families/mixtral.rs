@@ -8,12 +8,11 @@ use super::family::Family;
 use super::names::{LLAMA, Names};
 use crate::description::{DecoderSpec, FeatureBlock, LayerSlot, StoredTensors, WeightSlot};
 
-pub(super) const FAMILY: Family = Family {
-    model_type: "mixtral",
-    architectures: &["MixtralForCausalLM"],
-    spec,
-    names: Names { tensors, ..LLAMA },
-};
+pub(super) const FAMILY: Family =
+    Family { model_type: "mixtral", architectures: &["MixtralForCausalLM"], spec, names: NAMES };
+
+/// The names of Mixtral's tensors.
+pub(super) const NAMES: Names = Names { tensors, ..LLAMA };
 
 fn tensors(slot: WeightSlot) -> StoredTensors {
     use FeatureBlock::{Experts, Gate, Hidden, Up};

@@ -15,13 +15,12 @@ use crate::description::{
     SharedExpert, StoredTensors, WeightSlot,
 };
 
-pub(super) const FAMILY: Family = Family {
-    model_type: "nemotron_h",
-    architectures: &["NemotronHForCausalLM"],
-    spec,
-    // transformers has another prefix for the same tensors.
-    names: Names { layers: "backbone.layers.", tensors, aliases: &[("backbone.", "model.")], ..LLAMA },
-};
+pub(super) const FAMILY: Family =
+    Family { model_type: "nemotron_h", architectures: &["NemotronHForCausalLM"], spec, names: NAMES };
+
+/// The names of Nemotron-H's tensors. transformers has another prefix for the same tensors.
+pub(super) const NAMES: Names =
+    Names { layers: "backbone.layers.", tensors, aliases: &[("backbone.", "model.")], ..LLAMA };
 
 fn tensors(slot: WeightSlot) -> StoredTensors {
     use FeatureBlock::{Experts, Hidden, Key, Query, Up, Value, Vocabulary};

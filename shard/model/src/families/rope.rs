@@ -82,6 +82,39 @@ pub(super) fn query_scale(config: &Config) -> Result<Option<QueryScale>, ConfigE
     Ok(Some(QueryScale { beta, interval, offset: 0 }))
 }
 
+/// Sets the factor on the lengths of heads that LongRoPE has for short and for long texts (Phi-3.5
+/// MoE).
+pub(super) fn use_length_factor(config: &Config, table: &mut RopeTable) -> Result<(), ConfigError> {
+    let (Some(rope), RopeScaling::LongRope { attention_factor, .. }) = (nested(config)?, &mut table.scaling)
+    else {
+        return Ok(());
+    };
+    let factor = |key| rope.optional_number(key, f64::MIN_POSITIVE);
+    match (factor("short_mscale")?, factor("long_mscale")?) {
+        (Some(short), Some(long)) if short != long => {
+            Err(rope.unsupported("long_mscale", "it must be that of short texts, short_mscale"))
+        }
+        (short, long) => {
+            *attention_factor = short.or(long).unwrap_or(*attention_factor);
+            Ok(())
+        }
+    }
+}
+
+/// Replaces a dynamic scaling with the key `alpha` by a larger base (Hunyuan).
+pub(super) fn use_alpha(config: &Config, table: &mut RopeTable) -> Result<(), ConfigError> {
+    let alpha = match nested(config)? {
+        Some(rope) => rope.optional_number("alpha", 0.0)?.filter(|&alpha| alpha > 0.0),
+        None => None,
+    };
+    if let (Some(alpha), RopeScaling::Dynamic { .. }) = (alpha, &table.scaling) {
+        let features = table.rotary_dim as f64;
+        table.theta *= alpha.powf(features / (features - 2.0));
+        table.scaling = RopeScaling::Default;
+    }
+    Ok(())
+}
+
 /// Reads a rotary table, whose keys are in `nested` or beside it.
 fn table(
     config: &Config,

@@ -281,14 +281,12 @@ fn softmax_attention(
             }
         }
         let mut split: Vec<Vec<f64>> = y.chunks(d).map(<[f64]>::to_vec).collect();
+        let shared_scale = |h| get(if h < heads { LayerSlot::QNorm } else { LayerSlot::KNorm });
         for (h, head) in split[..heads + own].iter_mut().enumerate() {
             match layer.head_norm {
-                HeadNormPlan::None | HeadNormPlan::AllHeads => {}
+                HeadNormPlan::None | HeadNormPlan::AllHeads | HeadNormPlan::SharedAfterRotation => {}
                 HeadNormPlan::Unscaled => *head = norms.unscaled(head),
-                HeadNormPlan::Shared => {
-                    *head =
-                        norms.scaled(head, &get(if h < heads { LayerSlot::QNorm } else { LayerSlot::KNorm }));
-                }
+                HeadNormPlan::Shared => *head = norms.scaled(head, &shared_scale(h)),
                 HeadNormPlan::PerHead => {
                     let (slot, own) = if h < heads {
                         (LayerSlot::QHeadsNorm, h)
@@ -310,11 +308,14 @@ fn softmax_attention(
                     rotate(rope, position, head);
                 }
             }
-            if let Some(QueryScale { beta, interval, offset }) = spec.query_scale
+            if layer.head_norm == HeadNormPlan::SharedAfterRotation {
+                *head = norms.scaled(head, &shared_scale(h));
+            }
+            if let Some(scale) = &spec.query_scale
                 && layer.scales_queries
                 && h < heads
             {
-                let scale = 1.0 + beta * (1.0 + ((position + offset) as f64 / interval).trunc()).ln();
+                let scale = query_factor(scale, position);
                 head.iter_mut().for_each(|x| *x *= scale);
             }
         }
@@ -370,6 +371,12 @@ fn softmax_attention(
     (0..xs.len()).map(of_query).collect()
 }
 
+/// Returns the factor on the queries of a position.
+fn query_factor(scale: &QueryScale, position: usize) -> f64 {
+    let &QueryScale { beta, interval, offset } = scale;
+    1.0 + beta * (1.0 + ((position + offset) as f64 / interval).trunc()).ln()
+}
+
 /// Returns the output of latent attention for each of `xs`. Keys and values of all heads are
 /// computed from the latents, as in training.
 fn latent_attention(
@@ -401,9 +408,12 @@ fn latent_attention(
             rotate(&spec.ropes[table], position, &mut features);
             features
         };
+        let scale = layer.scales_queries.then_some(spec.query_scale).flatten();
+        let scale = scale.map_or(1.0, |scale| query_factor(&scale, position));
         let of_token: Vec<Vec<f64>> = projected
             .chunks(of_query)
             .map(|head| [head[..plain].to_vec(), rotated(&head[plain..])].concat())
+            .map(|head| head.iter().map(|x| x * scale).collect())
             .collect();
         queries.push(of_token);
         let row = matrix(&get(LayerSlot::LatentDown), x);
@@ -489,13 +499,26 @@ fn mlp(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, (x, stream): (
         let (gate, up) = y.split_at(mlp.width);
         gate.iter().zip(up).map(|(g, u)| experts::product(Gating::Product(mlp.act), *g, *u)).collect()
     } else {
-        y.iter().map(|u| activate(mlp.act, *u)).collect()
+        y.iter().map(|u| if mlp.xielu { xielu(&get, *u) } else { activate(mlp.act, *u) }).collect()
     };
     let mut y = matrix(&get(LayerSlot::Down), &activated);
     if mlp.down_bias {
         add(&mut y, &get(LayerSlot::DownBias));
     }
     y.iter().map(|y| y * f64::from(mlp.out_factor)).collect()
+}
+
+/// Returns xIELU with the numbers of a layer.
+fn xielu(get: &impl Fn(LayerSlot) -> Vec<f64>, x: f64) -> f64 {
+    let number = |slot| get(slot)[0];
+    let softplus = |slot| (1.0 + number(slot).exp()).ln();
+    let linear = number(LayerSlot::ActLinear);
+    if x > 0.0 {
+        softplus(LayerSlot::ActPositive) * x * x + linear * x
+    } else {
+        let curve = x.min(number(LayerSlot::ActLimit)).exp() - 1.0 - x;
+        (linear + softplus(LayerSlot::ActNegative)) * curve + linear * x
+    }
 }
 
 fn sigmoid(x: f64) -> f64 {
@@ -509,6 +532,7 @@ fn activate(act: Activation, x: f64) -> f64 {
         Activation::GeluTanh => 0.5 * x * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044715 * x * x * x)).tanh()),
         Activation::Relu => positive(x),
         Activation::ReluSquared => positive(x) * positive(x),
+        Activation::Xielu(_) => panic!("its numbers are weights"),
     }
 }
 

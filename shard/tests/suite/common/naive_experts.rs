@@ -88,12 +88,34 @@ pub(super) fn mixture(
     sum
 }
 
+/// Returns the scores of the chosen experts of a SparseMixer; those of the others are 0.
+fn mixed(logits: &[f64], chosen: &[usize], noise: f64) -> Vec<f64> {
+    let mut scores = vec![0.0; logits.len()];
+    for (earlier, &expert) in chosen.iter().enumerate() {
+        let most = logits[expert];
+        let mut sum = 0.0;
+        for (other, &logit) in
+            logits.iter().enumerate().filter(|(other, _)| !chosen[..earlier].contains(other))
+        {
+            let margin = 2.0 * noise * logit.abs().max(most) - (most - logit);
+            if other != expert {
+                CLOSEST_CHOICE.set(CLOSEST_CHOICE.get().min(margin.abs()));
+            }
+            sum += if margin >= 0.0 || other == expert { (logit - most).exp() } else { 0.0 };
+        }
+        scores[expert] = 1.0 / sum;
+    }
+    scores
+}
+
 /// Returns the chosen experts and their weights.
 fn routed(router: &RouterSpec, logits: &[f64], bias: &[f64]) -> Vec<(usize, f64)> {
     let total: f64 = logits.iter().map(|logit| logit.exp()).sum();
     let scores: Vec<f64> = match router.scores {
         RouterScores::Softmax => logits.iter().map(|logit| logit.exp() / total).collect(),
         RouterScores::Sigmoid => logits.iter().map(|logit| sigmoid(*logit)).collect(),
+        // The weights follow from the order of the logits.
+        RouterScores::SparseMixer { .. } => logits.to_vec(),
     };
     let keys: Vec<f64> = scores.iter().zip(bias).map(|(score, bias)| score + bias).collect();
     let descending = |keys: &[f64]| {
@@ -126,6 +148,10 @@ fn routed(router: &RouterSpec, logits: &[f64], bias: &[f64]) -> Vec<(usize, f64)
     }
     note_gap(&keys, &chosen, router.top_k);
     chosen.truncate(router.top_k);
+    let scores = match router.scores {
+        RouterScores::SparseMixer { noise } => mixed(logits, &chosen, f64::from(noise)),
+        _ => scores,
+    };
     let sum: f64 = if router.normalize { chosen.iter().map(|expert| scores[*expert]).sum() } else { 1.0 };
     chosen.into_iter().map(|expert| (expert, scores[expert] / sum * f64::from(router.factor))).collect()
 }

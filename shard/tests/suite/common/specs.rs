@@ -40,6 +40,7 @@ fn head_norms() -> impl Strategy<Value = HeadNormPlan> {
         Just(HeadNormPlan::PerHead),
         Just(HeadNormPlan::AllHeads),
         Just(HeadNormPlan::Unscaled),
+        Just(HeadNormPlan::SharedAfterRotation),
     ]
 }
 
@@ -117,16 +118,26 @@ fn branches() -> impl Strategy<Value = (NormPlan, Residual, f32)> {
         .prop_map(|(kind, (place, residual), factor)| (NormPlan { kind, place }, residual, factor))
 }
 
+fn scores() -> impl Strategy<Value = RouterScores> {
+    prop_oneof![
+        2 => Just(RouterScores::Softmax),
+        2 => Just(RouterScores::Sigmoid),
+        1 => (0f32..1.0).prop_map(|noise| RouterScores::SparseMixer { noise }),
+    ]
+}
+
 /// Generates mixtures of experts with all combinations of options.
 pub fn mixtures() -> impl Strategy<Value = ExpertsSpec> {
     let shared = prop::option::of((1usize..20, any::<bool>()));
     let groups = prop::option::of((1usize..4, any::<bool>()));
-    let router = (1usize..4, 2usize..4, 1usize..5, any::<(bool, bool, bool)>(), groups);
+    let router = (1usize..4, 2usize..4, 1usize..5, (scores(), any::<(bool, bool)>()), groups);
     let biases = any::<(bool, bool, bool, bool, bool, bool)>();
     (router, biases, 1usize..20, kinds(), shared).prop_map(|(router, biases, width, kind, shared)| {
         let (router_bias, choice_bias, up_bias, down_bias, scales, own_norms) = biases;
-        let (count, size, top_k, (sigmoid, normalize, weighs_inputs), groups) = router;
-        let groups = groups.map(|(chosen, two)| ExpertGroups {
+        let (count, size, top_k, (scores, (normalize, weighs_inputs)), groups) = router;
+        let is_mixer = matches!(scores, RouterScores::SparseMixer { .. });
+        let choice_bias = choice_bias && !is_mixer;
+        let groups = groups.filter(|_| !is_mixer).map(|(chosen, two)| ExpertGroups {
             count,
             chosen: chosen.min(count),
             score: if two { GroupScore::TwoBest } else { GroupScore::Best },
@@ -134,7 +145,7 @@ pub fn mixtures() -> impl Strategy<Value = ExpertsSpec> {
         let router = RouterSpec {
             experts: count * size,
             top_k: top_k.min(groups.map_or(count, |groups| groups.chosen) * size),
-            scores: if sigmoid { RouterScores::Sigmoid } else { RouterScores::Softmax },
+            scores,
             normalize,
             factor: 1.5,
             weighs_inputs,
@@ -213,7 +224,7 @@ fn with_latent(heads: AttentionHeads, latent: LatentPlan, rotary_dim: usize) -> 
         values_are_keys: false,
         positions: Positions::Rotary { table: 0 },
         score_scale: 1.0 / (latent.query_dim() as f32).sqrt(),
-        scales_queries: false,
+        scales_queries: heads.scales_queries,
         score_cap: None,
         sinks: false,
         out_bias: heads.out_bias,
@@ -316,7 +327,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
         head_norms(),
         positions(),
         prop::option::of((1usize..9, any::<bool>())),
-        (1usize..40, any::<bool>(), activations(), prop::option::of(mixtures())),
+        (1usize..40, any::<(bool, bool)>(), activations(), prop::option::of(mixtures())),
         (prop::option::of(1f32..8.0), any::<(bool, bool)>(), mixers(), layer_factors()),
     );
     let layers = prop::collection::vec(layer, 1..4);
@@ -335,6 +346,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
             ((norm, residual, branch_factor), (layer_scalars, readers, per_layer)),
         )| {
             let rotary_dim = (2 * ropes[0].1).min(layout.head_dim);
+            let stretches = [0, 1].map(|table: usize| matches!(ropes[table].2, RopeScaling::Yarn { .. }));
             let mut spec = DecoderSpec {
                 model_type: "random".into(),
                 vocab,
@@ -380,7 +392,8 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                             mlp,
                             scores,
                         )| {
-                            let (width, is_gated, act, experts) = mlp;
+                            let (width, (is_gated, xielu), act, experts) = mlp;
+                            let xielu = xielu && !is_gated;
                             let (score_cap, (sinks, out_gate), mixer, (branches, factors)) = scores;
                             let [out_factor, up_factor, mlp_factor] = factors;
                             let positions = match positions {
@@ -389,6 +402,20 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                                 }
                                 other => other,
                             };
+                            // A norm after the rotation has conditions.
+                            let keeps_lengths = match positions {
+                                Positions::Rotary { table } => !stretches[table],
+                                _ => true,
+                            };
+                            let is_rms = matches!(norm.kind, NormKind::Rms { .. });
+                            let head_norm = match head_norm {
+                                HeadNormPlan::SharedAfterRotation if !(is_rms && keeps_lengths) => {
+                                    HeadNormPlan::Shared
+                                }
+                                other => other,
+                            };
+                            let scales_queries =
+                                scales_queries && head_norm != HeadNormPlan::SharedAfterRotation;
                             let heads = AttentionHeads {
                                 layout,
                                 qkv_bias,
@@ -418,7 +445,8 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                                 (None, Some((size, false))) => Attention::Chunked { heads, size },
                             };
                             let out_factor = mlp_factor;
-                            let mlp = DenseMlp { width, act, up_bias, down_bias, up_factor, out_factor };
+                            let mlp =
+                                DenseMlp { width, act, xielu, up_bias, down_bias, up_factor, out_factor };
                             let mlp = if is_gated { Mlp::Gated(mlp) } else { Mlp::Plain(mlp) };
                             let mlp = experts.map_or(mlp, Mlp::Experts);
                             // Branches that read the same states need both.
@@ -451,6 +479,15 @@ fn share_caches(spec: &mut DecoderSpec, readers: [bool; 2]) {
             Some(heads) if is_reader && source.is_some() => heads.kv_source = source,
             Some(_) => source = Some(index),
             None => {}
+        }
+    }
+    // Queries take the scales of keys after the rotation, and so keys of their own layer.
+    let heads = || spec.layers.iter().filter_map(|layer| layer.attention.heads());
+    if heads().any(|heads| heads.kv_source.is_some()) {
+        for heads in spec.layers.iter_mut().filter_map(|layer| layer.attention.heads_mut()) {
+            if heads.head_norm == HeadNormPlan::SharedAfterRotation {
+                heads.head_norm = HeadNormPlan::Shared;
+            }
         }
     }
 }

@@ -448,6 +448,70 @@ fn switches_of_gpt_oss() {
     );
 }
 
+fn hunyuan(changes: &Value) -> Value {
+    let hunyuan = json!({
+        "model_type": "hunyuan_v1_moe", "architectures": ["HunYuanMoEV1ForCausalLM"], "num_experts": 4, "moe_topk": 2,
+        "head_dim": 8,
+    });
+    changed(changed(llama(), &hunyuan), changes)
+}
+
+fn phimoe(changes: &Value) -> Value {
+    changed(experts("phimoe", "PhimoeForCausalLM", &json!({})), changes)
+}
+
+fn apertus(changes: &Value) -> Value {
+    let apertus = json!({
+        "model_type": "apertus", "architectures": ["ApertusForCausalLM"], "hidden_act": "xielu",
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    });
+    changed(changed(llama(), &apertus), changes)
+}
+
+#[test]
+fn lengths_of_phimoe_have_a_factor_of_their_own() {
+    let rope = |long: f64| {
+        let factors = [1.0; 4];
+        json!({"rope_scaling": {
+            "type": "longrope", "short_factor": factors, "long_factor": factors, "short_mscale": 1.25,
+            "long_mscale": long, "original_max_position_embeddings": 16,
+        }})
+    };
+    let found = spec(&phimoe(&rope(1.25))).unwrap();
+    let RopeScaling::LongRope { attention_factor, .. } = found.ropes[0].scaling else {
+        panic!("no LongRoPE")
+    };
+    assert_eq!(attention_factor, 1.25);
+    assert_refused(&phimoe(&rope(1.5)), "long_mscale = 1.5 is not supported");
+}
+
+#[test]
+fn factors_of_minicpm3() {
+    let minicpm3 = |changes: Value| {
+        let own = json!({"model_type": "minicpm3", "architectures": ["MiniCPM3ForCausalLM"]});
+        let found = spec(&changed(changed(llama(), &own), &changes)).unwrap();
+        (found.embedding.factor, found.branch_factor, found.head.factor)
+    };
+    assert_eq!(minicpm3(json!({})), (12.0, 1.4 / 2f32.sqrt(), 8.0));
+    assert_eq!(
+        minicpm3(json!({"scale_emb": 2, "scale_depth": null, "dim_model_base": null})),
+        (2.0, 1.0, 1.0)
+    );
+}
+
+#[test]
+fn alpha_of_hunyuan_enlarges_the_base() {
+    let rope = json!({"type": "dynamic", "alpha": 16.0, "factor": 1.0});
+    let found = spec(&hunyuan(&json!({"rope_theta": 100, "rope_scaling": rope}))).unwrap();
+    assert_eq!(found.ropes[0].scaling, RopeScaling::Default);
+    assert!((found.ropes[0].theta / (100.0 * 16f64.powf(8.0 / 6.0)) - 1.0).abs() < 1e-12);
+    let top_k = |index: usize| {
+        let config = hunyuan(&json!({"moe_topk": [2, 1, 3, 4]}));
+        spec(&config).unwrap().layers[index].mlp.experts().unwrap().router.top_k
+    };
+    assert_eq!([0, 1].map(top_k), [2, 1]);
+}
+
 #[test]
 fn what_families_lack_is_refused_by_key() {
     let cases = [
@@ -494,6 +558,17 @@ fn what_families_lack_is_refused_by_key() {
         (
             minimax_m2(&json!({"rotary_dim": 9})),
             "partial_rotary_factor = 0.0703125 rotates 9 of 128 features",
+        ),
+        (hunyuan(&json!({"use_qk_norm": false})), "use_qk_norm = false is not supported"),
+        (hunyuan(&json!({"use_cla": true})), "use_cla = true is not supported"),
+        (apertus(&json!({"hidden_act": "silu"})), "hidden_act = \"silu\" is not supported"),
+        (apertus(&json!({"qk_norm": false})), "qk_norm = false is not supported"),
+        (apertus(&json!({"rope_scaling": "absent"})), "rope_parameters is missing"),
+        (phimoe(&json!({"num_experts_per_tok": 3})), "num_experts_per_tok = 3 is not supported"),
+        (hunyuan(&json!({"moe_topk": [2]})), "moe_topk has no entry for layer 1"),
+        (
+            hunyuan(&json!({"rope_scaling": {"rope_type": "yarn", "factor": 4}})),
+            "is not supported: heads are normalized after the rotation",
         ),
     ];
     for (config, expected) in &cases {
