@@ -31,6 +31,27 @@ SIZES = dict(
 )
 ROBERTA = dict(SIZES, type_vocab_size=1, pad_token_id=1, max_position_embeddings=50, layer_norm_eps=1e-5)
 
+SLIDING, FULL = "sliding_attention", "full_attention"
+GEMMA = dict(
+    vocab_size=61, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=1, head_dim=8,
+    intermediate_size=44, max_position_embeddings=64, sliding_window=8, query_pre_attn_scalar=8,
+    use_bidirectional_attention=True, layer_types=[SLIDING, SLIDING, FULL], initializer_range=0.2,
+)
+GEMMA_WIDE = dict(
+    GEMMA, num_key_value_heads=2, head_dim=12, intermediate_size=40, sliding_window=12, query_pre_attn_scalar=40, attention_bias=True,
+    layer_types=[SLIDING, FULL, SLIDING],
+    rope_parameters={
+        SLIDING: dict(rope_type="default", rope_theta=50.0),
+        FULL: dict(rope_type="linear", rope_theta=1000.0, factor=2.0),
+    },
+)
+
+
+def thetas(sliding: float, full: float) -> dict:
+    table = lambda theta: dict(rope_type="default", rope_theta=theta)
+    return dict(rope_parameters={SLIDING: table(sliding), FULL: table(full)})
+
+
 # Class, configuration, lengths of the texts, changes of the configuration that must be seen.
 CASES = {
     "bert": ("BertModel", SIZES, (48, 17, 1), [dict(hidden_act="relu"), dict(layer_norm_eps=0.1)]),
@@ -46,12 +67,27 @@ CASES = {
     "xlm_roberta_padding": ("XLMRobertaModel", dict(ROBERTA, pad_token_id=3), (40, 6), [dict(pad_token_id=1)]),
     "xlm_roberta_scores": ("XLMRobertaForSequenceClassification", dict(ROBERTA, num_labels=1), (20, 7),
                            [dict(hidden_act="relu")]),
+    "gemma3_both_ways": ("Gemma3TextModel", GEMMA, (48, 17, 1),
+                         [dict(use_bidirectional_attention=False), dict(sliding_window=6), dict(sliding_window=10),
+                          dict(layer_types=[SLIDING, FULL, FULL]), dict(query_pre_attn_scalar=9),
+                          thetas(2e4, 1e6), thetas(1e4, 1e4)]),
+    "gemma3_both_ways_wide": ("Gemma3TextModel", GEMMA_WIDE, (50, 11),
+                              [dict(sliding_window=10), dict(sliding_window=14), dict(query_pre_attn_scalar=16)]),
+    "gemma3_both_ways_v4": ("Gemma3TextModel", dict(GEMMA, num_hidden_layers=4, layer_types=None), (33, 9),
+                            [dict(sliding_window=7), dict(sliding_window=10), dict(rms_norm_eps=0.1)]),
+}
+
+# The configuration as older versions of transformers wrote it: removed keys, and what they wrote instead.
+OLD_CONFIGS = {
+    "gemma3_both_ways_v4": (("rope_parameters", "layer_types"),
+                            dict(rope_theta=1e6, rope_local_base_freq=1e4, sliding_window_pattern=2,
+                                 sliding_window=9)),
 }
 
 
 def states(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return model(ids[None].long(), output_hidden_states=True).hidden_states[-1][0]
+        return model.base_model(ids[None].long()).last_hidden_state[0]
 
 
 def scatter(model: torch.nn.Module) -> None:
@@ -70,6 +106,10 @@ def write(name: str, out: Path) -> None:
     folder = out / name
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder)
+    if name in OLD_CONFIGS:
+        path, (removed, written) = folder / "config.json", OLD_CONFIGS[name]
+        keys = json.loads(path.read_text())
+        path.write_text(json.dumps({key: keys[key] for key in keys if key not in removed} | written, indent=2))
     again = model_class.from_pretrained(folder).eval()
     golden, pairs = {}, []
     if hasattr(again, "classifier"):

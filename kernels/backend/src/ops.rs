@@ -133,14 +133,26 @@ pub enum KeyWindow {
     Last(usize),
     /// Those of its chunk: positions are divided into chunks of this length, at least 1 (Llama 4).
     Chunk(usize),
+    /// The nearest ones in both directions: a query at position i sees keys j with `i - distance <
+    /// j < i + distance`. At least 1 (EmbeddingGemma, ModernBERT). GPUs have no such windows.
+    Around(usize),
 }
 
 impl KeyWindow {
     /// Returns the first key that a query at `position` sees.
     pub const fn first(self, position: usize) -> usize {
         match self {
-            KeyWindow::Last(window) => (position + 1).saturating_sub(window),
+            KeyWindow::Last(window) | KeyWindow::Around(window) => (position + 1).saturating_sub(window),
             KeyWindow::Chunk(size) => position / size * size,
+        }
+    }
+
+    /// Returns the end of the keys that a query at `position` sees, if it sees those before `end`
+    /// without a window.
+    pub const fn end(self, position: usize, end: usize) -> usize {
+        match self {
+            KeyWindow::Around(distance) if position.saturating_add(distance) < end => position + distance,
+            KeyWindow::Last(_) | KeyWindow::Chunk(_) | KeyWindow::Around(_) => end,
         }
     }
 
@@ -148,6 +160,7 @@ impl KeyWindow {
     pub const fn len(self) -> usize {
         match self {
             KeyWindow::Last(len) | KeyWindow::Chunk(len) => len,
+            KeyWindow::Around(distance) => distance.saturating_mul(2).saturating_sub(1),
         }
     }
 
@@ -172,7 +185,7 @@ pub struct AttentionSpec {
     /// Bound on the absolute values of scores: `cap(x) = soft_cap * tanh(x / soft_cap)` (Gemma 2).
     pub soft_cap: Option<f32>,
     /// Whether a query in its sequence's prefix sees all keys of the prefix, and not only those
-    /// before it. There is no window then.
+    /// before it. The window, if there is one, is [`KeyWindow::Around`] then.
     pub bidirectional: bool,
 }
 

@@ -17,11 +17,12 @@ pub(super) fn run(
         let blocks = &step.tables[table];
         let first = spec.window.map_or(0, |window| window.first(position));
         let prefix = step.prefixes[table].len;
-        let last = if spec.bidirectional && position < prefix { prefix - 1 } else { position };
+        let end = if spec.bidirectional { prefix.max(position + 1) } else { position + 1 };
+        let end = spec.window.map_or(end, |window| window.end(position, end));
         for h in 0..heads {
             let kv_head = h / (heads / kv_heads);
             let query = &qkv.row(t)[h * head_dim..(h + 1) * head_dim];
-            let scores: Vec<f64> = (first..=last)
+            let scores: Vec<f64> = (first..end)
                 .map(|j| {
                     let at = kv.key_at(blocks, j, kv_head);
                     let score = f64::from(spec.scale) * dot(query, &kv.k[at..at + head_dim]);

@@ -342,8 +342,10 @@ prop_compose! {
 
 prop_compose! {
     /// Sequences whose first tokens attend to each other in both directions: often all of them.
-    pub(crate) fn bidirectional_case()(
+    /// `has_windows` allows windows in both directions.
+    pub(crate) fn bidirectional_case(has_windows: bool)(
         mut case in case_with_prologue(), shares in prop::collection::vec(0usize..20, 4), two_axes: bool,
+        distance in prop::option::of(1usize..120),
     ) -> Case {
         let prefix = |(&length, share): (&usize, &usize)| {
             let len = (length * share).div_ceil(10).min(length);
@@ -356,7 +358,7 @@ prop_compose! {
         }
         // A linear bias would favour the tokens after a query by their distance. No model has
         // both, and scores of such a size cannot be compared so closely.
-        Case { window: None, alibi: false, garbage: f32::NAN, ..case }
+        Case { window: distance.filter(|_| has_windows).map(KeyWindow::Around), alibi: false, garbage: f32::NAN, ..case }
     }
 }
 
@@ -364,7 +366,7 @@ proptest! {
     #![proptest_config(cases(24))]
 
     #[test]
-    fn bidirectional_attention_matches_the_reference(case in bidirectional_case()) {
+    fn bidirectional_attention_matches_the_reference(case in bidirectional_case(true)) {
         let want = case.run(&Reference, &case.whole());
         for pair in CPUS.chunks(2) {
             let whole = case.run(&pair[0], &case.whole());

@@ -54,13 +54,14 @@ pub struct DecoderSpec {
 }
 
 impl DecoderSpec {
-    /// Returns a kind of MLP of the model that only the CPU computes, if it has one.
+    /// Returns a part of the model that only the CPU computes, if it has one.
     pub fn cpu_only_part(&self) -> Option<&'static str> {
-        self.layers.iter().find_map(|layer| match &layer.mlp {
-            Mlp::Experts(experts) if matches!(experts.kind, MlpKind::Plain(_)) => {
+        self.layers.iter().find_map(|layer| match (layer.attention.key_window(), &layer.mlp) {
+            (Some(KeyWindow::Around(_)), _) => Some("attention windows in both directions"),
+            (_, Mlp::Experts(experts)) if matches!(experts.kind, MlpKind::Plain(_)) => {
                 Some("experts without gates")
             }
-            Mlp::Gated(mlp) | Mlp::Plain(mlp) if mlp.act == Activation::ReluSquared => {
+            (_, Mlp::Gated(mlp) | Mlp::Plain(mlp)) if mlp.act == Activation::ReluSquared => {
                 Some("MLPs with the square of ReLU")
             }
             _ => None,
@@ -162,7 +163,8 @@ impl LayerSpec {
 pub enum Attention {
     /// Each token attends to itself and to all tokens before it.
     Full(AttentionHeads),
-    /// Each token attends to the last `window` tokens, itself included.
+    /// Each token attends to the last `window` tokens, itself included. With bidirectional heads it
+    /// also attends to as many tokens from itself on, as far as they are in the prefix.
     Sliding {
         /// The heads.
         heads: AttentionHeads,
@@ -365,6 +367,7 @@ impl Attention {
     /// Returns the limit on the keys that a token attends to, in the terms of the backend.
     pub fn key_window(&self) -> Option<KeyWindow> {
         match self {
+            Attention::Sliding { heads, window } if heads.bidirectional => Some(KeyWindow::Around(*window)),
             Attention::Sliding { window, .. } => Some(KeyWindow::Last(*window)),
             Attention::Chunked { size, .. } => Some(KeyWindow::Chunk(*size)),
             _ => None,

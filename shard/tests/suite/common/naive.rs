@@ -277,7 +277,7 @@ fn softmax_attention(
             let kv_head = h * kv_heads / heads;
             let seen: Vec<usize> = (0..if layer.bidirectional { prefix.len.max(i + 1) } else { i + 1 })
                 .filter(|&j| match *attention {
-                    Attention::Sliding { window, .. } => j + window > i,
+                    Attention::Sliding { window, .. } => j + window > i && j < i + window,
                     Attention::Chunked { size, .. } => j / size == i / size,
                     _ => true,
                 })

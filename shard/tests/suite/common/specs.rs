@@ -431,15 +431,18 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
     )
 }
 
-/// Makes attention bidirectional. Latent attention and recurrent layers stay causal.
+/// Makes attention bidirectional, without chunks. Latent attention and recurrent layers stay
+/// causal.
 fn see_prefixes(spec: &mut DecoderSpec) {
     for layer in &mut spec.layers {
         if let Some(heads) = layer.attention.heads().filter(|heads| heads.latent.is_none()) {
             let mut heads = heads.clone();
             heads.bidirectional = true;
-            layer.attention = match layer.attention.recurrent().cloned() {
-                Some(recurrent) => Attention::Hybrid { heads, recurrent },
-                None => Attention::Full(heads),
+            let window = layer.attention.window();
+            layer.attention = match (layer.attention.recurrent().cloned(), window) {
+                (Some(recurrent), _) => Attention::Hybrid { heads, recurrent },
+                (None, Some(window)) => Attention::Sliding { heads, window },
+                (None, None) => Attention::Full(heads),
             };
         }
     }

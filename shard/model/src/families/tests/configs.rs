@@ -1,6 +1,6 @@
 //! Tests of the meaning of configurations, and of the errors of invalid ones.
 
-use millrace_backend::{ExpertGroups, Gating, GroupScore, MlpKind, RopeStyle, RouterScores};
+use millrace_backend::{ExpertGroups, Gating, GroupScore, KeyWindow, MlpKind, RopeStyle, RouterScores};
 use millrace_formats::Source;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -446,6 +446,31 @@ fn switches_of_gpt_oss() {
         other.layers[0].mlp.experts().unwrap().kind,
         MlpKind::Gated(Gating::Clamped { alpha: 2.0, limit: 5.0 })
     );
+}
+
+fn gemma3(changes: &Value) -> Value {
+    let gemma3 = json!({
+        "model_type": "gemma3_text", "architectures": ["Gemma3TextModel"], "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"],
+    });
+    changed(changed(llama(), &gemma3), changes)
+}
+
+#[test]
+fn an_encoder_has_half_of_its_window_on_each_side() {
+    let windows = |spec: &DecoderSpec| -> Vec<Option<KeyWindow>> {
+        spec.layers.iter().map(|layer| layer.attention.key_window()).collect()
+    };
+    let decoder = spec(&gemma3(&json!({}))).unwrap();
+    assert_eq!(windows(&decoder), [Some(KeyWindow::Last(9)), None]);
+    assert!(decoder.head.is_absent && !decoder.is_bidirectional() && decoder.cpu_only_part().is_none());
+    let encoder = spec(&gemma3(&json!({"use_bidirectional_attention": true}))).unwrap();
+    assert_eq!(windows(&encoder), [Some(KeyWindow::Around(5)), None]);
+    assert!(encoder.head.is_absent && encoder.is_bidirectional());
+    assert_eq!(encoder.cpu_only_part(), Some("attention windows in both directions"));
+    // A query at position 6 sees the keys 2 to 10.
+    let window = KeyWindow::Around(5);
+    assert_eq!((window.first(6), window.end(6, 40), window.end(6, 8), window.len()), (2, 11, 8, 9));
 }
 
 #[test]
