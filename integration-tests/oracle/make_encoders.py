@@ -45,6 +45,14 @@ GEMMA_WIDE = dict(
         FULL: dict(rope_type="linear", rope_theta=1000.0, factor=2.0),
     },
 )
+MODERN = dict(
+    vocab_size=61, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=28,
+    max_position_embeddings=64, local_attention=8, global_attn_every_n_layers=3, initializer_range=0.4,
+    pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+)
+MODERN_BIASES = dict(
+    MODERN, num_hidden_layers=3, local_attention=7, norm_bias=True, attention_bias=True, mlp_bias=True, norm_eps=1e-3,
+)
 
 
 def thetas(sliding: float, full: float) -> dict:
@@ -75,6 +83,18 @@ CASES = {
                               [dict(sliding_window=10), dict(sliding_window=14), dict(query_pre_attn_scalar=16)]),
     "gemma3_both_ways_v4": ("Gemma3TextModel", dict(GEMMA, num_hidden_layers=4, layer_types=None), (33, 9),
                             [dict(sliding_window=7), dict(sliding_window=10), dict(rms_norm_eps=0.1)]),
+    "modernbert": ("ModernBertModel", MODERN, (48, 17, 1),
+                   [dict(local_attention=6), dict(local_attention=10), dict(layer_types=[FULL] * 4),
+                    dict(hidden_activation="gelu_new"), thetas(2e4, 160000.0), thetas(1e4, 1e4)]),
+    "modernbert_biases": ("ModernBertForMaskedLM", MODERN_BIASES, (40, 9),
+                          [dict(local_attention=4), dict(local_attention=8), dict(norm_eps=1e-5)]),
+    "modernbert_v4": ("ModernBertModel", dict(MODERN, hidden_activation="silu"), (33, 8),
+                      [dict(local_attention=10), dict(global_attn_every_n_layers=3), dict(global_rope_theta=1e4)]),
+    "modernbert_scores": ("ModernBertForSequenceClassification", dict(MODERN, num_labels=1), (20, 7),
+                          [dict(local_attention=6)]),
+    "modernbert_scores_mean": ("ModernBertForSequenceClassification",
+                               dict(MODERN_BIASES, num_labels=1, classifier_pooling="mean", classifier_bias=True),
+                               (20, 7), [dict(local_attention=4)]),
 }
 
 # The configuration as older versions of transformers wrote it: removed keys, and what they wrote instead.
@@ -82,6 +102,8 @@ OLD_CONFIGS = {
     "gemma3_both_ways_v4": (("rope_parameters", "layer_types"),
                             dict(rope_theta=1e6, rope_local_base_freq=1e4, sliding_window_pattern=2,
                                  sliding_window=9)),
+    "modernbert_v4": (("rope_parameters", "layer_types"),
+                      dict(global_rope_theta=500.0, local_rope_theta=50.0, global_attn_every_n_layers=2)),
 }
 
 

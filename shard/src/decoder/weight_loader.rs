@@ -122,7 +122,7 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         let (has_attention, has_mlp) = (!layer.attention.is_none(), !layer.mlp.is_none());
         Ok(LayerWeights {
             attention_norm: self.norm_if(
-                has_attention && place.is_before(),
+                self.spec.has_attention_norm(layer),
                 at(Slot::AttentionNorm),
                 Some(at(Slot::AttentionNormBias)),
             )?,

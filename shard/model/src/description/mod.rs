@@ -31,8 +31,8 @@ pub use rope::{QueryScale, RopeScaling, RopeTable};
 pub use slots::{LayerSlot, StoredTensors, WeightInfo, WeightKind, WeightSlot};
 pub use source::{TensorPlace, WeightError, WeightSource, take_parts};
 pub use spec::{
-    Attention, AttentionHeads, DecoderSpec, EmbeddingPlan, HeadNormPlan, HeadPlan, LatentPlan, LayerSpec,
-    LearnedPositions, NormKind, NormPlace, NormPlan, Positions, Residual,
+    Attention, AttentionHeads, ClassifierKind, ClassifierPlan, DecoderSpec, EmbeddingPlan, HeadNormPlan,
+    HeadPlan, LatentPlan, LayerSpec, LearnedPositions, NormKind, NormPlace, NormPlan, Positions, Residual,
 };
 pub use storage::{Quantize, QuantizeError, StorageError, WeightStorage};
 

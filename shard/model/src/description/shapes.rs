@@ -6,7 +6,7 @@ use super::blocks::FeatureBlock;
 use super::mlp::ExpertsSpec;
 use super::recurrent::RecurrentSlot;
 use super::slots::{LayerSlot, WeightSlot, heads, latent, shared};
-use super::spec::{AttentionHeads, DecoderSpec, LatentPlan, LayerSpec, Residual};
+use super::spec::{AttentionHeads, ClassifierKind, DecoderSpec, LatentPlan, LayerSpec, Residual};
 
 impl DecoderSpec {
     /// Returns every weight of the model, in the order in which it is loaded.
@@ -19,15 +19,19 @@ impl DecoderSpec {
             (WeightSlot::Positions, self.embedding.positions.is_some()),
         ];
         let has_final_norm = self.has_final_norm();
+        let classifies =
+            |has: fn(ClassifierKind) -> bool| self.head.classifier.is_some_and(|plan| has(plan.kind));
         let after = [
             (WeightSlot::FinalNorm, has_final_norm),
             (WeightSlot::FinalNormBias, has_final_norm && bias),
             (WeightSlot::Head, !self.tied_head),
             (WeightSlot::HeadBias, self.head.bias),
-            (WeightSlot::ClassifierDense, self.head.classes.is_some()),
-            (WeightSlot::ClassifierDenseBias, self.head.classes.is_some()),
-            (WeightSlot::ClassifierOut, self.head.classes.is_some()),
-            (WeightSlot::ClassifierOutBias, self.head.classes.is_some()),
+            (WeightSlot::ClassifierDense, classifies(|_| true)),
+            (WeightSlot::ClassifierDenseBias, classifies(ClassifierKind::has_dense_bias)),
+            (WeightSlot::ClassifierNorm, classifies(ClassifierKind::is_normed)),
+            (WeightSlot::ClassifierNormBias, bias && classifies(ClassifierKind::is_normed)),
+            (WeightSlot::ClassifierOut, classifies(|_| true)),
+            (WeightSlot::ClassifierOutBias, classifies(|_| true)),
         ];
         fn present(slots: &[(WeightSlot, bool)]) -> impl Iterator<Item = WeightSlot> {
             slots.iter().filter(|(_, is_present)| *is_present).map(|(slot, _)| *slot)
@@ -66,6 +70,11 @@ impl DecoderSpec {
     /// it.
     pub fn is_looked_up(&self, slot: WeightSlot) -> bool {
         slot == WeightSlot::Positions || slot == WeightSlot::Embedding && !self.tied_head
+    }
+
+    /// Returns whether a layer has attention with a norm before it.
+    pub fn has_attention_norm(&self, layer: &LayerSpec) -> bool {
+        self.norm.place.is_before() && !layer.attention.is_none() && !layer.reads_residual()
     }
 
     /// Returns whether the MLPs of the layers have a norm of their own before them.
@@ -112,7 +121,7 @@ impl DecoderSpec {
             FeatureBlock::Gate | FeatureBlock::Up => mlp_width(layer(), slot),
             FeatureBlock::Experts => layer().mlp.experts().map_or(0, ExpertsSpec::count),
             FeatureBlock::One => 1,
-            FeatureBlock::Classes => self.head.classes.unwrap_or(0),
+            FeatureBlock::Classes => self.head.classifier.map_or(0, |plan| plan.classes),
             FeatureBlock::QueryGate => layout().heads * layout().head_dim,
             FeatureBlock::Recurrent(block) => {
                 layer().attention.recurrent().map_or(0, |recurrent| recurrent.block_len(block))

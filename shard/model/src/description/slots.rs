@@ -34,6 +34,10 @@ pub enum WeightSlot {
     ClassifierDense,
     /// The bias of [`WeightSlot::ClassifierDense`].
     ClassifierDenseBias,
+    /// The scale of the norm after the dense layer of the classifier of texts.
+    ClassifierNorm,
+    /// The bias of [`WeightSlot::ClassifierNorm`].
+    ClassifierNormBias,
     /// The projection to the outputs of the classifier of texts.
     ClassifierOut,
     /// The bias of [`WeightSlot::ClassifierOut`].
@@ -343,12 +347,9 @@ impl LayerSlot {
         type Info = WeightInfo;
         match self {
             LayerSlot::AttentionNorm => Info::norm_scale(HIDDEN, &[("input_layernorm", HIDDEN)])
-                .only_if(|model, layer| model.norm.place.is_before() && !layer.attention.is_none()),
-            LayerSlot::AttentionNormBias => {
-                Info::bias(HIDDEN, &[("input_layernorm", HIDDEN)]).only_if(|model, layer| {
-                    model.norm.place.is_before() && model.norm.has_bias() && !layer.attention.is_none()
-                })
-            }
+                .only_if(|model, layer| model.has_attention_norm(layer)),
+            LayerSlot::AttentionNormBias => Info::bias(HIDDEN, &[("input_layernorm", HIDDEN)])
+                .only_if(|model, layer| model.has_attention_norm(layer) && model.norm.has_bias()),
             LayerSlot::Qkv => Info::matrix(QKV, Hidden, QKV_TENSORS)
                 .may_quantize()
                 .only_if(|_, layer| heads(layer).is_some() && latent(layer).is_none()),
@@ -555,6 +556,8 @@ impl WeightSlot {
                 WeightInfo::matrix(HIDDEN, hidden, &[("classifier.dense", HIDDEN)])
             }
             WeightSlot::ClassifierDenseBias => WeightInfo::bias(HIDDEN, &[("classifier.dense", HIDDEN)]),
+            WeightSlot::ClassifierNorm => WeightInfo::norm_scale(HIDDEN, &[("classifier.norm", HIDDEN)]),
+            WeightSlot::ClassifierNormBias => WeightInfo::bias(HIDDEN, &[("classifier.norm", HIDDEN)]),
             WeightSlot::ClassifierOut => {
                 WeightInfo::matrix(CLASSES, hidden, &[("classifier.out_proj", CLASSES)])
             }

@@ -122,9 +122,8 @@ pub struct HeadPlan {
     /// Whether the checkpoint has no head, so that it is good for vectors of texts only. The
     /// embedding stands in for the head.
     pub is_absent: bool,
-    /// Number of outputs of the classifier of texts, if there is one: a dense layer with the
-    /// hyperbolic tangent, and a projection, for the first state of a text (RoBERTa).
-    pub classes: Option<usize>,
+    /// The classifier of texts, if there is one.
+    pub classifier: Option<ClassifierPlan>,
 }
 
 impl Default for HeadPlan {
@@ -135,8 +134,48 @@ impl Default for HeadPlan {
             soft_cap: None,
             unit_rows: false,
             is_absent: false,
-            classes: None,
+            classifier: None,
         }
+    }
+}
+
+/// The classifier of texts: a dense layer with an activation, and a projection, for one state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClassifierPlan {
+    /// Number of outputs.
+    pub classes: usize,
+    /// The state, and what is computed of it.
+    pub kind: ClassifierKind,
+}
+
+/// The state that a classifier of texts reads, and what its dense layer computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClassifierKind {
+    /// `tanh(dense(x))` of the first state of a text (RoBERTa).
+    Tanh,
+    /// `norm(gelu(dense(x)))`, where the norm is one of the model's kind (ModernBERT).
+    NormedGelu {
+        /// Whether x is the mean of all states of a text, and not the first one.
+        averages: bool,
+        /// Whether the dense layer has a bias.
+        dense_bias: bool,
+    },
+}
+
+impl ClassifierKind {
+    /// Returns whether the classifier reads the mean of all states of a text.
+    pub const fn averages(self) -> bool {
+        matches!(self, ClassifierKind::NormedGelu { averages: true, .. })
+    }
+
+    /// Returns whether the dense layer has a bias.
+    pub const fn has_dense_bias(self) -> bool {
+        matches!(self, ClassifierKind::Tanh | ClassifierKind::NormedGelu { dense_bias: true, .. })
+    }
+
+    /// Returns whether the output of the dense layer is normalized.
+    pub const fn is_normed(self) -> bool {
+        matches!(self, ClassifierKind::NormedGelu { .. })
     }
 }
 
@@ -152,6 +191,12 @@ pub struct LayerSpec {
 }
 
 impl LayerSpec {
+    /// Returns whether attention reads the residual stream as it is where other branches read it
+    /// normalized.
+    pub fn reads_residual(&self) -> bool {
+        self.attention.heads().is_some_and(|heads| heads.reads_residual)
+    }
+
     /// Returns the number of branches that are added to the residual stream.
     pub fn branches(&self) -> usize {
         usize::from(!self.attention.is_none()) + usize::from(!self.mlp.is_none())
@@ -231,6 +276,10 @@ pub struct AttentionHeads {
     /// attention). `layout` then has one key head, whose features are the shared rotated ones, then
     /// those of the latent.
     pub latent: Option<LatentPlan>,
+    /// Whether the heads read the residual stream as it is where other branches read it normalized:
+    /// there is no norm before them (the first layer of ModernBERT). The model has
+    /// [`Residual::Sequential`] then.
+    pub reads_residual: bool,
     /// Whether the tokens in the prefix of a prompt also attend to those after them in it (see
     /// [`DecoderSpec::prefix`]). The prompt is then computed as a whole.
     pub bidirectional: bool,

@@ -6,7 +6,7 @@ use millrace_backend::Activation;
 use super::config::Config;
 use super::decoder::{self, Keys, NormTrait, Traits, USUAL_KEYS};
 use super::error::ConfigError;
-use crate::description::{DecoderSpec, LearnedPositions, NormPlace};
+use crate::description::{ClassifierKind, ClassifierPlan, DecoderSpec, LearnedPositions, NormPlace};
 
 /// The largest table of token types that makes sense.
 const MAX_TYPES: usize = 1 << 10;
@@ -62,12 +62,13 @@ pub(super) fn read_after_padding(config: &Config) -> Result<DecoderSpec, ConfigE
         return Err(config.invalid(key, format!("is {padding}, more than the limit of {MAX_PADDING}")));
     }
     let mut spec = read(config, padding + 1)?;
-    spec.head.classes = classes(config)?;
+    let plan = |classes| ClassifierPlan { classes, kind: ClassifierKind::Tanh };
+    spec.head.classifier = classes(config)?.map(plan);
     Ok(spec)
 }
 
 /// Returns the number of outputs of the classifier, if the architecture has one.
-fn classes(config: &Config) -> Result<Option<usize>, ConfigError> {
+pub(super) fn classes(config: &Config) -> Result<Option<usize>, ConfigError> {
     let architectures: Vec<String> = config.optional("architectures")?.unwrap_or_default();
     if !architectures.iter().any(|name| name.ends_with("ForSequenceClassification")) {
         return Ok(None);

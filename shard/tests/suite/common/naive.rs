@@ -127,7 +127,7 @@ fn layer(
     };
 
     let has_attention = !spec.layers[index].attention.is_none();
-    let attention_input = match before && has_attention {
+    let attention_input = match before && has_attention && !spec.layers[index].reads_residual() {
         true => all(xs, (Slot::AttentionNorm, Slot::AttentionNormBias)),
         false => xs.to_vec(),
     };

@@ -93,7 +93,7 @@ fn heads_of_models() -> impl Strategy<Value = HeadPlan> {
         soft_cap,
         unit_rows: false,
         is_absent: false,
-        classes: None,
+        classifier: None,
     })
 }
 
@@ -204,6 +204,7 @@ fn mixers() -> impl Strategy<Value = Option<Mixer>> {
 fn with_latent(heads: AttentionHeads, latent: LatentPlan, rotary_dim: usize) -> AttentionHeads {
     let latent = LatentPlan { rotary_dim, ..latent };
     AttentionHeads {
+        reads_residual: heads.reads_residual,
         bidirectional: false,
         layout: QkvLayout { heads: heads.layout.heads, kv_heads: 1, head_dim: latent.row_dim() },
         qkv_bias: false,
@@ -311,7 +312,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
     });
     let rope = || (any::<(bool, bool)>(), 1usize..9, scalings());
     let layer = (
-        any::<((bool, bool, bool, bool, bool), bool)>(),
+        any::<((bool, bool, bool, bool, bool), bool, bool)>(),
         head_norms(),
         positions(),
         prop::option::of((1usize..9, any::<bool>())),
@@ -365,7 +366,11 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                     .into_iter()
                     .map(
                         |(
-                            ((qkv_bias, out_bias, up_bias, down_bias, scales_queries), value_norm),
+                            (
+                                (qkv_bias, out_bias, up_bias, down_bias, scales_queries),
+                                value_norm,
+                                reads_residual,
+                            ),
                             head_norm,
                             positions,
                             window,
@@ -396,6 +401,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                                 out_factor,
                                 out_gate,
                                 latent: None,
+                                reads_residual: reads_residual && residual == Residual::Sequential,
                                 bidirectional: false,
                             };
                             let attention = match (mixer, window) {
@@ -488,6 +494,7 @@ pub fn fixed_spec() -> DecoderSpec {
         out_factor: 1.0,
         out_gate: false,
         latent: None,
+        reads_residual: false,
         bidirectional: false,
     };
     let mlp = DenseMlp::unbiased(12, Activation::Silu);

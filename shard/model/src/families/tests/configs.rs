@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 
 use super::minimax_m2::minimax_m2;
 use super::{changed, config_only, experts, llama, load_dummy, spec};
-use crate::description::{DecoderSpec, Positions, RopeScaling, SharedExpert};
+use crate::description::{
+    ClassifierKind, ClassifierPlan, DecoderSpec, LayerSpec, Positions, RopeScaling, SharedExpert,
+};
 use crate::families::{self, Overrides, RopeKind};
 
 fn ok(changes: Value) -> DecoderSpec {
@@ -473,6 +475,34 @@ fn an_encoder_has_half_of_its_window_on_each_side() {
     assert_eq!((window.first(6), window.end(6, 40), window.end(6, 8), window.len()), (2, 11, 8, 9));
 }
 
+fn modernbert(changes: &Value) -> Value {
+    let config = json!({
+        "model_type": "modernbert", "architectures": ["ModernBertForSequenceClassification"], "vocab_size": 61,
+        "hidden_size": 32, "intermediate_size": 44, "num_attention_heads": 4, "num_hidden_layers": 5,
+        "max_position_embeddings": 64, "id2label": {"0": "LABEL_0"},
+    });
+    changed(config, changes)
+}
+
+#[test]
+fn modernbert_has_windows_and_a_classifier() {
+    let found = spec(&modernbert(&json!({}))).unwrap();
+    let windows: Vec<Option<usize>> = found.layers.iter().map(|layer| layer.attention.window()).collect();
+    assert_eq!(windows, [None, Some(65), Some(65), None, Some(65)]);
+    let reads_residual: Vec<bool> = found.layers.iter().map(LayerSpec::reads_residual).collect();
+    assert_eq!(reads_residual, [true, false, false, false, false]);
+    assert_eq!((found.ropes[0].theta, found.ropes[1].theta), (160_000.0, 10_000.0));
+    let kind = ClassifierKind::NormedGelu { averages: false, dense_bias: false };
+    assert_eq!(found.head.classifier, Some(ClassifierPlan { classes: 1, kind }));
+    // A base of `null` is that of the layers without a window.
+    let changes = json!({"global_rope_theta": 500.0, "local_rope_theta": null, "classifier_pooling": "mean"});
+    let found = spec(&modernbert(&changes)).unwrap();
+    assert_eq!((found.ropes[0].theta, found.ropes[1].theta), (500.0, 500.0));
+    assert!(found.head.classifier.unwrap().kind.averages());
+    let found = spec(&modernbert(&json!({"architectures": ["ModernBertModel"]}))).unwrap();
+    assert!(found.head.classifier.is_none() && found.head.is_absent);
+}
+
 #[test]
 fn what_families_lack_is_refused_by_key() {
     let cases = [
@@ -481,6 +511,12 @@ fn what_families_lack_is_refused_by_key() {
             "num_key_value_heads is 8, which does not divide",
         ),
         (mistral(&json!({"sliding_window": 0})), "sliding_window is 0"),
+        (
+            modernbert(&json!({"classifier_pooling": "max"})),
+            "classifier_pooling = \"max\" is not supported: it must be cls or mean",
+        ),
+        (modernbert(&json!({"classifier_activation": "relu"})), "classifier_activation"),
+        (modernbert(&json!({"global_attn_every_n_layers": 0})), "global_attn_every_n_layers is 0"),
         (mistral(&json!({"layer_types": ["full_attention"]})), "layer_types has 1 entries for 2 layers"),
         (
             mistral(&json!({"layer_types": ["full_attention", "chunked_attention"]})),
