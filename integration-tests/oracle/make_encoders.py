@@ -53,6 +53,10 @@ MODERN = dict(
 MODERN_BIASES = dict(
     MODERN, num_hidden_layers=3, local_attention=7, norm_bias=True, attention_bias=True, mlp_bias=True, norm_eps=1e-3,
 )
+NOMIC = dict(
+    vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=44,
+    max_position_embeddings=48, type_vocab_size=2, initializer_range=0.3,
+)
 
 
 def thetas(sliding: float, full: float) -> dict:
@@ -95,6 +99,15 @@ CASES = {
     "modernbert_scores_mean": ("ModernBertForSequenceClassification",
                                dict(MODERN_BIASES, num_labels=1, classifier_pooling="mean", classifier_bias=True),
                                (20, 7), [dict(local_attention=4)]),
+    "nomic_bert": ("NomicBertModel", NOMIC, (48, 17, 1),
+                   [dict(hidden_act="gelu"), dict(layer_norm_eps=0.1),
+                    dict(rope_parameters=dict(rope_type="default", rope_theta=10000.0))]),
+    "nomic_bert_masked": ("NomicBertForMaskedLM",
+                          dict(NOMIC, num_attention_heads=2, hidden_act="gelu", layer_norm_eps=1e-3, type_vocab_size=3,
+                               rope_parameters=dict(rope_type="default", rope_theta=50.0)), (30, 5),
+                          [dict(hidden_act="silu"), dict(layer_norm_eps=1e-12)]),
+    "nomic_bert_own_keys": ("NomicBertModel", dict(NOMIC, num_hidden_layers=3, intermediate_size=36), (40, 9),
+                            [dict(num_hidden_layers=2)]),
 }
 
 # The configuration as older versions of transformers wrote it: removed keys, and what they wrote instead.
@@ -104,6 +117,17 @@ OLD_CONFIGS = {
                                  sliding_window=9)),
     "modernbert_v4": (("rope_parameters", "layer_types"),
                       dict(global_rope_theta=500.0, local_rope_theta=50.0, global_attn_every_n_layers=2)),
+}
+
+# The configuration as the code that comes with nomic-embed-text reads it, which transformers 5 does not read.
+OWN_CONFIGS = {
+    "nomic_bert_own_keys": dict(
+        activation_function="swiglu", architectures=["NomicBertModel"], causal=False, layer_norm_epsilon=1e-12,
+        max_trained_positions=48, mlp_fc1_bias=False, mlp_fc2_bias=False, model_type="nomic_bert", n_embd=32, n_head=4,
+        n_inner=36, n_layer=3, n_positions=192, parallel_block=False, prenorm=False, qkv_proj_bias=False,
+        rotary_emb_base=1000, rotary_emb_fraction=1.0, rotary_emb_interleaved=False, rotary_emb_scale_base=None,
+        rotary_scaling_factor=None, torch_dtype="float32", type_vocab_size=2, use_rms_norm=False, vocab_size=61,
+    ),
 }
 
 
@@ -152,6 +176,8 @@ def write(name: str, out: Path) -> None:
     )
     assert least > 1e-3, (name, least)
     save_file(golden, folder / "golden.safetensors")
+    if name in OWN_CONFIGS:
+        (folder / "config.json").write_text(json.dumps(OWN_CONFIGS[name], indent=2))
     if pairs:
         (folder / "pairs.json").write_text(json.dumps(pairs))
     for path in folder.iterdir():

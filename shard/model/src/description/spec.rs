@@ -89,7 +89,8 @@ pub struct EmbeddingPlan {
     /// The table of learned positions, which is added to the embedding.
     pub positions: Option<LearnedPositions>,
     /// Number of rows of the table of token types, if the checkpoint has one (BERT). All tokens are
-    /// of type 0, whose row is added to every row of `positions` when that is loaded.
+    /// of type 0, whose row is added to every row of `positions` when that is loaded, or to every
+    /// row of the embedding if there are no learned positions (Nomic's BERT).
     pub token_types: Option<usize>,
 }
 

@@ -9,7 +9,7 @@ use super::error::ConfigError;
 use crate::description::{ClassifierKind, ClassifierPlan, DecoderSpec, LearnedPositions, NormPlace};
 
 /// The largest table of token types that makes sense.
-const MAX_TYPES: usize = 1 << 10;
+pub(super) const MAX_TYPES: usize = 1 << 10;
 /// A larger id of the padding token leaves no table of positions.
 const MAX_PADDING: usize = 1 << 20;
 /// The largest number of outputs of a classifier. An answer has room for as many numbers as a state
@@ -45,13 +45,19 @@ pub(super) fn read(config: &Config, skipped: usize) -> Result<DecoderSpec, Confi
     }
     spec.max_positions = rows - skipped;
     spec.embedding.positions = Some(LearnedPositions { rows, first: skipped });
-    spec.embedding.norm = true;
     spec.embedding.token_types = Some(config.optional_size("type_vocab_size", MAX_TYPES)?.unwrap_or(2));
+    normalize_sums(&mut spec);
+    Ok(spec)
+}
+
+/// Makes an encoder of a decoder: the embedding and all sums are normalized, tokens attend to the
+/// whole text, and there is no head.
+pub(super) fn normalize_sums(spec: &mut DecoderSpec) {
+    spec.embedding.norm = true;
     spec.norm.place = NormPlace::AfterSums;
     // A head for masked tokens is not used, and the embedding stands in for it.
     (spec.tied_head, spec.head.is_absent) = (true, true);
-    decoder::heads_mut(&mut spec).for_each(|heads| heads.bidirectional = true);
-    Ok(spec)
+    decoder::heads_mut(spec).for_each(|heads| heads.bidirectional = true);
 }
 
 /// Reads an encoder whose positions are counted from behind the padding token (RoBERTa).

@@ -1,6 +1,8 @@
 //! Tests of the meaning of configurations, and of the errors of invalid ones.
 
-use millrace_backend::{ExpertGroups, Gating, GroupScore, KeyWindow, MlpKind, RopeStyle, RouterScores};
+use millrace_backend::{
+    Activation, ExpertGroups, Gating, GroupScore, KeyWindow, MlpKind, RopeStyle, RouterScores,
+};
 use millrace_formats::Source;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -503,6 +505,33 @@ fn modernbert_has_windows_and_a_classifier() {
     assert!(found.head.classifier.is_none() && found.head.is_absent);
 }
 
+fn nomic_bert(changes: &Value) -> Value {
+    let config = json!({
+        "model_type": "nomic_bert", "architectures": ["NomicBertModel"], "vocab_size": 61, "n_embd": 32, "n_head": 4,
+        "n_layer": 2, "n_inner": 44, "n_positions": 192, "max_trained_positions": 48, "layer_norm_epsilon": 1e-12,
+        "activation_function": "swiglu", "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "num_experts": 0,
+        "type_vocab_size": 3, "rotary_emb_scale_base": null, "prenorm": false, "qkv_proj_bias": false,
+    });
+    changed(config, changes)
+}
+
+#[test]
+fn nomic_bert_has_two_kinds_of_keys() {
+    let own = spec(&nomic_bert(&json!({}))).unwrap();
+    assert_eq!((own.max_positions, own.ropes[0].theta), (48, 1000.0));
+    assert_eq!((own.embedding.token_types, own.embedding.positions), (Some(3), None));
+    assert!(own.is_bidirectional() && own.head.is_absent && own.norm.place.is_of_sums());
+    assert_eq!(own.cpu_only_part(), None);
+    let usual = json!({
+        "model_type": "nomic_bert", "architectures": ["NomicBertModel"], "vocab_size": 61, "hidden_size": 32,
+        "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 44, "max_position_embeddings": 48,
+        "type_vocab_size": 3,
+    });
+    assert_eq!(spec(&usual).unwrap(), own);
+    let gelu = spec(&nomic_bert(&json!({"activation_function": "geglu"}))).unwrap();
+    assert_eq!(gelu.layers[0].mlp.dense().unwrap().act, Activation::Gelu);
+}
+
 #[test]
 fn what_families_lack_is_refused_by_key() {
     let cases = [
@@ -516,6 +545,12 @@ fn what_families_lack_is_refused_by_key() {
             "classifier_pooling = \"max\" is not supported: it must be cls or mean",
         ),
         (modernbert(&json!({"classifier_activation": "relu"})), "classifier_activation"),
+        (nomic_bert(&json!({"prenorm": true})), "prenorm = true is not supported"),
+        (nomic_bert(&json!({"qkv_proj_bias": true})), "qkv_proj_bias = true"),
+        (nomic_bert(&json!({"num_experts": 8})), "num_experts = 8 is not supported: a mixture of experts"),
+        (nomic_bert(&json!({"rotary_emb_scale_base": 512})), "rotary_emb_scale_base = 512"),
+        (nomic_bert(&json!({"activation_function": "gelu"})), "it must be swiglu or geglu"),
+        (nomic_bert(&json!({"rotary_emb_fraction": 0.0})), "positions must be rotary"),
         (modernbert(&json!({"global_attn_every_n_layers": 0})), "global_attn_every_n_layers is 0"),
         (mistral(&json!({"layer_types": ["full_attention"]})), "layer_types has 1 entries for 2 layers"),
         (
