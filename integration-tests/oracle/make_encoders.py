@@ -57,6 +57,11 @@ NOMIC = dict(
     vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=44,
     max_position_embeddings=48, type_vocab_size=2, initializer_range=0.3,
 )
+# Texts are longer than the distance from which on all keys have one bias.
+MPNET = dict(
+    vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=44,
+    max_position_embeddings=130, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, initializer_range=0.2,
+)
 
 
 def thetas(sliding: float, full: float) -> dict:
@@ -108,6 +113,11 @@ CASES = {
                           [dict(hidden_act="silu"), dict(layer_norm_eps=1e-12)]),
     "nomic_bert_own_keys": ("NomicBertModel", dict(NOMIC, num_hidden_layers=3, intermediate_size=36), (40, 9),
                             [dict(num_hidden_layers=2)]),
+    "mpnet": ("MPNetModel", MPNET, (128, 20, 1), [dict(hidden_act="relu"), dict(layer_norm_eps=0.1)]),
+    "mpnet_masked": ("MPNetForMaskedLM", dict(MPNET, hidden_act="relu", max_position_embeddings=104, layer_norm_eps=1e-3),
+                     (102, 11), [dict(layer_norm_eps=1e-12)]),
+    "mpnet_heads": ("MPNetModel", dict(MPNET, num_attention_heads=2, hidden_act="gelu_new", max_position_embeddings=50),
+                    (48, 30), [dict(hidden_act="relu")]),
 }
 
 # The configuration as older versions of transformers wrote it: removed keys, and what they wrote instead.
@@ -141,6 +151,8 @@ def scatter(model: torch.nn.Module) -> None:
     for name, weight in model.named_parameters():
         if weight.dim() == 1:
             weight.data += 0.3 * torch.randn_like(weight)
+        if "relative_attention_bias" in name:
+            weight.data *= 5
 
 
 def write(name: str, out: Path) -> None:

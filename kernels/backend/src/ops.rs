@@ -213,20 +213,50 @@ impl LatentSpec {
     }
 }
 
+/// Biases of scores by the distance of query and key (Raffel et al., "Exploring the Limits of
+/// Transfer Learning with a Unified Text-to-Text Transformer").
+#[derive(Debug)]
+pub struct DistanceBias<'a, V> {
+    /// `[heads, 2 * reach + 1]`: the number at `j - i + reach` of a head's row is for a query at
+    /// position i and a key at position j.
+    pub table: &'a V,
+    /// The distance beyond which all keys have the same bias.
+    pub reach: usize,
+}
+
+impl<V> DistanceBias<'_, V> {
+    /// Returns the place in the table of the bias of a head, for a query and a key at these
+    /// positions.
+    pub fn place(&self, head: usize, query: usize, key: usize) -> usize {
+        let in_row = (key + self.reach).saturating_sub(query).min(2 * self.reach);
+        head * (2 * self.reach + 1) + in_row
+    }
+}
+
+impl<V> Clone for DistanceBias<'_, V> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<V> Copy for DistanceBias<'_, V> {}
+
 /// Numbers per query head that change the scores or the softmax of attention.
 #[derive(Debug)]
 pub struct ScoreTerms<'a, V> {
     /// Slopes, `[heads]`: `slope * (j - i)` is added to the score (Press et al., "Train Short, Test
     /// Long: Attention with Linear Biases").
     pub alibi: Option<&'a V>,
+    /// Biases by distance, which are added to the score. GPUs have none.
+    pub distance: Option<DistanceBias<'a, V>>,
     /// Attention sinks, `[heads]`: the denominator of the softmax has `exp(sink)` more (Xiao et
     /// al., "Efficient Streaming Language Models with Attention Sinks").
     pub sinks: Option<&'a V>,
 }
 
 impl<V> ScoreTerms<'_, V> {
-    /// Neither slopes nor sinks.
-    pub const NONE: Self = ScoreTerms { alibi: None, sinks: None };
+    /// No slopes, no biases and no sinks.
+    pub const NONE: Self = ScoreTerms { alibi: None, distance: None, sinks: None };
 }
 
 impl<V> Clone for ScoreTerms<'_, V> {

@@ -2,9 +2,9 @@
 //! called.
 
 use millrace_backend::{
-    Activation, AttentionOps, AttentionSpec, Convolution, Error, ExpertMlp, ExpertOps, ForwardOps,
-    GateFunction, Gating, KvSpec, LatentSpec, Norm, OpenStep, Prologue, QkvLayout, Recurrence, RecurrentOps,
-    Result, RopeSpec, RouterTerms, RowParts, ScoreTerms, TransferOps,
+    Activation, AttentionOps, AttentionSpec, Convolution, DistanceBias, Error, ExpertMlp, ExpertOps,
+    ForwardOps, GateFunction, Gating, KvSpec, LatentSpec, Norm, OpenStep, Prologue, QkvLayout, Recurrence,
+    RecurrentOps, Result, RopeSpec, RouterTerms, RowParts, ScoreTerms, TransferOps,
 };
 
 use super::attention::{HeadDims, Scoring};
@@ -250,6 +250,9 @@ impl AttentionOps for Cpu {
         assert_eq!(out.cols, layout.heads * layout.head_dim, "columns of the attention");
         for term in [terms.alibi, terms.sinks].into_iter().flatten() {
             assert_eq!(term.len(), layout.heads, "numbers of the query heads");
+        }
+        if let Some(DistanceBias { table, reach }) = terms.distance {
+            assert_eq!(table.len(), layout.heads * (2 * reach + 1), "biases of the query heads");
         }
         self.attend(step, (qkv, kv), Scoring { dims: HeadDims::of(layout), spec, terms }, out);
         Ok(())

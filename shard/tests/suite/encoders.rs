@@ -13,7 +13,7 @@ use millrace_cpu::{Cpu, CpuOptions};
 use millrace_formats::Source;
 use millrace_model::families::{self, Overrides};
 use millrace_model::split::Split;
-use millrace_model::{DecoderSpec, LayerSlot, Model, WeightSlot};
+use millrace_model::{DecoderSpec, LayerSlot, Model, ShardLimits, WeightSlot};
 use millrace_numbers::DType;
 use proptest::prelude::*;
 use safetensors::SafeTensors;
@@ -184,11 +184,16 @@ fn load(folder: &Path) -> Model {
     model
 }
 
+/// Limits for the longest text of a checkpoint.
+fn long_limits() -> ShardLimits {
+    ShardLimits { max_sequence_tokens: 128, ..limits(DType::F32) }
+}
+
 /// Compares the states of some texts, each in a step of its own, with those of transformers.
 fn assert_states<B: Backend>(harness: &mut Harness<'_, B>, name: &str, texts: &[Text]) {
     let hidden = harness.decoder.spec().hidden;
     for (index, Text { ids, states }) in texts.iter().enumerate() {
-        harness.forward(&[Chunk { tokens: ids, start: 0, blocks: &[5, 0, 3, 1] }], &[0]);
+        harness.forward(&[Chunk { tokens: ids, start: 0, blocks: &[5, 0, 3, 1, 7, 2, 9, 4] }], &[0]);
         let found = harness.states(ids.len());
         let rows = found.chunks_exact(hidden).zip(states.chunks_exact(hidden));
         assert_eq!(rows.len(), ids.len(), "{name}");
@@ -202,7 +207,7 @@ fn assert_states<B: Backend>(harness: &mut Harness<'_, B>, name: &str, texts: &[
 /// Compares the states of one checkpoint with those of transformers. Returns the number of texts.
 fn check(folder: &Path) -> usize {
     let (model, texts, cpu) = (load(folder), texts(folder), cpu(2));
-    let mut harness = Harness::new(&cpu, &model.spec, &*model.weights, DType::F32, &limits(DType::F32));
+    let mut harness = Harness::new(&cpu, &model.spec, &*model.weights, DType::F32, &long_limits());
     assert_states(&mut harness, &folder.display().to_string(), &texts);
     texts.len()
 }
@@ -215,7 +220,7 @@ fn folders() -> Vec<PathBuf> {
         .filter(|folder| folder.join("config.json").exists())
         .collect();
     folders.sort();
-    assert!(folders.len() >= 20, "{} checkpoints", folders.len());
+    assert!(folders.len() >= 23, "{} checkpoints", folders.len());
     folders
 }
 
@@ -241,7 +246,7 @@ fn two_shards_give_the_states_of_transformers() {
             assert_states(&mut harness, &folder.display().to_string(), &texts(&folder));
         });
     }
-    assert!(split >= 20, "only {split} checkpoints were split");
+    assert!(split >= 23, "only {split} checkpoints were split");
 }
 
 /// The simulated GPU computes in float32, so that the bound is that of the CPU.

@@ -1,9 +1,9 @@
 //! The operations of a forward pass.
 
 use millrace_backend::{
-    Activation, AttentionOps, AttentionSpec, Convolution, ExpertMlp, ExpertOps, ForwardOps, GateFunction,
-    Gating, LatentSpec, Norm, NormKind, OpenStep, Prologue, Recurrence, RecurrentOps, Result, RopeSpec,
-    RouterTerms, RowParts, ScoreTerms, TransferOps,
+    Activation, AttentionOps, AttentionSpec, Convolution, Error, ExpertMlp, ExpertOps, ForwardOps,
+    GateFunction, Gating, LatentSpec, Norm, NormKind, OpenStep, Prologue, Recurrence, RecurrentOps, Result,
+    RopeSpec, RouterTerms, RowParts, ScoreTerms, TransferOps,
 };
 
 use super::activations::activation_kind;
@@ -198,6 +198,9 @@ impl AttentionOps for Cuda {
         terms: ScoreTerms<'_, Vector>,
         out: &mut Buf,
     ) -> Result<()> {
+        if terms.distance.is_some() {
+            return Err(Error::Unsupported("biases of scores by distance; only the CPU has them".to_owned()));
+        }
         let step = step.queue();
         let tokens = step.tokens();
         let all = PagedAttention {

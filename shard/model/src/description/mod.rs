@@ -3,6 +3,7 @@
 
 mod alibi;
 mod blocks;
+mod distance;
 mod mlp;
 mod prefix;
 mod recurrent;
@@ -22,6 +23,7 @@ use millrace_numbers::DType;
 
 pub use alibi::{AlibiHeads, SlopeRule};
 pub use blocks::FeatureBlock;
+pub use distance::DistanceHeads;
 pub use mlp::{DenseMlp, ExpertsSpec, Mlp, SharedExpert};
 pub use prefix::PrefixRule;
 pub use recurrent::{

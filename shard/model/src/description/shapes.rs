@@ -3,10 +3,11 @@
 use millrace_backend::{MlpKind, QkvLayout};
 
 use super::blocks::FeatureBlock;
+use super::distance::DistanceHeads;
 use super::mlp::ExpertsSpec;
 use super::recurrent::RecurrentSlot;
 use super::slots::{LayerSlot, WeightSlot, heads, latent, shared};
-use super::spec::{AttentionHeads, ClassifierKind, DecoderSpec, LatentPlan, LayerSpec, Residual};
+use super::spec::{AttentionHeads, ClassifierKind, DecoderSpec, LatentPlan, LayerSpec, Positions, Residual};
 
 impl DecoderSpec {
     /// Returns every weight of the model, in the order in which it is loaded.
@@ -17,6 +18,7 @@ impl DecoderSpec {
             (WeightSlot::EmbeddingNorm, self.embedding.norm),
             (WeightSlot::EmbeddingNormBias, self.embedding.norm && bias),
             (WeightSlot::Positions, self.embedding.positions.is_some()),
+            (WeightSlot::DistanceBias, self.distance_heads().is_some()),
         ];
         let has_final_norm = self.has_final_norm();
         let classifies =
@@ -69,7 +71,16 @@ impl DecoderSpec {
     /// Returns whether rows of the weight for `slot` are looked up, and nothing is multiplied by
     /// it.
     pub fn is_looked_up(&self, slot: WeightSlot) -> bool {
-        slot == WeightSlot::Positions || slot == WeightSlot::Embedding && !self.tied_head
+        matches!(slot, WeightSlot::Positions | WeightSlot::DistanceBias)
+            || slot == WeightSlot::Embedding && !self.tied_head
+    }
+
+    /// Returns the heads of the first layer whose scores have a bias by distance.
+    fn distance_heads(&self) -> Option<DistanceHeads> {
+        self.layers.iter().find_map(|layer| match layer.attention.heads()?.positions {
+            Positions::Distance(heads) => Some(heads),
+            _ => None,
+        })
     }
 
     /// Returns whether a layer has attention with a norm before it.
@@ -120,6 +131,8 @@ impl DecoderSpec {
             FeatureBlock::Gate if !has_gate(layer(), slot) => 0,
             FeatureBlock::Gate | FeatureBlock::Up => mlp_width(layer(), slot),
             FeatureBlock::Experts => layer().mlp.experts().map_or(0, ExpertsSpec::count),
+            FeatureBlock::DistanceBuckets => DistanceHeads::BUCKETS,
+            FeatureBlock::AllHeads => self.distance_heads().map_or(0, |heads| heads.all),
             FeatureBlock::One => 1,
             FeatureBlock::Classes => self.head.classifier.map_or(0, |plan| plan.classes),
             FeatureBlock::QueryGate => layout().heads * layout().head_dim,

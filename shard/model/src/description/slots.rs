@@ -22,6 +22,8 @@ pub enum WeightSlot {
     EmbeddingNormBias,
     /// The table of learned positions.
     Positions,
+    /// The biases of scores by distance, which all layers share.
+    DistanceBias,
     /// The scale of the norm before the head.
     FinalNorm,
     /// The bias of [`WeightSlot::FinalNorm`].
@@ -211,6 +213,7 @@ const LATENT: &[FeatureBlock] = &[FeatureBlock::Latent];
 const HEAD_KEYS_VALUES: &[FeatureBlock] = &[FeatureBlock::HeadKeysValues];
 const HEADS: &[FeatureBlock] = &[FeatureBlock::Heads];
 const POSITIONS: &[FeatureBlock] = &[FeatureBlock::Positions];
+const DISTANCE_BUCKETS: &[FeatureBlock] = &[FeatureBlock::DistanceBuckets];
 const EXPERTS: &[FeatureBlock] = &[FeatureBlock::Experts];
 const CLASSES: &[FeatureBlock] = &[FeatureBlock::Classes];
 const ONE: &[FeatureBlock] = &[FeatureBlock::One];
@@ -548,6 +551,11 @@ impl WeightSlot {
             WeightSlot::Positions => {
                 WeightInfo::matrix(POSITIONS, hidden, &[("model.embed_positions", POSITIONS)])
             }
+            WeightSlot::DistanceBias => WeightInfo::matrix(
+                DISTANCE_BUCKETS,
+                FeatureBlock::AllHeads,
+                &[("model.relative_attention_bias", DISTANCE_BUCKETS)],
+            ),
             WeightSlot::FinalNorm => WeightInfo::norm_scale(HIDDEN, &[("model.norm", HIDDEN)]),
             WeightSlot::FinalNormBias => WeightInfo::bias(HIDDEN, &[("model.norm", HIDDEN)]),
             WeightSlot::Head => WeightInfo::matrix(VOCABULARY, hidden, &[("lm_head", VOCABULARY)]),

@@ -8,6 +8,7 @@ use std::ops::Range;
 use millrace_backend::{Activation, AttentionSpec, KeyWindow, KvFormat, KvSpec, MlpKind, QkvLayout};
 
 use super::alibi::AlibiHeads;
+use super::distance::DistanceHeads;
 use super::mlp::Mlp;
 use super::prefix::PrefixRule;
 use super::recurrent::RecurrentLayer;
@@ -58,6 +59,9 @@ impl DecoderSpec {
     pub fn cpu_only_part(&self) -> Option<&'static str> {
         self.layers.iter().find_map(|layer| match (layer.attention.key_window(), &layer.mlp) {
             (Some(KeyWindow::Around(_)), _) => Some("attention windows in both directions"),
+            _ if layer.attention.heads().is_some_and(AttentionHeads::has_distance_bias) => {
+                Some("biases of scores by distance")
+            }
             (_, Mlp::Experts(experts)) if matches!(experts.kind, MlpKind::Plain(_)) => {
                 Some("experts without gates")
             }
@@ -332,6 +336,11 @@ impl AttentionHeads {
         KvSpec { blocks, block_size, heads, key_dim: head_dim, value_dim, format }
     }
 
+    /// Returns whether scores have a bias by distance.
+    pub const fn has_distance_bias(&self) -> bool {
+        matches!(self.positions, Positions::Distance(_))
+    }
+
     /// Returns the number of features that the output projection reads.
     pub fn result_cols(&self) -> usize {
         self.layout.heads * self.latent.map_or(self.layout.head_dim, |latent| latent.value_dim)
@@ -464,6 +473,8 @@ pub enum Positions {
     /// Scores fall with the distance of query and key, at a slope for each head (Press et al.,
     /// "Train Short, Test Long: Attention with Linear Biases").
     Linear(AlibiHeads),
+    /// Scores have a bias that depends on the distance of query and key, for each head (MPNet).
+    Distance(DistanceHeads),
 }
 
 /// The norms of a model: their kind and their place.

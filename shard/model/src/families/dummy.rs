@@ -88,6 +88,7 @@ fn seed(slot: WeightSlot) -> u64 {
         WeightSlot::ClassifierOutBias => 12,
         WeightSlot::ClassifierNorm => 13,
         WeightSlot::ClassifierNormBias => 14,
+        WeightSlot::DistanceBias => 15,
         WeightSlot::Layer(index, slot) => 64 * (index as u64 + 1) + slot as u64,
         // There are at most 48 other weights of a layer.
         WeightSlot::Recurrent(index, slot) => 64 * (index as u64 + 1) + 48 + slot as u64,

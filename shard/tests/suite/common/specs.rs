@@ -5,10 +5,10 @@ use millrace_backend::{
     RouterScores, RouterSpec,
 };
 use millrace_model::{
-    AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, ExpertsSpec, HeadNormPlan,
-    HeadPlan, LatentPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions,
-    PrefixRule, ProjectionFactors, QueryScale, RecurrentLayer, RecurrentRule, Residual, ResultPlan,
-    RopeScaling, RopeTable, SharedExpert, SlopeRule,
+    AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, DistanceHeads, EmbeddingPlan, ExpertsSpec,
+    HeadNormPlan, HeadPlan, LatentPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan,
+    Positions, PrefixRule, ProjectionFactors, QueryScale, RecurrentLayer, RecurrentRule, Residual,
+    ResultPlan, RopeScaling, RopeTable, SharedExpert, SlopeRule,
 };
 use proptest::prelude::*;
 
@@ -51,6 +51,7 @@ fn positions() -> impl Strategy<Value = Positions> {
         (0usize..2).prop_map(|table| Positions::Rotary { table }),
         (0.5f32..2.0).prop_map(move |factor| alibi(SlopeRule::Below { factor })),
         (4f32..9.0).prop_map(move |max| alibi(SlopeRule::Above { max })),
+        Just(Positions::Distance(DistanceHeads { all: 0, first: 0 })),
     ]
 }
 
@@ -383,6 +384,9 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                             let positions = match positions {
                                 Positions::Linear(slopes) => {
                                     Positions::Linear(AlibiHeads { all: layout.heads, ..slopes })
+                                }
+                                Positions::Distance(_) => {
+                                    Positions::Distance(DistanceHeads { all: layout.heads, first: 0 })
                                 }
                                 other => other,
                             };

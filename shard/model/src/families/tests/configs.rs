@@ -10,9 +10,11 @@ use serde_json::{Value, json};
 use super::minimax_m2::minimax_m2;
 use super::{changed, config_only, experts, llama, load_dummy, spec};
 use crate::description::{
-    ClassifierKind, ClassifierPlan, DecoderSpec, LayerSpec, Positions, RopeScaling, SharedExpert,
+    ClassifierKind, ClassifierPlan, DecoderSpec, DistanceHeads, LayerSpec, Positions, RopeScaling,
+    SharedExpert, WeightSlot,
 };
 use crate::families::{self, Overrides, RopeKind};
+use crate::split::Split;
 
 fn ok(changes: Value) -> DecoderSpec {
     spec(&changed(llama(), &changes)).unwrap_or_else(|error| panic!("{changes}: {error}"))
@@ -532,6 +534,29 @@ fn nomic_bert_has_two_kinds_of_keys() {
     assert_eq!(gelu.layers[0].mlp.dense().unwrap().act, Activation::Gelu);
 }
 
+fn mpnet(changes: &Value) -> Value {
+    let config = json!({
+        "model_type": "mpnet", "architectures": ["MPNetModel"], "vocab_size": 61, "hidden_size": 32,
+        "intermediate_size": 44, "num_attention_heads": 4, "num_hidden_layers": 2, "max_position_embeddings": 50,
+        "relative_attention_num_buckets": 32,
+    });
+    changed(config, changes)
+}
+
+#[test]
+fn mpnet_has_one_table_of_biases_by_distance() {
+    let found = spec(&mpnet(&json!({"pad_token_id": 3}))).unwrap();
+    let heads = found.layers[1].attention.heads().unwrap();
+    assert_eq!(heads.positions, Positions::Distance(DistanceHeads { all: 4, first: 0 }));
+    assert_eq!(found.shape(WeightSlot::DistanceBias), (32, 4));
+    // Positions are counted from behind token 1, whatever the configuration says.
+    assert_eq!((found.max_positions, found.embedding.token_types), (48, None));
+    assert_eq!(found.cpu_only_part(), Some("biases of scores by distance"));
+    let share = Split { rank: 1, world_size: 2 }.spec(&found).unwrap();
+    let heads = share.layers[1].attention.heads().unwrap();
+    assert_eq!(heads.positions, Positions::Distance(DistanceHeads { all: 4, first: 2 }));
+}
+
 #[test]
 fn what_families_lack_is_refused_by_key() {
     let cases = [
@@ -545,6 +570,10 @@ fn what_families_lack_is_refused_by_key() {
             "classifier_pooling = \"max\" is not supported: it must be cls or mean",
         ),
         (modernbert(&json!({"classifier_activation": "relu"})), "classifier_activation"),
+        (
+            mpnet(&json!({"relative_attention_num_buckets": 16})),
+            "relative_attention_num_buckets = 16 is not supported: 32 buckets",
+        ),
         (nomic_bert(&json!({"prenorm": true})), "prenorm = true is not supported"),
         (nomic_bert(&json!({"qkv_proj_bias": true})), "qkv_proj_bias = true"),
         (nomic_bert(&json!({"num_experts": 8})), "num_experts = 8 is not supported: a mixture of experts"),
