@@ -204,7 +204,11 @@ impl Display for Inspection {
         let sliding = windows.len();
         windows.dedup();
         if let Some(window) = windows.first() {
-            line("window", format!("{window} tokens in {sliding} of {} layers", spec.layers.len()))?;
+            let directions = if spec.is_bidirectional() { " in each direction" } else { "" };
+            line(
+                "window",
+                format!("{window} tokens{directions} in {sliding} of {} layers", spec.layers.len()),
+            )?;
         }
         let chunk = |layer: &LayerSpec| match layer.attention {
             Attention::Chunked { size, .. } => Some(size),
@@ -392,6 +396,13 @@ mod tests {
         ] {
             assert!(text.contains(expected), "{text}\nshould contain\n{expected}");
         }
+    }
+
+    #[test]
+    fn windows_of_encoders_reach_both_ways() {
+        let source = Source::Directory(golden("../golden-encoders/gemma3_both_ways"));
+        let text = inspect(&source, None, None, None).to_string();
+        assert!(text.contains("  window        5 tokens in each direction in 2 of 3 layers\n"), "{text}");
     }
 
     #[test]
