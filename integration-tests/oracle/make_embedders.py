@@ -41,6 +41,13 @@ QWEN3 = ("Qwen3Model", dict(
     head_dim=8, intermediate_size=24, max_position_embeddings=40, initializer_range=0.3, pad_token_id=1,
     bos_token_id=0, eos_token_id=2, tie_word_embeddings=True,
 ))
+GEMMA = ("Gemma3TextModel", dict(
+    vocab_size=VOCAB, hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+    head_dim=8, intermediate_size=24, max_position_embeddings=64, sliding_window=6, query_pre_attn_scalar=8,
+    layer_types=["sliding_attention", "full_attention"], use_bidirectional_attention=True, initializer_range=0.3,
+    pad_token_id=1, bos_token_id=0, eos_token_id=2,
+))
+ENCODERS = (BERT, GEMMA)
 PROMPTS = {"query": "w40 w41 w42 ", "document": "w43 "}
 TEXTS = ["w5 w6 w7", "W8", "w9 w10 w11 w12 w13 w14 w15 w16 w17", "w5 w5 w20 w21", "w30 w31 w32 w33 w34 w35"]
 ALL_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -86,6 +93,14 @@ CASES = {
         prompts=PROMPTS, default_prompt="document",
         mutants=[("1_Pooling/config.json", "include_prompt", True),
                  ("config_sentence_transformers.json", "default_prompt_name", "query")],
+    ),
+    "embedding_gemma": dict(
+        model=GEMMA, prompts={"query": "w40 w41 w42 ", "document": "w43 ", "Clustering": "w44 w45 "},
+        modules=lambda: [Pooling(HIDDEN, "mean"), Dense(HIDDEN, 40, bias=False, activation_function=nn.Identity()),
+                         Dense(40, HIDDEN, bias=False, activation_function=nn.Identity()), Normalize()],
+        mutants=[("config.json", "sliding_window", 4), ("config.json", "use_bidirectional_attention", False),
+                 ("1_Pooling/config.json", "pooling_mode", "lasttoken"),
+                 ("2_Dense/config.json", "activation_function", "torch.nn.modules.activation.Tanh")],
     ),
     "no_modules": dict(model=BERT, modules=None, mutants=[]),
 }
@@ -137,7 +152,7 @@ def write_model(folder: Path, case: dict) -> None:
     model = model_class(model_class.config_class(**config)).eval().float()
     scatter(model)
     model.save_pretrained(folder)
-    write_tokenizer(folder, case["model"] is BERT, case.get("add_eos", False))
+    write_tokenizer(folder, case["model"] in ENCODERS, case.get("add_eos", False))
 
 
 def write_modules(folder: Path, plain: Path, case: dict) -> None:

@@ -31,6 +31,44 @@ SIZES = dict(
 )
 ROBERTA = dict(SIZES, type_vocab_size=1, pad_token_id=1, max_position_embeddings=50, layer_norm_eps=1e-5)
 
+SLIDING, FULL = "sliding_attention", "full_attention"
+GEMMA = dict(
+    vocab_size=61, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=1, head_dim=8,
+    intermediate_size=44, max_position_embeddings=64, sliding_window=8, query_pre_attn_scalar=8,
+    use_bidirectional_attention=True, layer_types=[SLIDING, SLIDING, FULL], initializer_range=0.2,
+)
+GEMMA_WIDE = dict(
+    GEMMA, num_key_value_heads=2, head_dim=12, intermediate_size=40, sliding_window=12, query_pre_attn_scalar=40, attention_bias=True,
+    layer_types=[SLIDING, FULL, SLIDING],
+    rope_parameters={
+        SLIDING: dict(rope_type="default", rope_theta=50.0),
+        FULL: dict(rope_type="linear", rope_theta=1000.0, factor=2.0),
+    },
+)
+MODERN = dict(
+    vocab_size=61, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=28,
+    max_position_embeddings=64, local_attention=8, global_attn_every_n_layers=3, initializer_range=0.4,
+    pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+)
+MODERN_BIASES = dict(
+    MODERN, num_hidden_layers=3, local_attention=7, norm_bias=True, attention_bias=True, mlp_bias=True, norm_eps=1e-3,
+)
+NOMIC = dict(
+    vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=44,
+    max_position_embeddings=48, type_vocab_size=2, initializer_range=0.3,
+)
+# Texts are longer than the distance from which on all keys have one bias.
+MPNET = dict(
+    vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=44,
+    max_position_embeddings=130, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, initializer_range=0.2,
+)
+
+
+def thetas(sliding: float, full: float) -> dict:
+    table = lambda theta: dict(rope_type="default", rope_theta=theta)
+    return dict(rope_parameters={SLIDING: table(sliding), FULL: table(full)})
+
+
 # Class, configuration, lengths of the texts, changes of the configuration that must be seen.
 CASES = {
     "bert": ("BertModel", SIZES, (48, 17, 1), [dict(hidden_act="relu"), dict(layer_norm_eps=0.1)]),
@@ -46,12 +84,66 @@ CASES = {
     "xlm_roberta_padding": ("XLMRobertaModel", dict(ROBERTA, pad_token_id=3), (40, 6), [dict(pad_token_id=1)]),
     "xlm_roberta_scores": ("XLMRobertaForSequenceClassification", dict(ROBERTA, num_labels=1), (20, 7),
                            [dict(hidden_act="relu")]),
+    "gemma3_both_ways": ("Gemma3TextModel", GEMMA, (48, 17, 1),
+                         [dict(use_bidirectional_attention=False), dict(sliding_window=6), dict(sliding_window=10),
+                          dict(layer_types=[SLIDING, FULL, FULL]), dict(query_pre_attn_scalar=9),
+                          thetas(2e4, 1e6), thetas(1e4, 1e4)]),
+    "gemma3_both_ways_wide": ("Gemma3TextModel", GEMMA_WIDE, (50, 11),
+                              [dict(sliding_window=10), dict(sliding_window=14), dict(query_pre_attn_scalar=16)]),
+    "gemma3_both_ways_v4": ("Gemma3TextModel", dict(GEMMA, num_hidden_layers=4, layer_types=None), (33, 9),
+                            [dict(sliding_window=7), dict(sliding_window=10), dict(rms_norm_eps=0.1)]),
+    "modernbert": ("ModernBertModel", MODERN, (48, 17, 1),
+                   [dict(local_attention=6), dict(local_attention=10), dict(layer_types=[FULL] * 4),
+                    dict(hidden_activation="gelu_new"), thetas(2e4, 160000.0), thetas(1e4, 1e4)]),
+    "modernbert_biases": ("ModernBertForMaskedLM", MODERN_BIASES, (40, 9),
+                          [dict(local_attention=4), dict(local_attention=8), dict(norm_eps=1e-5)]),
+    "modernbert_v4": ("ModernBertModel", dict(MODERN, hidden_activation="silu"), (33, 8),
+                      [dict(local_attention=10), dict(global_attn_every_n_layers=3), dict(global_rope_theta=1e4)]),
+    "modernbert_scores": ("ModernBertForSequenceClassification", dict(MODERN, num_labels=1), (20, 7),
+                          [dict(local_attention=6)]),
+    "modernbert_scores_mean": ("ModernBertForSequenceClassification",
+                               dict(MODERN_BIASES, num_labels=1, classifier_pooling="mean", classifier_bias=True),
+                               (20, 7), [dict(local_attention=4)]),
+    "nomic_bert": ("NomicBertModel", NOMIC, (48, 17, 1),
+                   [dict(hidden_act="gelu"), dict(layer_norm_eps=0.1),
+                    dict(rope_parameters=dict(rope_type="default", rope_theta=10000.0))]),
+    "nomic_bert_masked": ("NomicBertForMaskedLM",
+                          dict(NOMIC, num_attention_heads=2, hidden_act="gelu", layer_norm_eps=1e-3, type_vocab_size=3,
+                               rope_parameters=dict(rope_type="default", rope_theta=50.0)), (30, 5),
+                          [dict(hidden_act="silu"), dict(layer_norm_eps=1e-12)]),
+    "nomic_bert_own_keys": ("NomicBertModel", dict(NOMIC, num_hidden_layers=3, intermediate_size=36), (40, 9),
+                            [dict(num_hidden_layers=2)]),
+    "mpnet": ("MPNetModel", MPNET, (128, 20, 1), [dict(hidden_act="relu"), dict(layer_norm_eps=0.1)]),
+    "mpnet_masked": ("MPNetForMaskedLM", dict(MPNET, hidden_act="relu", max_position_embeddings=104, layer_norm_eps=1e-3),
+                     (102, 11), [dict(layer_norm_eps=1e-12)]),
+    "mpnet_heads": ("MPNetModel", dict(MPNET, num_attention_heads=2, hidden_act="gelu_new", max_position_embeddings=50),
+                    (48, 30), [dict(hidden_act="relu")]),
+}
+
+# The configuration as older versions of transformers wrote it: removed keys, and what they wrote instead.
+OLD_CONFIGS = {
+    "gemma3_both_ways_v4": (("rope_parameters", "layer_types"),
+                            dict(rope_theta=1e6, rope_local_base_freq=1e4, sliding_window_pattern=2,
+                                 sliding_window=9)),
+    "modernbert_v4": (("rope_parameters", "layer_types"),
+                      dict(global_rope_theta=500.0, local_rope_theta=50.0, global_attn_every_n_layers=2)),
+}
+
+# The configuration as the code that comes with nomic-embed-text reads it, which transformers 5 does not read.
+OWN_CONFIGS = {
+    "nomic_bert_own_keys": dict(
+        activation_function="swiglu", architectures=["NomicBertModel"], causal=False, layer_norm_epsilon=1e-12,
+        max_trained_positions=48, mlp_fc1_bias=False, mlp_fc2_bias=False, model_type="nomic_bert", n_embd=32, n_head=4,
+        n_inner=36, n_layer=3, n_positions=192, parallel_block=False, prenorm=False, qkv_proj_bias=False,
+        rotary_emb_base=1000, rotary_emb_fraction=1.0, rotary_emb_interleaved=False, rotary_emb_scale_base=None,
+        rotary_scaling_factor=None, torch_dtype="float32", type_vocab_size=2, use_rms_norm=False, vocab_size=61,
+    ),
 }
 
 
 def states(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return model(ids[None].long(), output_hidden_states=True).hidden_states[-1][0]
+        return model.base_model(ids[None].long()).last_hidden_state[0]
 
 
 def scatter(model: torch.nn.Module) -> None:
@@ -59,6 +151,8 @@ def scatter(model: torch.nn.Module) -> None:
     for name, weight in model.named_parameters():
         if weight.dim() == 1:
             weight.data += 0.3 * torch.randn_like(weight)
+        if "relative_attention_bias" in name:
+            weight.data *= 5
 
 
 def write(name: str, out: Path) -> None:
@@ -70,6 +164,10 @@ def write(name: str, out: Path) -> None:
     folder = out / name
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder)
+    if name in OLD_CONFIGS:
+        path, (removed, written) = folder / "config.json", OLD_CONFIGS[name]
+        keys = json.loads(path.read_text())
+        path.write_text(json.dumps({key: keys[key] for key in keys if key not in removed} | written, indent=2))
     again = model_class.from_pretrained(folder).eval()
     golden, pairs = {}, []
     if hasattr(again, "classifier"):
@@ -90,6 +188,8 @@ def write(name: str, out: Path) -> None:
     )
     assert least > 1e-3, (name, least)
     save_file(golden, folder / "golden.safetensors")
+    if name in OWN_CONFIGS:
+        (folder / "config.json").write_text(json.dumps(OWN_CONFIGS[name], indent=2))
     if pairs:
         (folder / "pairs.json").write_text(json.dumps(pairs))
     for path in folder.iterdir():

@@ -88,7 +88,7 @@ impl<B: Backend> Worker<B> {
             slots: SlotTable::new(limits, decoder.spec().vocab)
                 .with_prefixes(decoder.spec().is_bidirectional().then_some(decoder.spec().prefix))
                 .with_rows_in_order(decoder.spec().is_recurrent())
-                .with_classifier(classifier.is_some()),
+                .with_classifier(decoder.spec().head.classifier.map(|plan| plan.kind)),
             pooled: PooledStates::new(decoder.spec().hidden, limits.max_sequences, classifier),
             backend,
             decoder,

@@ -121,7 +121,7 @@ fn vectors_are_those_of_sentence_transformers() {
         .map(|entry| entry.file_name().into_string().unwrap())
         .collect();
     names.sort();
-    assert_eq!(names.len(), 7, "{names:?}");
+    assert_eq!(names.len(), 8, "{names:?}");
     names.iter().for_each(|name| check(name));
 }
 

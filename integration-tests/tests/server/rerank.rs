@@ -8,21 +8,24 @@ use serde_json::{Value, json};
 
 const QUERY: &str = "w5 w6";
 
-fn model() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("golden-encoders/xlm_roberta_scores")
+/// An encoder with a classifier.
+const SCORES: &str = "xlm_roberta_scores";
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("golden-encoders").join(name)
 }
 
 /// The texts of the golden file, and the outputs of the classifier for them.
-fn expected() -> (Vec<String>, Vec<f64>) {
+fn expected(name: &str) -> (Vec<String>, Vec<f64>) {
     let pairs: Vec<Value> =
-        serde_json::from_slice(&std::fs::read(model().join("pairs.json")).unwrap()).unwrap();
+        serde_json::from_slice(&std::fs::read(folder(name).join("pairs.json")).unwrap()).unwrap();
     assert!(pairs.len() == 2 && pairs.iter().all(|pair| pair["query"] == QUERY));
     let pair = |pair: &Value| (pair["text"].as_str().unwrap().to_owned(), pair["output"].as_f64().unwrap());
     pairs.iter().map(pair).unzip()
 }
 
-fn start(flags: &[&str]) -> Server {
-    let model = model();
+fn start(name: &str, flags: &[&str]) -> Server {
+    let model = folder(name);
     Server::start(&[&["--model-id", model.to_str().unwrap()], flags].concat())
 }
 
@@ -41,20 +44,26 @@ fn scores(server: &Server, texts: &[String]) -> Vec<f64> {
 
 #[test]
 fn scores_are_those_of_transformers() {
-    let (texts, outputs) = expected();
-    let server = start(&[]);
+    for name in [SCORES, "modernbert_scores", "modernbert_scores_mean"] {
+        check_scores(name);
+    }
+}
+
+fn check_scores(name: &str) {
+    let (texts, outputs) = expected(name);
+    let server = start(name, &[]);
     let found = scores(&server, &texts);
     for (found, expected) in found.iter().zip(&outputs) {
         assert!((found - expected).abs() < 1e-4 * (1.0 + expected.abs()), "{found} is not {expected}");
     }
     // Other texts of a step change no bit, and neither do steps with room for one text.
     let many: Vec<String> = (0..40).map(|n| texts[n % 2].clone()).collect();
-    let narrow = start(&["--max-batch-prefill-tokens", "40", "--max-batch-size", "3"]);
+    let narrow = start(name, &["--max-batch-prefill-tokens", "40", "--max-batch-size", "3"]);
     for server in [&server, &narrow] {
         let all = scores(server, &many);
         assert!(all.iter().zip(found.iter().cycle()).all(|(a, b)| a == b), "{all:?}");
     }
-    for (split, found) in scores(&start(&["--num-shard", "2"]), &texts).iter().zip(&found) {
+    for (split, found) in scores(&start(name, &["--num-shard", "2"]), &texts).iter().zip(&found) {
         assert!((split - found).abs() < 1e-4, "{split} on two shards, and {found} on one");
     }
     assert_eq!(server.metric("millrace_kv_blocks_used"), 0.0);
@@ -62,7 +71,7 @@ fn scores_are_those_of_transformers() {
 
 #[test]
 fn an_encoder_makes_vectors_and_no_tokens() {
-    let server = start(&["--max-batch-prefill-tokens", "20"]);
+    let server = start(SCORES, &["--max-batch-prefill-tokens", "20"]);
     let embed = |inputs: Value| post(&server.url("/embed"), &json!({"inputs": inputs}));
     let together = embed(json!(["w7 w8", "w9 w10 w11"]));
     assert_eq!(together.status, 200, "{}", together.body);

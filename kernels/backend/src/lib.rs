@@ -47,9 +47,9 @@ pub use experts::{ExpertGroups, GroupScore, RouterScores, RouterSpec, RoutingSpe
 pub use format::{KvFormat, KvSpec};
 pub use loading::{HeadRows, ModelLoading, Segment};
 pub use ops::{
-    AttentionOps, AttentionSpec, ExpertMlp, ExpertOps, ForwardOps, HeadNorm, KeyWindow, LatentPrologue,
-    LatentSpec, Norm, NormKind, Prologue, QkvLayout, RecurrentOps, RopeSpec, RopeStyle, RouterTerms,
-    RowParts, ScoreTerms, TransferOps,
+    AttentionOps, AttentionSpec, DistanceBias, ExpertMlp, ExpertOps, ForwardOps, HeadNorm, KeyWindow,
+    LatentPrologue, LatentSpec, Norm, NormKind, Prologue, QkvLayout, RecurrentOps, RopeSpec, RopeStyle,
+    RouterTerms, RowParts, ScoreTerms, TransferOps,
 };
 pub use queue::StepQueue;
 pub use recurrent::{

@@ -144,14 +144,26 @@ pub enum KeyWindow {
     Last(usize),
     /// Those of its chunk: positions are divided into chunks of this length, at least 1 (Llama 4).
     Chunk(usize),
+    /// The nearest ones in both directions: a query at position i sees keys j with `i - distance <
+    /// j < i + distance`. At least 1 (EmbeddingGemma, ModernBERT). GPUs have no such windows.
+    Around(usize),
 }
 
 impl KeyWindow {
     /// Returns the first key that a query at `position` sees.
     pub const fn first(self, position: usize) -> usize {
         match self {
-            KeyWindow::Last(window) => (position + 1).saturating_sub(window),
+            KeyWindow::Last(window) | KeyWindow::Around(window) => (position + 1).saturating_sub(window),
             KeyWindow::Chunk(size) => position / size * size,
+        }
+    }
+
+    /// Returns the end of the keys that a query at `position` sees, if it sees those before `end`
+    /// without a window.
+    pub const fn end(self, position: usize, end: usize) -> usize {
+        match self {
+            KeyWindow::Around(distance) if position.saturating_add(distance) < end => position + distance,
+            KeyWindow::Last(_) | KeyWindow::Chunk(_) | KeyWindow::Around(_) => end,
         }
     }
 
@@ -159,6 +171,7 @@ impl KeyWindow {
     pub const fn len(self) -> usize {
         match self {
             KeyWindow::Last(len) | KeyWindow::Chunk(len) => len,
+            KeyWindow::Around(distance) => distance.saturating_mul(2).saturating_sub(1),
         }
     }
 
@@ -183,7 +196,7 @@ pub struct AttentionSpec {
     /// Bound on the absolute values of scores: `cap(x) = soft_cap * tanh(x / soft_cap)` (Gemma 2).
     pub soft_cap: Option<f32>,
     /// Whether a query in its sequence's prefix sees all keys of the prefix, and not only those
-    /// before it. There is no window then.
+    /// before it. The window, if there is one, is [`KeyWindow::Around`] then.
     pub bidirectional: bool,
 }
 
@@ -211,20 +224,50 @@ impl LatentSpec {
     }
 }
 
+/// Biases of scores by the distance of query and key (Raffel et al., "Exploring the Limits of
+/// Transfer Learning with a Unified Text-to-Text Transformer").
+#[derive(Debug)]
+pub struct DistanceBias<'a, V> {
+    /// `[heads, 2 * reach + 1]`: the number at `j - i + reach` of a head's row is for a query at
+    /// position i and a key at position j.
+    pub table: &'a V,
+    /// The distance beyond which all keys have the same bias.
+    pub reach: usize,
+}
+
+impl<V> DistanceBias<'_, V> {
+    /// Returns the place in the table of the bias of a head, for a query and a key at these
+    /// positions.
+    pub fn place(&self, head: usize, query: usize, key: usize) -> usize {
+        let in_row = (key + self.reach).saturating_sub(query).min(2 * self.reach);
+        head * (2 * self.reach + 1) + in_row
+    }
+}
+
+impl<V> Clone for DistanceBias<'_, V> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<V> Copy for DistanceBias<'_, V> {}
+
 /// Numbers per query head that change the scores or the softmax of attention.
 #[derive(Debug)]
 pub struct ScoreTerms<'a, V> {
     /// Slopes, `[heads]`: `slope * (j - i)` is added to the score (Press et al., "Train Short, Test
     /// Long: Attention with Linear Biases").
     pub alibi: Option<&'a V>,
+    /// Biases by distance, which are added to the score. GPUs have none.
+    pub distance: Option<DistanceBias<'a, V>>,
     /// Attention sinks, `[heads]`: the denominator of the softmax has `exp(sink)` more (Xiao et
     /// al., "Efficient Streaming Language Models with Attention Sinks").
     pub sinks: Option<&'a V>,
 }
 
 impl<V> ScoreTerms<'_, V> {
-    /// Neither slopes nor sinks.
-    pub const NONE: Self = ScoreTerms { alibi: None, sinks: None };
+    /// No slopes, no biases and no sinks.
+    pub const NONE: Self = ScoreTerms { alibi: None, distance: None, sinks: None };
 }
 
 impl<V> Clone for ScoreTerms<'_, V> {

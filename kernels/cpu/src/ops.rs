@@ -2,9 +2,9 @@
 //! called.
 
 use millrace_backend::{
-    Activation, AttentionOps, AttentionSpec, Convolution, Error, ExpertMlp, ExpertOps, ForwardOps,
-    GateFunction, Gating, KvSpec, LatentPrologue, LatentSpec, Norm, OpenStep, Prologue, QkvLayout,
-    Recurrence, RecurrentOps, Result, RouterTerms, RowParts, ScoreTerms, StateCopy, TransferOps,
+    Activation, AttentionOps, AttentionSpec, Convolution, DistanceBias, Error, ExpertMlp, ExpertOps,
+    ForwardOps, GateFunction, Gating, KvSpec, LatentPrologue, LatentSpec, Norm, OpenStep, Prologue,
+    QkvLayout, Recurrence, RecurrentOps, Result, RouterTerms, RowParts, ScoreTerms, StateCopy, TransferOps,
 };
 
 use super::attention::{HeadDims, Scoring};
@@ -252,6 +252,9 @@ impl AttentionOps for Cpu {
         assert!(qkv.cols == layout.cols() || qkv.cols == out.cols, "columns of the projection");
         for term in [terms.alibi, terms.sinks].into_iter().flatten() {
             assert_eq!(term.len(), layout.heads, "numbers of the query heads");
+        }
+        if let Some(DistanceBias { table, reach }) = terms.distance {
+            assert_eq!(table.len(), layout.heads * (2 * reach + 1), "biases of the query heads");
         }
         let dims = HeadDims { query_stride: qkv.cols, ..HeadDims::of(layout) };
         self.attend(step, (qkv, kv), Scoring { dims, spec, terms }, out);

@@ -214,7 +214,11 @@ impl Display for Inspection {
         let sliding = windows.len();
         windows.dedup();
         if let Some(window) = windows.first() {
-            line("window", format!("{window} tokens in {sliding} of {} layers", spec.layers.len()))?;
+            let directions = if spec.is_bidirectional() { " in each direction" } else { "" };
+            line(
+                "window",
+                format!("{window} tokens{directions} in {sliding} of {} layers", spec.layers.len()),
+            )?;
         }
         let chunk = |layer: &LayerSpec| match layer.attention {
             Attention::Chunked { size, .. } => Some(size),
@@ -420,6 +424,13 @@ mod tests {
         assert_eq!(found.embedding_parameters, 53 * 16 + 53 * 5 * 6);
         // Two layers with a window have a cache, and one without.
         assert_eq!(found.kv_bytes_per_token(), 2 * (2 * 8 + 16) * 4);
+    }
+
+    #[test]
+    fn windows_of_encoders_reach_both_ways() {
+        let source = Source::Directory(golden("../golden-encoders/gemma3_both_ways"));
+        let text = inspect(&source, None, None, None).to_string();
+        assert!(text.contains("  window        5 tokens in each direction in 2 of 3 layers\n"), "{text}");
     }
 
     #[test]

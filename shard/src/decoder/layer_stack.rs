@@ -128,9 +128,10 @@ impl<B: Backend> LayerStack<B> {
         if let Some(norm) = self.weights.norm_before(0) {
             backend.norm(n, &states.residual, norm, &mut states.normed)?; // [n, hidden]
         }
-        let is_normed = self.plan.place.is_before();
         for index in 0..self.layers.len() {
             if !self.layers[index].attention.is_none() {
+                // A layer that has no norm before attention reads the residual stream.
+                let is_normed = self.plan.place.is_before() && !self.layers[index].reads_residual();
                 self.attention(index, step, if is_normed { &states.normed } else { &states.residual })?;
                 self.add_branch(index, Branch::Attention, step, states, group)?;
             }

@@ -1,9 +1,10 @@
 //! Softmax attention: the order of its operations.
 
 use millrace_backend::{
-    Backend, GateFunction, HeadNorm, KeyWindow, NormKind, Prologue, QkvLayout, RopeSpec, RowParts, ScoreTerms,
+    Backend, DistanceBias, GateFunction, HeadNorm, KeyWindow, NormKind, Prologue, QkvLayout, RopeSpec,
+    RowParts, ScoreTerms,
 };
-use millrace_model::{AttentionHeads, HeadNormPlan, Positions};
+use millrace_model::{AttentionHeads, DistanceHeads, HeadNormPlan, Positions};
 
 use super::step_context::StepContext;
 use super::weights::SoftmaxWeights;
@@ -61,7 +62,7 @@ impl<B: Backend> Softmax<'_, B> {
             layout,
             head_norm: w.head_norm.as_ref().filter(in_prologue),
             rope: match spec.positions {
-                Positions::None | Positions::Linear(_) => None,
+                Positions::None | Positions::Linear(_) | Positions::Distance(_) => None,
                 Positions::Rotary { table } => Some(&self.ropes[table]),
             },
             query_scale: self.query_scale,
@@ -71,7 +72,8 @@ impl<B: Backend> Softmax<'_, B> {
             // The keys are in the cache. The scales of queries contain those of keys.
             backend.norm_parts(n, qkv, queries, &norms.q)?;
         }
-        let terms = ScoreTerms { alibi: w.alibi.as_ref(), sinks: w.sinks.as_ref() };
+        let distance = w.distance.as_ref().map(|table| DistanceBias { table, reach: DistanceHeads::REACH });
+        let terms = ScoreTerms { alibi: w.alibi.as_ref(), distance, sinks: w.sinks.as_ref() };
         backend.attention(step, qkv, kv, &spec.softmax_spec(self.window), terms, heads)?; // [n, heads * head_dim]
         if let Some(gate) = &w.out_gate {
             let gates = buffers.out_gates.of(layout.heads * layout.head_dim);

@@ -126,7 +126,7 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         let (has_attention, has_mlp) = (!layer.attention.is_none(), !layer.mlp.is_none());
         Ok(LayerWeights {
             attention_norm: self.norm_if(
-                has_attention && place.is_before(),
+                self.spec.has_attention_norm(layer),
                 at(Slot::AttentionNorm),
                 Some(at(Slot::AttentionNormBias)),
             )?,
@@ -182,13 +182,22 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
             value_norm: if has_keys && heads.value_norm { Some(self.unscaled_norm(heads)?) } else { None },
             alibi: match heads.positions {
                 Positions::Linear(alibi) => Some(floats(self.backend, &alibi.slopes(heads.layout.heads))?),
-                Positions::None | Positions::Rotary { .. } => None,
+                Positions::None | Positions::Rotary { .. } | Positions::Distance(_) => None,
             },
+            distance: self.distance_bias(heads)?,
             sinks: self.bias(heads.sinks, at(Slot::Sinks))?,
             out_gate: if heads.out_gate { Some(self.matrix(at(Slot::OutGate))?) } else { None },
             out: self.matrix(at(Slot::Out))?,
             out_bias: self.bias(heads.out_bias, at(Slot::OutBias))?,
         })
+    }
+
+    /// Loads the biases of scores by distance, if there are any. Every layer has a copy of its own:
+    /// the table is small.
+    fn distance_bias(&mut self, heads: &AttentionHeads) -> Result<Option<B::Vector>, Error> {
+        let Positions::Distance(biased) = heads.positions else { return Ok(None) };
+        let table = flatten(&self.source.parts(WeightSlot::DistanceBias)?)?;
+        Ok(Some(floats(self.backend, &biased.biases(&table, heads.layout.heads))?))
     }
 
     /// Loads the weights of latent attention.

@@ -64,6 +64,7 @@ pub(super) struct SoftmaxWeights<B: Backend> {
     pub(super) query_norm: Option<Norm<B::Vector>>,
     pub(super) value_norm: Option<Norm<B::Vector>>, // [head_dim], of ones
     pub(super) alibi: Option<B::Vector>,            // [heads]
+    pub(super) distance: Option<B::Vector>,         // [heads, 2 * REACH + 1]
     pub(super) sinks: Option<B::Vector>,            // [heads]
     pub(super) out_gate: Option<B::Matrix>,         // [heads * head_dim, hidden]
     pub(super) out: B::Matrix,                      // [hidden, heads * head_dim]

@@ -46,7 +46,7 @@ pub(crate) fn announcement(model: &Model, world_size: usize, options: &ShardOpti
         hidden_size: clamped(spec.hidden),
         headless: spec.head.is_absent,
         prompt_handling: prompt_handling(spec).into(),
-        classes: spec.head.classes.unwrap_or(0) as u32,
+        classes: spec.head.classifier.map_or(0, |plan| plan.classes) as u32,
         max_positions: clamped(spec.max_positions),
         max_sequence_tokens: clamped(longest),
         block_size: clamped(block_size),

@@ -20,7 +20,7 @@ mod sampling;
 use std::ops::Range;
 
 use millrace_backend::{SampleRow, Sampled, SamplingParams, SeqRow, SequencePrefix, StateCopy};
-use millrace_model::{PrefixRule, ShardLimits};
+use millrace_model::{ClassifierKind, PrefixRule, ShardLimits};
 use millrace_proto::rules::{MAX_TOP_N, is_mask, mask_words};
 use millrace_proto::{Admission, Pooling, Row, Step};
 
@@ -41,8 +41,8 @@ pub struct SlotTable {
     prefix: Option<PrefixRule>,
     /// Whether the rows of a sequence must compute each position once, in order.
     in_order: bool,
-    /// Whether the model has a classifier.
-    classifies: bool,
+    /// The kind of the model's classifier, if it has one.
+    classifier: Option<ClassifierKind>,
     /// The position at which the states of each checkpoint were saved.
     checkpoints: Vec<Option<usize>>,
 }
@@ -145,7 +145,7 @@ impl SlotTable {
             steps: 0,
             prefix: None,
             in_order: false,
-            classifies: false,
+            classifier: None,
             checkpoints: vec![None; limits.state_checkpoints],
         }
     }
@@ -164,10 +164,10 @@ impl SlotTable {
         SlotTable { in_order, ..self }
     }
 
-    /// Accepts sequences whose first state is classified, if the model has a classifier.
+    /// Accepts sequences to be classified, if the model has a classifier.
     #[must_use]
-    pub fn with_classifier(self, classifies: bool) -> Self {
-        SlotTable { classifies, ..self }
+    pub fn with_classifier(self, classifier: Option<ClassifierKind>) -> Self {
+        SlotTable { classifier, ..self }
     }
 
     /// Applies a step's releases, admissions and rows, in this order. Puts the rows to be computed
@@ -266,6 +266,7 @@ impl SlotTable {
                 Pooling::None => return None,
                 Pooling::Last => prompt_len - 1..prompt_len,
                 Pooling::First => pooling_start..pooling_start + 1,
+                Pooling::Classes if self.averages() => 0..prompt_len,
                 Pooling::Classes => 0..1,
                 Pooling::Mean | Pooling::Max | Pooling::WeightedMean => pooling_start..prompt_len,
             };
@@ -283,6 +284,11 @@ impl SlotTable {
                 is_complete,
             })
         })
+    }
+
+    /// Returns whether the classifier reads the mean of all states.
+    fn averages(&self) -> bool {
+        self.classifier.is_some_and(ClassifierKind::averages)
     }
 
     /// Returns the tokens of a sequence, and its sampling parameters.
@@ -328,7 +334,7 @@ impl SlotTable {
     fn admit(&mut self, admission: &Admission) -> Result<(), StepError> {
         let Admission { slot, ref tokens, prompt_len, ref sampling, pooling, pooling_start, restore_state } =
             *admission;
-        let (limits, vocab, classifies) = (self.limits, self.vocab, self.classifies);
+        let (limits, vocab, classifies) = (self.limits, self.vocab, self.classifier.is_some());
         let saved = restore_state.map(|id| self.saved_position(slot, id)).transpose()?;
         let prefix = self.prefix;
         let place = self.slot(slot)?;

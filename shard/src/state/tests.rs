@@ -541,6 +541,21 @@ fn a_pooling_leaves_out_the_states_before_its_start() {
     }
 }
 
+#[test]
+fn a_classifier_reads_the_first_state_or_all_states() {
+    let normed = |averages| ClassifierKind::NormedGelu { averages, dense_bias: false };
+    for (kind, expected) in [(ClassifierKind::Tanh, 0..1), (normed(false), 0..1), (normed(true), 0..5)] {
+        let admission = Admission { pooling: Pooling::Classes.into(), ..admission(0, &[1, 2, 3, 4, 5]) };
+        let table = SlotTable::new(LIMITS, VOCAB).with_classifier(Some(kind));
+        let mut fixture = Fixture { table, batch: Batch::new(&LIMITS) };
+        fixture.admit(vec![admission]).unwrap();
+        fixture.rows(vec![row(0, 0, 5, &[0, 1], false)]).unwrap();
+        let pooled: Vec<PooledRow> = fixture.table.pooled(&fixture.batch).collect();
+        let [PooledRow { states, is_complete: true, .. }] = &pooled[..] else { panic!("{pooled:?}") };
+        assert_eq!(*states, expected, "{kind:?}");
+    }
+}
+
 /// Applies the same steps to two tables. The first gets the sampled tokens of a step before the
 /// next step; the second gets them up to two steps later, as on a device that runs ahead. Both must
 /// accept the same steps.

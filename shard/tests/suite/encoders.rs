@@ -4,14 +4,16 @@
 use std::path::{Path, PathBuf};
 
 use crate::common::{
-    Chunk, Harness, MemoryWeights, Random, SEPARATOR, encoder, limits, naive, prefix_model, row_error, specs,
+    Chunk, Harness, MemoryWeights, Random, SEPARATOR, encoder, limits, naive, on_two_ranks, prefix_model,
+    row_error, specs,
 };
 use millrace_backend::Backend;
 use millrace_backend::reference::Reference;
 use millrace_cpu::{Cpu, CpuOptions};
 use millrace_formats::Source;
 use millrace_model::families::{self, Overrides};
-use millrace_model::{DecoderSpec, LayerSlot, WeightSlot};
+use millrace_model::split::Split;
+use millrace_model::{DecoderSpec, LayerSlot, Model, ShardLimits, WeightSlot};
 use millrace_numbers::DType;
 use proptest::prelude::*;
 use safetensors::SafeTensors;
@@ -152,51 +154,122 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden-encoders")
 }
 
-/// Compares the states of one checkpoint with those of transformers. Returns the number of prompts.
-fn check(folder: &Path) -> usize {
-    let name = folder.file_name().unwrap().to_string_lossy().into_owned();
-    let model = families::load(&Source::Directory(folder.to_owned()), &Overrides::default()).unwrap();
-    assert!(model.spec.head.is_absent && model.spec.is_bidirectional(), "{name}");
-    let cpu = cpu(2);
-    let mut harness = Harness::new(&cpu, &model.spec, &*model.weights, DType::F32, &limits(DType::F32));
+/// A text of a checkpoint.
+struct Text {
+    ids: Vec<u32>,
+    /// The states of transformers, `[tokens, hidden]`.
+    states: Vec<f64>,
+}
+
+/// Returns the texts of a checkpoint.
+fn texts(folder: &Path) -> Vec<Text> {
     let bytes = std::fs::read(folder.join("golden.safetensors")).unwrap();
     let golden = SafeTensors::deserialize(&bytes).unwrap();
     let words = |name: &str| -> Option<Vec<[u8; 4]>> {
         let data = golden.tensor(name).ok()?.data();
         Some(data.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]).collect())
     };
-    for prompt in 0.. {
-        let Some(ids) = words(&format!("ids.{prompt}")) else { return prompt };
-        let ids: Vec<u32> = ids.into_iter().map(u32::from_le_bytes).collect();
-        let expected: Vec<f64> = words(&format!("states.{prompt}"))
-            .unwrap()
-            .into_iter()
-            .map(|word| f64::from(f32::from_le_bytes(word)))
-            .collect();
-        harness.forward(&[Chunk { tokens: &ids, start: 0, blocks: &[5, 0, 3, 1] }], &[0]);
+    let text = |index: usize| {
+        let ids = words(&format!("ids.{index}"))?.into_iter().map(u32::from_le_bytes).collect();
+        let states = words(&format!("states.{index}")).unwrap();
+        let states = states.into_iter().map(|word| f64::from(f32::from_le_bytes(word))).collect();
+        Some(Text { ids, states })
+    };
+    (0..).map_while(text).collect()
+}
+
+fn load(folder: &Path) -> Model {
+    let model = families::load(&Source::Directory(folder.to_owned()), &Overrides::default()).unwrap();
+    assert!(model.spec.head.is_absent && model.spec.is_bidirectional(), "{}", folder.display());
+    model
+}
+
+/// Limits for the longest text of a checkpoint.
+fn long_limits() -> ShardLimits {
+    ShardLimits { max_sequence_tokens: 128, ..limits(DType::F32) }
+}
+
+/// Compares the states of some texts, each in a step of its own, with those of transformers.
+fn assert_states<B: Backend>(harness: &mut Harness<'_, B>, name: &str, texts: &[Text]) {
+    let hidden = harness.decoder.spec().hidden;
+    for (index, Text { ids, states }) in texts.iter().enumerate() {
+        harness.forward(&[Chunk { tokens: ids, start: 0, blocks: &[5, 0, 3, 1, 7, 2, 9, 4] }], &[0]);
         let found = harness.states(ids.len());
-        let rows = found.chunks_exact(model.spec.hidden).zip(expected.chunks_exact(model.spec.hidden));
+        let rows = found.chunks_exact(hidden).zip(states.chunks_exact(hidden));
         assert_eq!(rows.len(), ids.len(), "{name}");
         for (row, (found, expected)) in rows.enumerate() {
             let error = row_error(found, expected);
-            assert!(error < TOLERANCE, "{name}.{prompt}, row {row}: relative error {error:e}");
+            assert!(error < TOLERANCE, "{name}.{index}, row {row}: relative error {error:e}");
         }
     }
-    unreachable!("the loop ends with the last prompt")
 }
 
-#[test]
-fn every_encoder_gives_the_states_of_transformers() {
+/// Compares the states of one checkpoint with those of transformers. Returns the number of texts.
+fn check(folder: &Path) -> usize {
+    let (model, texts, cpu) = (load(folder), texts(folder), cpu(2));
+    let mut harness = Harness::new(&cpu, &model.spec, &*model.weights, DType::F32, &long_limits());
+    assert_states(&mut harness, &folder.display().to_string(), &texts);
+    texts.len()
+}
+
+/// The folders of all checkpoints.
+fn folders() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = std::fs::read_dir(folder())
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|folder| folder.join("config.json").exists())
         .collect();
     folders.sort();
-    assert!(folders.len() >= 6, "{} checkpoints", folders.len());
-    for folder in folders {
+    assert!(folders.len() >= 23, "{} checkpoints", folders.len());
+    folders
+}
+
+#[test]
+fn every_encoder_gives_the_states_of_transformers() {
+    for folder in folders() {
         assert!(check(&folder) >= 2, "{}", folder.display());
     }
+}
+
+#[test]
+fn two_shards_give_the_states_of_transformers() {
+    let mut split = 0;
+    for folder in folders() {
+        if (Split { rank: 0, world_size: 2 }).spec(&load(&folder).spec).is_err() {
+            continue;
+        }
+        split += 1;
+        on_two_ranks(|rank, others| {
+            let (share, cpu) = (rank.apply(load(&folder)).unwrap(), cpu(1));
+            let (limits, others) = (limits(DType::F32), Some(Box::new(others) as _));
+            let mut harness = Harness::among(&cpu, &share.spec, &*share.weights, DType::F32, &limits, others);
+            assert_states(&mut harness, &folder.display().to_string(), &texts(&folder));
+        });
+    }
+    assert!(split >= 23, "only {split} checkpoints were split");
+}
+
+/// The simulated GPU computes in float32, so that the bound is that of the CPU.
+#[cfg(feature = "cpu-sim")]
+#[test]
+fn the_simulated_gpu_gives_the_states_of_transformers() {
+    use std::sync::Arc;
+
+    use millrace_cuda::{Cuda, Device, Simulated};
+
+    let mut computed = 0;
+    for folder in folders() {
+        let (model, texts) = (load(&folder), texts(&folder));
+        // `the_page_of_models` says the same of these models.
+        if model.spec.cpu_only_part().is_some() {
+            continue;
+        }
+        let gpu = Cuda::new(Device::new(Arc::new(Simulated::new().unwrap())), DType::F32);
+        let mut harness = Harness::new(&gpu, &model.spec, &*model.weights, DType::F32, &limits(DType::F32));
+        assert_states(&mut harness, &folder.display().to_string(), &texts);
+        computed += 1;
+    }
+    assert!(computed >= 12, "only {computed} checkpoints were computed");
 }
 
 /// Row 0 of the table of token types belongs to every position.

@@ -9,9 +9,8 @@
 //! applies are compared.
 
 use std::path::{Path, PathBuf};
-use std::thread;
 
-use crate::common::{Chunk, Harness, row_error};
+use crate::common::{Chunk, Harness, on_two_ranks, row_error};
 use millrace_backend::{Activation, Backend, KvFormat, MlpKind};
 use millrace_cpu::{Activations, Cpu, CpuOptions, Isa};
 use millrace_formats::Source;
@@ -23,8 +22,6 @@ use millrace_model::{
 };
 use millrace_numbers::codes::{CodeType, StoredCodes};
 use millrace_numbers::{DType, WeightFormat};
-use millrace_shard::HostCollectives;
-use millrace_shard::collective::{self, Transport};
 use safetensors::SafeTensors;
 
 /// Bound on the largest difference in a row of logits, relative to its largest element.
@@ -353,29 +350,14 @@ fn load(case: &str) -> Model {
 /// Generates on each of two shards. Returns the reason if the model cannot be split.
 fn by_two(case: &str, prompt: &[u32]) -> Result<Vec<Generation>, Indivisible> {
     Split { rank: 0, world_size: 2 }.spec(&load(case).spec)?;
-    let lead = collective::lead(Transport::Shm, 2, crate::common::long()).unwrap();
-    let address = lead.address();
-    let mut lead = Some(lead);
-    Ok(thread::scope(|scope| {
-        let ranks: Vec<_> = (0..2)
-            .map(|rank| {
-                let (address, lead) = (&address, lead.take());
-                scope.spawn(move || {
-                    let group = match lead {
-                        Some(lead) => lead.wait(),
-                        None => collective::join(address, rank, 2, crate::common::long()),
-                    };
-                    let share = Split { rank, world_size: 2 }.apply(load(case)).unwrap();
-                    let cpu = cpu(Activations::Exact, None);
-                    let storage = WeightStorage::choose(share.dtype, None, &share, &cpu).unwrap();
-                    let ranks = Some(Box::new(HostCollectives::new(group.unwrap())) as _);
-                    let Model { spec, weights, .. } = share;
-                    let mut harness = Harness::among(&cpu, &spec, &*weights, storage, &LIMITS, ranks);
-                    generate(&mut harness, prompt, FEW)
-                })
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    Ok(on_two_ranks(|rank, others| {
+        let share = rank.apply(load(case)).unwrap();
+        let cpu = cpu(Activations::Exact, None);
+        let storage = WeightStorage::choose(share.dtype, None, &share, &cpu).unwrap();
+        let Model { spec, weights, .. } = share;
+        let others = Some(Box::new(others) as _);
+        let mut harness = Harness::among(&cpu, &spec, &*weights, storage, &LIMITS, others);
+        generate(&mut harness, prompt, FEW)
     }))
 }
 

@@ -1,5 +1,6 @@
 //! Tests of the loop of a shard over a real socket.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -7,6 +8,8 @@ use std::time::Duration;
 use crate::common::router::{Router, SEED, admission, expected, greedy, model, options, placement, row};
 use crate::common::{MemoryWeights, fixed_spec, naive, row_error};
 use millrace_backend::reference::Reference;
+use millrace_formats::Source;
+use millrace_model::families::{self, Overrides};
 use millrace_numbers::DType;
 use millrace_proto::{
     Admission, Pooling, Ready, Row, RowErrorKind, Sampling, Shutdown, Step, StepOutput, ToShard, frame,
@@ -15,6 +18,7 @@ use millrace_proto::{
 use millrace_shard::collective::HostCollective;
 use millrace_shard::decoder::Collective;
 use millrace_shard::{Error, HostPlatform, OpenDevice, Platform, PreviousPool, RankPlacement, ShardOptions};
+use serde_json::Value;
 
 #[test]
 fn loading_ends_with_the_announcement() {
@@ -185,6 +189,44 @@ fn a_prompt_becomes_a_vector_however_it_is_cut() {
         }
         assert!(found.iter().all(|of| *of == found[0]), "the same bits: {found:?}");
         assert!(found[0].0 == 1 && row_error(&found[0].1, expected) < 1e-5, "{found:?} is not {expected:?}");
+    }
+}
+
+#[test]
+fn classifiers_give_the_outputs_of_transformers() {
+    for name in ["xlm_roberta_scores", "modernbert_scores", "modernbert_scores_mean"] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden-encoders");
+        let folder = folder.join(name);
+        let pairs: Vec<Value> =
+            serde_json::from_slice(&std::fs::read(folder.join("pairs.json")).unwrap()).unwrap();
+        assert_eq!(pairs.len(), 2, "{name}");
+        let options = ShardOptions {
+            max_batch_total_tokens: Some(128),
+            max_total_tokens: Some(48),
+            max_step_tokens: 48,
+            ..options()
+        };
+        let source = Source::Directory(folder);
+        let mut router =
+            Router::start(options, move || Ok(families::load(&source, &Overrides::default()).unwrap()));
+        assert_eq!(router.loaded().1.classes, 1, "{name}");
+        for (slot, pair) in (0..).zip(&pairs) {
+            let words = |key: &str| -> Vec<u32> {
+                pair[key].as_str().unwrap().split(' ').map(|word| word[1..].parse().unwrap()).collect()
+            };
+            // <s> the query </s> </s> the text </s>
+            let prompt = [&[0], &words("query")[..], &[2, 2], &words("text"), &[2]].concat();
+            let count = prompt.len() as u32;
+            let blocks: Vec<u32> = (12 * slot..12 * slot + count.div_ceil(4)).collect();
+            let admit = vec![Admission { pooling: Pooling::Classes.into(), ..admission(slot, &prompt) }];
+            let rows = vec![row(slot, 0, count, &blocks, false)];
+            router.send_step(Step { id: slot.into(), admit, rows, ..Step::default() });
+            let pooled = router.output().pooled;
+            let [output] = pooled[0].values[..] else { panic!("{name}: {pooled:?}") };
+            let expected = pair["output"].as_f64().unwrap();
+            let error = (f64::from(output) - expected).abs();
+            assert!(error < 1e-4 * (1.0 + expected.abs()), "{name}: {output} is not {expected}");
+        }
     }
 }
 

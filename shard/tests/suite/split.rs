@@ -44,6 +44,9 @@ fn divisible(mut spec: DecoderSpec, kv_heads: usize, group: usize) -> DecoderSpe
         if let Positions::Linear(slopes) = &mut heads.positions {
             slopes.all = heads.layout.heads;
         }
+        if let Positions::Distance(biased) = &mut heads.positions {
+            biased.all = heads.layout.heads;
+        }
         if heads.head_norm == HeadNormPlan::AllHeads {
             heads.head_norm = HeadNormPlan::PerHead;
         }

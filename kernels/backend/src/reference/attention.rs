@@ -2,7 +2,7 @@
 
 use super::buffers::{Buf, Kv, Queue};
 use super::math::{dot, soft_cap};
-use crate::{AttentionSpec, QkvLayout, ScoreTerms};
+use crate::{AttentionSpec, DistanceBias, QkvLayout, ScoreTerms};
 
 /// Writes the attention of every token of the step to `out`, `[n, heads * head_dim]`.
 pub(super) fn run(
@@ -17,15 +17,19 @@ pub(super) fn run(
         let blocks = &step.tables[table];
         let first = spec.window.map_or(0, |window| window.first(position));
         let prefix = step.prefixes[table].len;
-        let last = if spec.bidirectional && position < prefix { prefix - 1 } else { position };
+        let end = if spec.bidirectional { prefix.max(position + 1) } else { position + 1 };
+        let end = spec.window.map_or(end, |window| window.end(position, end));
         for h in 0..heads {
             let kv_head = h / (heads / kv_heads);
             let query = &qkv.row(t)[h * head_dim..(h + 1) * head_dim];
-            let scores: Vec<f64> = (first..=last)
+            let scores: Vec<f64> = (first..end)
                 .map(|j| {
                     let at = kv.key_at(blocks, j, kv_head);
                     let score = f64::from(spec.scale) * dot(query, &kv.k[at..at + head_dim]);
                     let score = spec.soft_cap.map_or(score, |cap| soft_cap(score, cap));
+                    let by_distance =
+                        |bias: DistanceBias<'_, Vec<f32>>| bias.table[bias.place(h, position, j)];
+                    let score = score + f64::from(terms.distance.map_or(0.0, by_distance));
                     let distance = position as f64 - j as f64;
                     score - terms.alibi.map_or(0.0, |slopes| f64::from(slopes[h]) * distance)
                 })

@@ -68,7 +68,7 @@ impl Queries<'_> {
         // A row that covers only a part of the prefix is a bug. It must not read beyond its blocks.
         let prefix = self.row.prefix.len.min(self.row.start + self.row.count);
         let end = if self.spec.bidirectional { prefix.max(position + 1) } else { position + 1 };
-        self.spec.window.map_or(0, |window| window.first(position))..end
+        self.spec.window.map_or(0..end, |window| window.first(position)..window.end(position, end))
     }
 
     /// Returns the positions in a range that query `u` attends to.

@@ -155,7 +155,7 @@ unsafe fn attend<S: Simd, F: Step>(
     }
 }
 
-/// Applies the soft cap and the linear biases to the scores at `p` of query `u`, for the keys at
+/// Applies the soft cap and the biases to the scores at `p` of query `u`, for the keys at
 /// `keys` of the segment that begins at `start`.
 struct Adjust<'a> {
     tile: &'a Tile<'a>,
@@ -178,6 +178,12 @@ impl Kernel for Adjust<'_> {
             if let Some(cap) = tile.spec.soft_cap {
                 for j in whole.clone().step_by(S::LANES) {
                     S::store(p.add(j), soft_cap::<S>(cap, S::load(p.add(j))));
+                }
+            }
+            if let Some(bias) = tile.terms.distance {
+                let (head, position) = (tile.token_and_head(u).1, tile.of.position(u));
+                for j in whole.clone() {
+                    *p.add(j) += bias.table[bias.place(head, position, start + j)];
                 }
             }
             if let Some(slopes) = tile.terms.alibi {

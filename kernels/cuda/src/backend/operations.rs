@@ -198,6 +198,9 @@ impl AttentionOps for Cuda {
         terms: ScoreTerms<'_, Vector>,
         out: &mut Buf,
     ) -> Result<()> {
+        if terms.distance.is_some() {
+            return Err(Error::Unsupported("biases of scores by distance; only the CPU has them".to_owned()));
+        }
         let step = step.queue();
         let tokens = step.tokens();
         let all = PagedAttention {

@@ -69,6 +69,9 @@ impl PagedAttention<'_> {
         if scores.window.is_some_and(KeyWindow::is_empty) {
             return Err(Error::Shape("a window of no keys".to_owned()));
         }
+        if matches!(scores.window, Some(KeyWindow::Around(_))) {
+            return Err(Error::Unsupported("windows in both directions; only the CPU has them".to_owned()));
+        }
         let elem = qkv.elem();
         if batch.tokens > 0 {
             qkv.expect("qkv", elem, (batch.tokens - 1) * stride + heads * kv.head_dim)?;
@@ -113,7 +116,7 @@ fn seen_up_to(n: usize, window: Option<KeyWindow>) -> f64 {
     let causal = |n: usize| n as f64 * (n as f64 + 1.0) / 2.0;
     match window {
         None => causal(n),
-        Some(KeyWindow::Last(window)) => {
+        Some(KeyWindow::Last(window) | KeyWindow::Around(window)) => {
             causal(n.min(window)) + n.saturating_sub(window) as f64 * (window as f64)
         }
         Some(KeyWindow::Chunk(size)) => (n / size) as f64 * causal(size) + causal(n % size),

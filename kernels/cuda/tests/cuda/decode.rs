@@ -361,7 +361,9 @@ fn lowest_position(row: PlannedRow, window: Option<KeyWindow>) -> u32 {
     let first = row.context - row.queries;
     match window {
         None => 0,
-        Some(KeyWindow::Last(window)) => (first + 1).saturating_sub(window as u32),
+        Some(KeyWindow::Last(window) | KeyWindow::Around(window)) => {
+            (first + 1).saturating_sub(window as u32)
+        }
         Some(KeyWindow::Chunk(size)) => first - first % size as u32,
     }
 }

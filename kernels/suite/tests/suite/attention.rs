@@ -2,8 +2,9 @@
 
 use millrace_backend::reference::Reference;
 use millrace_backend::{
-    AttentionSpec, Backend, HeadNorm, KeyWindow, KvFormat, KvSpec, ModelLoading, Norm, Prologue, QkvLayout,
-    RopeSpec, RopeStyle, SamplingParams, ScoreTerms, SeqRow, SequencePrefix, StepInput, StepSize,
+    AttentionSpec, Backend, DistanceBias, HeadNorm, KeyWindow, KvFormat, KvSpec, ModelLoading, Norm,
+    Prologue, QkvLayout, RopeSpec, RopeStyle, SamplingParams, ScoreTerms, SeqRow, SequencePrefix, StepInput,
+    StepSize,
 };
 use millrace_cpu::Cpu;
 use millrace_numbers::DType;
@@ -25,6 +26,8 @@ pub(crate) struct Case {
     soft_cap: Option<f32>,
     /// Whether heads have linear biases, and attention sinks.
     alibi: bool,
+    /// The reach of biases by distance.
+    distance: Option<usize>,
     sinks: bool,
     /// The number of tokens of each sequence.
     lengths: Vec<usize>,
@@ -91,7 +94,14 @@ impl Case {
         // Some sinks exceed all scores, and some do not matter.
         let sinks: Vec<f32> = rng.values(heads).iter().map(|v| v * 20.0).collect();
         let (slopes, sinks) = (vector(device, &slopes), vector(device, &sinks));
-        let terms = ScoreTerms { alibi: self.alibi.then_some(&slopes), sinks: self.sinks.then_some(&sinks) };
+        let reach = self.distance.unwrap_or(0);
+        let biases: Vec<f32> = rng.values(heads * (2 * reach + 1)).iter().map(|v| v * 3.0).collect();
+        let biases = vector(device, &biases);
+        let terms = ScoreTerms {
+            alibi: self.alibi.then_some(&slopes),
+            distance: self.distance.map(|reach| DistanceBias { table: &biases, reach }),
+            sinks: self.sinks.then_some(&sinks),
+        };
         let kv_spec = KvSpec {
             blocks,
             block_size: self.block_size,
@@ -202,6 +212,7 @@ impl Case {
             query_scale: false,
             soft_cap: None,
             alibi: false,
+            distance: None,
             sinks: false,
             lengths,
             garbage: 0.0,
@@ -238,6 +249,7 @@ impl Case {
             query_scale: false,
             soft_cap: None,
             alibi: false,
+            distance: None,
             sinks: false,
             lengths: [6, 40 + rng.below(200), 300 + rng.below(300)].into(),
             garbage: 0.0,
@@ -335,7 +347,7 @@ prop_compose! {
         Case {
             layout: QkvLayout { heads: kv_heads * group, kv_heads, head_dim },
             format, block_size, window, head_norm: false, rope: None, query_scale: false,
-            soft_cap: None, alibi: false, sinks: false, lengths, garbage: 0.0, infinite: None, decodes: false,
+            soft_cap: None, alibi: false, distance: None, sinks: false, lengths, garbage: 0.0, infinite: None, decodes: false,
             prefixes: None, two_axes: false, seed,
         }
     }
@@ -357,8 +369,10 @@ prop_compose! {
 
 prop_compose! {
     /// Sequences whose first tokens attend to each other in both directions: often all of them.
-    pub(crate) fn bidirectional_case()(
+    /// `on_cpu` allows windows in both directions and biases by distance.
+    pub(crate) fn bidirectional_case(on_cpu: bool)(
         mut case in case_with_prologue(), shares in prop::collection::vec(0usize..20, 4), two_axes: bool,
+        distance in prop::option::of(1usize..120), reach in prop::option::of(1usize..150),
     ) -> Case {
         let prefix = |(&length, share): (&usize, &usize)| {
             let len = (length * share).div_ceil(10).min(length);
@@ -371,7 +385,9 @@ prop_compose! {
         }
         // A linear bias would favour the tokens after a query by their distance. No model has
         // both, and scores of such a size cannot be compared so closely.
-        Case { window: None, alibi: false, garbage: f32::NAN, ..case }
+        // GPUs have neither windows nor biases by distance.
+        case.distance = reach.filter(|_| on_cpu);
+        Case { window: distance.filter(|_| on_cpu).map(KeyWindow::Around), alibi: false, garbage: f32::NAN, ..case }
     }
 }
 
@@ -379,7 +395,7 @@ proptest! {
     #![proptest_config(cases(24))]
 
     #[test]
-    fn bidirectional_attention_matches_the_reference(case in bidirectional_case()) {
+    fn bidirectional_attention_matches_the_reference(case in bidirectional_case(true)) {
         let want = case.run(&Reference, &case.whole());
         for pair in CPUS.chunks(2) {
             let whole = case.run(&pair[0], &case.whole());

@@ -115,7 +115,7 @@ proptest! {
 
     #[test]
     fn bidirectional_attention_matches_the_reference(
-        case in attention::bidirectional_case(), seed: u64,
+        case in attention::bidirectional_case(false), seed: u64,
     ) {
         let Ok(dtype) = case.format.dense() else { return Ok(()) };
         let got = case.run(&*CUDA, &case.whole());

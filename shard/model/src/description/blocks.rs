@@ -51,6 +51,10 @@ pub enum FeatureBlock {
     Up,
     /// One number for each expert, `[experts]`.
     Experts,
+    /// The buckets of distances of query and key.
+    DistanceBuckets,
+    /// One number for each query head of the whole model, of which every rank has all.
+    AllHeads,
     /// One number, `[1]`.
     One,
     /// One number for each output of the classifier of texts.

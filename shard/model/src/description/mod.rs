@@ -3,6 +3,7 @@
 
 mod alibi;
 mod blocks;
+mod distance;
 mod mlp;
 mod prefix;
 mod recurrent;
@@ -22,6 +23,7 @@ use millrace_numbers::DType;
 
 pub use alibi::{AlibiHeads, SlopeRule};
 pub use blocks::FeatureBlock;
+pub use distance::DistanceHeads;
 pub use mlp::{DenseMlp, ExpertsSpec, Mlp, SharedExpert};
 pub use prefix::PrefixRule;
 pub use recurrent::{
@@ -31,8 +33,9 @@ pub use rope::{QueryScale, RopeScaling, RopeTable};
 pub use slots::{LayerSlot, StoredTensors, WeightInfo, WeightKind, WeightSlot};
 pub use source::{TensorPlace, WeightError, WeightSource, take_parts};
 pub use spec::{
-    Attention, AttentionHeads, DecoderSpec, EmbeddingPlan, HeadNormPlan, HeadPlan, LatentPlan, LayerSpec,
-    LearnedPositions, NormKind, NormPlace, NormPlan, PerLayerEmbedding, Positions, Residual,
+    Attention, AttentionHeads, ClassifierKind, ClassifierPlan, DecoderSpec, EmbeddingPlan, HeadNormPlan,
+    HeadPlan, LatentPlan, LayerSpec, LearnedPositions, NormKind, NormPlace, NormPlan, PerLayerEmbedding,
+    Positions, Residual,
 };
 pub use storage::{Quantize, QuantizeError, StorageError, WeightStorage};
 

@@ -3,10 +3,14 @@
 use millrace_backend::{MlpKind, QkvLayout};
 
 use super::blocks::FeatureBlock;
+use super::distance::DistanceHeads;
 use super::mlp::ExpertsSpec;
 use super::recurrent::RecurrentSlot;
 use super::slots::{LayerSlot, WeightSlot, heads, latent, shared};
-use super::spec::{AttentionHeads, DecoderSpec, LatentPlan, LayerSpec, PerLayerEmbedding, Residual};
+use super::spec::{
+    AttentionHeads, ClassifierKind, DecoderSpec, LatentPlan, LayerSpec, PerLayerEmbedding, Positions,
+    Residual,
+};
 
 impl DecoderSpec {
     /// Returns every weight of the model, in the order in which it is loaded.
@@ -20,17 +24,22 @@ impl DecoderSpec {
             (WeightSlot::PerLayerEmbedding, self.per_layer.is_some()),
             (WeightSlot::PerLayerProjection, self.per_layer.is_some()),
             (WeightSlot::PerLayerProjectionNorm, self.per_layer.is_some()),
+            (WeightSlot::DistanceBias, self.distance_heads().is_some()),
         ];
         let has_final_norm = self.has_final_norm();
+        let classifies =
+            |has: fn(ClassifierKind) -> bool| self.head.classifier.is_some_and(|plan| has(plan.kind));
         let after = [
             (WeightSlot::FinalNorm, has_final_norm),
             (WeightSlot::FinalNormBias, has_final_norm && bias),
             (WeightSlot::Head, !self.tied_head),
             (WeightSlot::HeadBias, self.head.bias),
-            (WeightSlot::ClassifierDense, self.head.classes.is_some()),
-            (WeightSlot::ClassifierDenseBias, self.head.classes.is_some()),
-            (WeightSlot::ClassifierOut, self.head.classes.is_some()),
-            (WeightSlot::ClassifierOutBias, self.head.classes.is_some()),
+            (WeightSlot::ClassifierDense, classifies(|_| true)),
+            (WeightSlot::ClassifierDenseBias, classifies(ClassifierKind::has_dense_bias)),
+            (WeightSlot::ClassifierNorm, classifies(ClassifierKind::is_normed)),
+            (WeightSlot::ClassifierNormBias, bias && classifies(ClassifierKind::is_normed)),
+            (WeightSlot::ClassifierOut, classifies(|_| true)),
+            (WeightSlot::ClassifierOutBias, classifies(|_| true)),
         ];
         fn present(slots: &[(WeightSlot, bool)]) -> impl Iterator<Item = WeightSlot> {
             slots.iter().filter(|(_, is_present)| *is_present).map(|(slot, _)| *slot)
@@ -69,7 +78,7 @@ impl DecoderSpec {
     /// it.
     pub fn is_looked_up(&self, slot: WeightSlot) -> bool {
         match slot {
-            WeightSlot::Positions | WeightSlot::PerLayerEmbedding => true,
+            WeightSlot::Positions | WeightSlot::PerLayerEmbedding | WeightSlot::DistanceBias => true,
             WeightSlot::Embedding => !self.tied_head,
             _ => false,
         }
@@ -86,6 +95,19 @@ impl DecoderSpec {
     pub(crate) fn per_layer_columns(&self) -> usize {
         let columns = |plan: PerLayerEmbedding| (2 * self.layers.len() + 1).saturating_mul(plan.width);
         self.per_layer.map_or(0, columns)
+    }
+
+    /// Returns the heads of the first layer whose scores have a bias by distance.
+    fn distance_heads(&self) -> Option<DistanceHeads> {
+        self.layers.iter().find_map(|layer| match layer.attention.heads()?.positions {
+            Positions::Distance(heads) => Some(heads),
+            _ => None,
+        })
+    }
+
+    /// Returns whether a layer has attention with a norm before it.
+    pub fn has_attention_norm(&self, layer: &LayerSpec) -> bool {
+        self.norm.place.is_before() && !layer.attention.is_none() && !layer.reads_residual()
     }
 
     /// Returns whether the MLPs of the layers have a norm of their own before them.
@@ -136,8 +158,10 @@ impl DecoderSpec {
             FeatureBlock::Gate if !has_gate(layer(), slot) => 0,
             FeatureBlock::Gate | FeatureBlock::Up => mlp_width(layer(), slot),
             FeatureBlock::Experts => layer().mlp.experts().map_or(0, ExpertsSpec::count),
+            FeatureBlock::DistanceBuckets => DistanceHeads::BUCKETS,
+            FeatureBlock::AllHeads => self.distance_heads().map_or(0, |heads| heads.all),
             FeatureBlock::One => 1,
-            FeatureBlock::Classes => self.head.classes.unwrap_or(0),
+            FeatureBlock::Classes => self.head.classifier.map_or(0, |plan| plan.classes),
             FeatureBlock::QueryGate => layout().heads * layout().head_dim,
             FeatureBlock::Recurrent(block) => {
                 layer().attention.recurrent().map_or(0, |recurrent| recurrent.block_len(block))

@@ -28,6 +28,8 @@ pub enum WeightSlot {
     PerLayerProjection,
     /// The scale of the norm of each layer's part of that projection's result.
     PerLayerProjectionNorm,
+    /// The biases of scores by distance, which all layers share.
+    DistanceBias,
     /// The scale of the norm before the head.
     FinalNorm,
     /// The bias of [`WeightSlot::FinalNorm`].
@@ -40,6 +42,10 @@ pub enum WeightSlot {
     ClassifierDense,
     /// The bias of [`WeightSlot::ClassifierDense`].
     ClassifierDenseBias,
+    /// The scale of the norm after the dense layer of the classifier of texts.
+    ClassifierNorm,
+    /// The bias of [`WeightSlot::ClassifierNorm`].
+    ClassifierNormBias,
     /// The projection to the outputs of the classifier of texts.
     ClassifierOut,
     /// The bias of [`WeightSlot::ClassifierOut`].
@@ -227,6 +233,7 @@ const LATENT: &[FeatureBlock] = &[FeatureBlock::Latent];
 const HEAD_KEYS_VALUES: &[FeatureBlock] = &[FeatureBlock::HeadKeysValues];
 const HEADS: &[FeatureBlock] = &[FeatureBlock::Heads];
 const POSITIONS: &[FeatureBlock] = &[FeatureBlock::Positions];
+const DISTANCE_BUCKETS: &[FeatureBlock] = &[FeatureBlock::DistanceBuckets];
 const EXPERTS: &[FeatureBlock] = &[FeatureBlock::Experts];
 const CLASSES: &[FeatureBlock] = &[FeatureBlock::Classes];
 const ONE: &[FeatureBlock] = &[FeatureBlock::One];
@@ -373,12 +380,9 @@ impl LayerSlot {
         type Info = WeightInfo;
         match self {
             LayerSlot::AttentionNorm => Info::norm_scale(HIDDEN, &[("input_layernorm", HIDDEN)])
-                .only_if(|model, layer| model.norm.place.is_before() && !layer.attention.is_none()),
-            LayerSlot::AttentionNormBias => {
-                Info::bias(HIDDEN, &[("input_layernorm", HIDDEN)]).only_if(|model, layer| {
-                    model.norm.place.is_before() && model.norm.has_bias() && !layer.attention.is_none()
-                })
-            }
+                .only_if(|model, layer| model.has_attention_norm(layer)),
+            LayerSlot::AttentionNormBias => Info::bias(HIDDEN, &[("input_layernorm", HIDDEN)])
+                .only_if(|model, layer| model.has_attention_norm(layer) && model.norm.has_bias()),
             LayerSlot::Qkv => Info::matrix(QKV, Hidden, QKV_TENSORS)
                 .may_quantize()
                 .only_if(|_, layer| heads(layer).is_some() && latent(layer).is_none()),
@@ -607,6 +611,11 @@ impl WeightSlot {
             WeightSlot::PerLayerProjectionNorm => {
                 WeightInfo::norm_scale(PER_LAYER, &[("model.per_layer_projection_norm", PER_LAYER)])
             }
+            WeightSlot::DistanceBias => WeightInfo::matrix(
+                DISTANCE_BUCKETS,
+                FeatureBlock::AllHeads,
+                &[("model.relative_attention_bias", DISTANCE_BUCKETS)],
+            ),
             WeightSlot::FinalNorm => WeightInfo::norm_scale(HIDDEN, &[("model.norm", HIDDEN)]),
             WeightSlot::FinalNormBias => WeightInfo::bias(HIDDEN, &[("model.norm", HIDDEN)]),
             WeightSlot::Head => WeightInfo::matrix(VOCABULARY, hidden, &[("lm_head", VOCABULARY)]),
@@ -615,6 +624,8 @@ impl WeightSlot {
                 WeightInfo::matrix(HIDDEN, hidden, &[("classifier.dense", HIDDEN)])
             }
             WeightSlot::ClassifierDenseBias => WeightInfo::bias(HIDDEN, &[("classifier.dense", HIDDEN)]),
+            WeightSlot::ClassifierNorm => WeightInfo::norm_scale(HIDDEN, &[("classifier.norm", HIDDEN)]),
+            WeightSlot::ClassifierNormBias => WeightInfo::bias(HIDDEN, &[("classifier.norm", HIDDEN)]),
             WeightSlot::ClassifierOut => {
                 WeightInfo::matrix(CLASSES, hidden, &[("classifier.out_proj", CLASSES)])
             }

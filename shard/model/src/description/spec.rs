@@ -10,6 +10,7 @@ use millrace_backend::{
 };
 
 use super::alibi::AlibiHeads;
+use super::distance::DistanceHeads;
 use super::mlp::Mlp;
 use super::prefix::PrefixRule;
 use super::recurrent::RecurrentLayer;
@@ -65,17 +66,23 @@ impl DecoderSpec {
         if self.layers.iter().filter_map(|layer| layer.attention.heads()).any(scales_latents) {
             return Some("factors on queries of latent attention");
         }
-        self.layers.iter().find_map(|layer| match &layer.mlp {
-            Mlp::Experts(experts) if matches!(experts.kind, MlpKind::Plain(_)) => {
+        self.layers.iter().find_map(|layer| match (layer.attention.key_window(), &layer.mlp) {
+            (Some(KeyWindow::Around(_)), _) => Some("attention windows in both directions"),
+            _ if layer.attention.heads().is_some_and(AttentionHeads::has_distance_bias) => {
+                Some("biases of scores by distance")
+            }
+            (_, Mlp::Experts(experts)) if matches!(experts.kind, MlpKind::Plain(_)) => {
                 Some("experts without gates")
             }
-            Mlp::Experts(experts) if matches!(experts.router.scores, RouterScores::SparseMixer { .. }) => {
+            (_, Mlp::Experts(experts))
+                if matches!(experts.router.scores, RouterScores::SparseMixer { .. }) =>
+            {
                 Some("experts chosen by SparseMixer")
             }
-            Mlp::Gated(mlp) | Mlp::Plain(mlp) if mlp.act == Activation::ReluSquared => {
+            (_, Mlp::Gated(mlp) | Mlp::Plain(mlp)) if mlp.act == Activation::ReluSquared => {
                 Some("MLPs with the square of ReLU")
             }
-            Mlp::Plain(mlp) if mlp.xielu => Some("MLPs with xIELU"),
+            (_, Mlp::Plain(mlp)) if mlp.xielu => Some("MLPs with xIELU"),
             _ => None,
         })
     }
@@ -110,7 +117,8 @@ pub struct EmbeddingPlan {
     /// The table of learned positions, which is added to the embedding.
     pub positions: Option<LearnedPositions>,
     /// Number of rows of the table of token types, if the checkpoint has one (BERT). All tokens are
-    /// of type 0, whose row is added to every row of `positions` when that is loaded.
+    /// of type 0, whose row is added to every row of `positions` when that is loaded, or to every
+    /// row of the embedding if there are no learned positions (Nomic's BERT).
     pub token_types: Option<usize>,
 }
 
@@ -159,9 +167,8 @@ pub struct HeadPlan {
     /// Whether the checkpoint has no head, so that it is good for vectors of texts only. The
     /// embedding stands in for the head.
     pub is_absent: bool,
-    /// Number of outputs of the classifier of texts, if there is one: a dense layer with the
-    /// hyperbolic tangent, and a projection, for the first state of a text (RoBERTa).
-    pub classes: Option<usize>,
+    /// The classifier of texts, if there is one.
+    pub classifier: Option<ClassifierPlan>,
 }
 
 impl Default for HeadPlan {
@@ -172,8 +179,48 @@ impl Default for HeadPlan {
             soft_cap: None,
             unit_rows: false,
             is_absent: false,
-            classes: None,
+            classifier: None,
         }
+    }
+}
+
+/// The classifier of texts: a dense layer with an activation, and a projection, for one state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClassifierPlan {
+    /// Number of outputs.
+    pub classes: usize,
+    /// The state, and what is computed of it.
+    pub kind: ClassifierKind,
+}
+
+/// The state that a classifier of texts reads, and what its dense layer computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClassifierKind {
+    /// `tanh(dense(x))` of the first state of a text (RoBERTa).
+    Tanh,
+    /// `norm(gelu(dense(x)))`, where the norm is one of the model's kind (ModernBERT).
+    NormedGelu {
+        /// Whether x is the mean of all states of a text, and not the first one.
+        averages: bool,
+        /// Whether the dense layer has a bias.
+        dense_bias: bool,
+    },
+}
+
+impl ClassifierKind {
+    /// Returns whether the classifier reads the mean of all states of a text.
+    pub const fn averages(self) -> bool {
+        matches!(self, ClassifierKind::NormedGelu { averages: true, .. })
+    }
+
+    /// Returns whether the dense layer has a bias.
+    pub const fn has_dense_bias(self) -> bool {
+        matches!(self, ClassifierKind::Tanh | ClassifierKind::NormedGelu { dense_bias: true, .. })
+    }
+
+    /// Returns whether the output of the dense layer is normalized.
+    pub const fn is_normed(self) -> bool {
+        matches!(self, ClassifierKind::NormedGelu { .. })
     }
 }
 
@@ -189,6 +236,12 @@ pub struct LayerSpec {
 }
 
 impl LayerSpec {
+    /// Returns whether attention reads the residual stream as it is where other branches read it
+    /// normalized.
+    pub fn reads_residual(&self) -> bool {
+        self.attention.heads().is_some_and(|heads| heads.reads_residual)
+    }
+
     /// Returns the number of branches that are added to the residual stream.
     pub fn branches(&self) -> usize {
         usize::from(!self.attention.is_none()) + usize::from(!self.mlp.is_none())
@@ -200,7 +253,8 @@ impl LayerSpec {
 pub enum Attention {
     /// Each token attends to itself and to all tokens before it.
     Full(AttentionHeads),
-    /// Each token attends to the last `window` tokens, itself included.
+    /// Each token attends to the last `window` tokens, itself included. With bidirectional heads it
+    /// also attends to as many tokens from itself on, as far as they are in the prefix.
     Sliding {
         /// The heads.
         heads: AttentionHeads,
@@ -266,6 +320,10 @@ pub struct AttentionHeads {
     /// attention). `layout` then has one key head, whose features are the shared rotated ones, then
     /// those of the latent.
     pub latent: Option<LatentPlan>,
+    /// Whether the heads read the residual stream as it is where other branches read it normalized:
+    /// there is no norm before them (the first layer of ModernBERT). The model has
+    /// [`Residual::Sequential`] then.
+    pub reads_residual: bool,
     /// Whether the tokens in the prefix of a prompt also attend to those after them in it (see
     /// [`DecoderSpec::prefix`]). The prompt is then computed as a whole.
     pub bidirectional: bool,
@@ -328,6 +386,11 @@ impl AttentionHeads {
         // Latents are keys and values at once.
         let value_dim = if self.latent.is_some() { 0 } else { head_dim };
         KvSpec { blocks, block_size, heads, key_dim: head_dim, value_dim, format }
+    }
+
+    /// Returns whether scores have a bias by distance.
+    pub const fn has_distance_bias(&self) -> bool {
+        matches!(self.positions, Positions::Distance(_))
     }
 
     /// Returns the number of features that the output projection reads.
@@ -429,6 +492,7 @@ impl Attention {
     /// Returns the limit on the keys that a token attends to, in the terms of the backend.
     pub fn key_window(&self) -> Option<KeyWindow> {
         match self {
+            Attention::Sliding { heads, window } if heads.bidirectional => Some(KeyWindow::Around(*window)),
             Attention::Sliding { window, .. } => Some(KeyWindow::Last(*window)),
             Attention::Chunked { size, .. } => Some(KeyWindow::Chunk(*size)),
             _ => None,
@@ -475,6 +539,8 @@ pub enum Positions {
     /// Scores fall with the distance of query and key, at a slope for each head (Press et al.,
     /// "Train Short, Test Long: Attention with Linear Biases").
     Linear(AlibiHeads),
+    /// Scores have a bias that depends on the distance of query and key, for each head (MPNet).
+    Distance(DistanceHeads),
 }
 
 /// The norms of a model: their kind and their place.

@@ -24,6 +24,7 @@ pub(crate) fn spec() -> DecoderSpec {
         out_factor: 1.0,
         out_gate: false,
         latent: None,
+        reads_residual: false,
         bidirectional: false,
         kv_source: None,
     };

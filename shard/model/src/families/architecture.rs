@@ -100,14 +100,17 @@ fn fits(family: &Family, has_head: bool, model_type: Option<&str>, architectures
 fn is_class_of(family: &Family, has_head: bool, class: &str) -> bool {
     family.architectures.iter().any(|known| match has_head {
         true => class == *known,
-        false => Some(class) == without_head(known).as_deref(),
+        false => is_without_head(known, class),
     })
 }
 
-/// Returns the name of an architecture's class in transformers that computes hidden states only.
-/// Checkpoints for vectors of texts name it.
-fn without_head(architecture: &str) -> Option<String> {
-    Some(format!("{}Model", architecture.strip_suffix("ForCausalLM")?))
+/// Returns whether a class of transformers computes the hidden states of an architecture.
+/// Checkpoints for vectors of texts name it. The text part of a model with images may have a class
+/// of its own.
+fn is_without_head(architecture: &str, class: &str) -> bool {
+    architecture
+        .strip_suffix("ForCausalLM")
+        .is_some_and(|base| class.strip_prefix(base).is_some_and(|end| matches!(end, "Model" | "TextModel")))
 }
 
 /// Returns a warning if `architectures` names other classes beside the used one.

@@ -174,6 +174,7 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
         out_factor: 1.0,
         out_gate: false,
         latent: None,
+        reads_residual: false,
         bidirectional: false,
         kv_source: None,
     };

@@ -6,10 +6,10 @@ use millrace_backend::Activation;
 use super::config::Config;
 use super::decoder::{self, Keys, NormTrait, Traits, USUAL_KEYS};
 use super::error::ConfigError;
-use crate::description::{DecoderSpec, LearnedPositions, NormPlace};
+use crate::description::{ClassifierKind, ClassifierPlan, DecoderSpec, LearnedPositions, NormPlace};
 
 /// The largest table of token types that makes sense.
-const MAX_TYPES: usize = 1 << 10;
+pub(super) const MAX_TYPES: usize = 1 << 10;
 /// A larger id of the padding token leaves no table of positions.
 const MAX_PADDING: usize = 1 << 20;
 /// The largest number of outputs of a classifier. An answer has room for as many numbers as a state
@@ -45,13 +45,19 @@ pub(super) fn read(config: &Config, skipped: usize) -> Result<DecoderSpec, Confi
     }
     spec.max_positions = rows - skipped;
     spec.embedding.positions = Some(LearnedPositions { rows, first: skipped });
-    spec.embedding.norm = true;
     spec.embedding.token_types = Some(config.optional_size("type_vocab_size", MAX_TYPES)?.unwrap_or(2));
+    normalize_sums(&mut spec);
+    Ok(spec)
+}
+
+/// Makes an encoder of a decoder: the embedding and all sums are normalized, tokens attend to the
+/// whole text, and there is no head.
+pub(super) fn normalize_sums(spec: &mut DecoderSpec) {
+    spec.embedding.norm = true;
     spec.norm.place = NormPlace::AfterSums;
     // A head for masked tokens is not used, and the embedding stands in for it.
     (spec.tied_head, spec.head.is_absent) = (true, true);
-    decoder::heads_mut(&mut spec).for_each(|heads| heads.bidirectional = true);
-    Ok(spec)
+    decoder::heads_mut(spec).for_each(|heads| heads.bidirectional = true);
 }
 
 /// Reads an encoder whose positions are counted from behind the padding token (RoBERTa).
@@ -62,12 +68,13 @@ pub(super) fn read_after_padding(config: &Config) -> Result<DecoderSpec, ConfigE
         return Err(config.invalid(key, format!("is {padding}, more than the limit of {MAX_PADDING}")));
     }
     let mut spec = read(config, padding + 1)?;
-    spec.head.classes = classes(config)?;
+    let plan = |classes| ClassifierPlan { classes, kind: ClassifierKind::Tanh };
+    spec.head.classifier = classes(config)?.map(plan);
     Ok(spec)
 }
 
 /// Returns the number of outputs of the classifier, if the architecture has one.
-fn classes(config: &Config) -> Result<Option<usize>, ConfigError> {
+pub(super) fn classes(config: &Config) -> Result<Option<usize>, ConfigError> {
     let architectures: Vec<String> = config.optional("architectures")?.unwrap_or_default();
     if !architectures.iter().any(|name| name.ends_with("ForSequenceClassification")) {
         return Ok(None);

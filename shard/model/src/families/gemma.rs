@@ -13,6 +13,7 @@ pub(super) const FAMILY: Family =
     Family { model_type: "gemma", architectures: &["GemmaForCausalLM"], spec, names: names::LLAMA };
 
 fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
+    insist_causal(config)?;
     let mut spec = read(config, Traits { kv_heads: Some(16), ..Traits::default() })?;
     // Files of the first release name the other form of GELU, which the model was not trained with.
     for layer in &mut spec.layers {
@@ -23,10 +24,14 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     Ok(spec)
 }
 
+/// Refuses tokens that attend to later ones, which only Gemma 3 was trained with.
+pub(super) fn insist_causal(config: &Config) -> Result<(), ConfigError> {
+    config.insist("use_bidirectional_attention", false, "tokens that attend to later ones")
+}
+
 /// Reads what all versions of Gemma have in common.
 pub(super) fn read(config: &Config, traits: Traits) -> Result<DecoderSpec, ConfigError> {
     let bias = config.flag("attention_bias", false)?;
-    config.insist("use_bidirectional_attention", false, "tokens that attend to later ones")?;
     let traits = Traits {
         head_dim: Some(256),
         tied_head: true,

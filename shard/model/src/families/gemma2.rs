@@ -24,6 +24,7 @@ pub(super) fn tensors(slot: WeightSlot) -> StoredTensors {
 }
 
 fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
+    gemma::insist_causal(config)?;
     let mut spec = gemma::read(config, Traits { kv_heads: Some(4), ..Traits::default() })?;
     norms_and_caps(config, &mut spec, Caps { scores: Some(50.0), logits: Some(30.0) })?;
     let window = decoder::window(config, 4096)?;

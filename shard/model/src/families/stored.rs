@@ -121,6 +121,15 @@ impl StoredWeights {
         Some(types)
     }
 
+    /// Returns the weight to whose rows the first token type is added: the positions, or the
+    /// embedding if there are none.
+    fn typed_slot(&self) -> WeightSlot {
+        match self.spec.embedding.positions {
+            Some(_) => WeightSlot::Positions,
+            None => WeightSlot::Embedding,
+        }
+    }
+
     /// Returns the name under which this checkpoint has the tensor `name`.
     fn resolve(&self, name: &str) -> String {
         self.names.resolve(name, |name| self.exists(name))
@@ -345,16 +354,16 @@ fn with_unit_rows(tensor: &HostTensor) -> HostTensor {
     HostTensor::dense(dtype, tensor.rows, tensor.cols, bytes.into())
 }
 
-/// Adds the first row of `table` to each row of a matrix. The sums are single-precision numbers.
-fn with_first_row_added(tensor: &HostTensor, table: &HostTensor) -> HostTensor {
+/// Adds the first row of `table` to each row of a matrix. The sums are of type `dtype`.
+fn with_first_row_added(tensor: &HostTensor, table: &HostTensor, dtype: DType) -> HostTensor {
     let (part, mut first) = (Part::whole(tensor.clone()), vec![0.0; table.cols]);
     Part::whole(table.clone()).read_row(0, &mut first);
     let (mut row, mut bytes) = (vec![0.0; tensor.cols], Vec::new());
     for index in 0..tensor.rows {
         part.read_row(index, &mut row);
-        row.iter().zip(&first).for_each(|(x, y)| DType::F32.push(x + y, &mut bytes));
+        row.iter().zip(&first).for_each(|(x, y)| dtype.push(x + y, &mut bytes));
     }
-    HostTensor::dense(DType::F32, tensor.rows, tensor.cols, bytes.into())
+    HostTensor::dense(dtype, tensor.rows, tensor.cols, bytes.into())
 }
 
 /// Converts a stored tensor. Returns `None` if the kernels cannot load its element type.
@@ -385,10 +394,15 @@ impl WeightSource for StoredWeights {
             if slot == WeightSlot::Head && self.spec.head.unit_rows {
                 tensor = with_unit_rows(&tensor);
             }
-            if slot == WeightSlot::Positions
+            if slot == self.typed_slot()
                 && let Some(types) = self.token_types()
             {
-                tensor = with_first_row_added(&tensor, &self.tensor(&types)?);
+                // A narrow embedding stays narrow: it is rounded, as transformers rounds the sum.
+                let dtype = match slot {
+                    WeightSlot::Embedding => tensor.encoding.dense().unwrap_or(DType::F32),
+                    _ => DType::F32,
+                };
+                tensor = with_first_row_added(&tensor, &self.tensor(&types)?, dtype);
             }
             // A vector is one row, whose elements are the output features.
             let (rows, cols) =

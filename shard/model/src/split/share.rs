@@ -69,6 +69,9 @@ impl Split {
                 if let Positions::Linear(slopes) = &mut heads.positions {
                     slopes.first = rank * heads.layout.heads;
                 }
+                if let Positions::Distance(biased) = &mut heads.positions {
+                    biased.first = rank * heads.layout.heads;
+                }
             }
             if let Some(recurrent) = layer.attention.recurrent_mut() {
                 recurrent.heads.key_heads /= world_size;
@@ -127,6 +130,8 @@ impl Split {
             | FeatureBlock::QueryRank
             | FeatureBlock::SharedKey
             | FeatureBlock::Latent
+            | FeatureBlock::DistanceBuckets
+            | FeatureBlock::AllHeads
             | FeatureBlock::One
             | FeatureBlock::Classes
             | FeatureBlock::Recurrent(RecurrentBlock::ValueDim) => 0..len,

@@ -10,13 +10,17 @@ mod specs;
 pub use specs::*;
 
 use std::collections::HashMap;
+use std::thread;
 use std::time::Duration;
 
 use millrace_backend::{Backend, KvFormat, OpenStep, SamplingParams, SeqRow, SequencePrefix, StepInput};
+use millrace_model::split::Split;
 use millrace_model::{
     DecoderSpec, ShardLimits, WeightError, WeightKind, WeightSlot, WeightSource, WeightStorage,
 };
 use millrace_numbers::{DType, HostTensor, Part};
+use millrace_shard::HostCollectives;
+use millrace_shard::collective::{self, Transport};
 use millrace_shard::decoder::{Collective, Decoder, ModelPart, Weights};
 use millrace_test_patience::patience;
 
@@ -37,6 +41,29 @@ pub const SMALL_PROMPT: [u32; 9] = [3, 14, 15, 9, 26, 5, 35, 58, 9];
 /// A deadline for what always happens: only a test that would wait forever reaches it.
 pub fn long() -> Duration {
     patience(Duration::from_secs(300))
+}
+
+/// Runs `compute` on each of two ranks that form a group, and returns the results by rank.
+pub fn on_two_ranks<T: Send>(compute: impl Fn(Split, HostCollectives) -> T + Sync) -> Vec<T> {
+    let world_size = 2;
+    let lead = collective::lead(Transport::Shm, world_size, long()).unwrap();
+    let address = lead.address();
+    let mut lead = Some(lead);
+    thread::scope(|scope| {
+        let ranks: Vec<_> = (0..world_size)
+            .map(|rank| {
+                let (address, lead, compute) = (&address, lead.take(), &compute);
+                scope.spawn(move || {
+                    let group = match lead {
+                        Some(lead) => lead.wait(),
+                        None => collective::join(address, rank, world_size, long()),
+                    };
+                    compute(Split { rank, world_size }, HostCollectives::new(group.unwrap()))
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
 }
 
 /// SplitMix64. The tests need the same random numbers on every machine.

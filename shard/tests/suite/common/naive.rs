@@ -142,7 +142,7 @@ fn layer(
     };
 
     let has_attention = !spec.layers[index].attention.is_none();
-    let attention_input = match before && has_attention {
+    let attention_input = match before && has_attention && !spec.layers[index].reads_residual() {
         true => all(xs, (Slot::AttentionNorm, Slot::AttentionNormBias)),
         false => xs.to_vec(),
     };
@@ -338,7 +338,7 @@ fn softmax_attention(
             let kv_head = h * kv_heads / heads;
             let seen: Vec<usize> = (0..if layer.bidirectional { prefix.len.max(i + 1) } else { i + 1 })
                 .filter(|&j| match *attention {
-                    Attention::Sliding { window, .. } => j + window > i,
+                    Attention::Sliding { window, .. } => j + window > i && j < i + window,
                     Attention::Chunked { size, .. } => j / size == i / size,
                     _ => true,
                 })
@@ -347,6 +347,10 @@ fn softmax_attention(
                 let score = dot(query, &keys[j][kv_head]) * f64::from(layer.score_scale);
                 let bias = match layer.positions {
                     Positions::Linear(alibi) => slope(&alibi, h) * (i as f64 - j as f64),
+                    Positions::Distance(biased) => {
+                        let place = bucket(i, j) * biased.all + biased.first + h;
+                        -weights.values(WeightSlot::DistanceBias)[place]
+                    }
                     Positions::None | Positions::Rotary { .. } => 0.0,
                 };
                 capped(score, layer.score_cap) - bias
@@ -472,6 +476,14 @@ fn slope(alibi: &AlibiHeads, head: usize) -> f64 {
         }
     };
     slopes[alibi.first + head]
+}
+
+/// Returns the bucket of the distance of a query and a key, by its definition in T5.
+fn bucket(query: usize, key: usize) -> usize {
+    let n = query.abs_diff(key);
+    let far = 8.0 + (n as f64 / 8.0).ln() / 16f64.ln() * 8.0;
+    let place = if n < 8 { n } else { (far + 1e-9) as usize };
+    place.min(15) + if key > query { 16 } else { 0 }
 }
 
 fn capped(x: f64, cap: Option<f32>) -> f64 {

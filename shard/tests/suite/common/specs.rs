@@ -5,10 +5,10 @@ use millrace_backend::{
     RouterScores, RouterSpec,
 };
 use millrace_model::{
-    AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, ExpertsSpec, HeadNormPlan,
-    HeadPlan, LatentPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, PerLayerEmbedding,
-    Positions, PrefixRule, ProjectionFactors, QueryScale, RecurrentLayer, RecurrentRule, Residual,
-    ResultPlan, RopeScaling, RopeTable, SharedExpert, SlopeRule,
+    AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, DistanceHeads, EmbeddingPlan, ExpertsSpec,
+    HeadNormPlan, HeadPlan, LatentPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan,
+    PerLayerEmbedding, Positions, PrefixRule, ProjectionFactors, QueryScale, RecurrentLayer, RecurrentRule,
+    Residual, ResultPlan, RopeScaling, RopeTable, SharedExpert, SlopeRule,
 };
 use proptest::prelude::*;
 
@@ -52,6 +52,7 @@ fn positions() -> impl Strategy<Value = Positions> {
         (0usize..2).prop_map(|table| Positions::Rotary { table }),
         (0.5f32..2.0).prop_map(move |factor| alibi(SlopeRule::Below { factor })),
         (4f32..9.0).prop_map(move |max| alibi(SlopeRule::Above { max })),
+        Just(Positions::Distance(DistanceHeads { all: 0, first: 0 })),
     ]
 }
 
@@ -94,7 +95,7 @@ fn heads_of_models() -> impl Strategy<Value = HeadPlan> {
         soft_cap,
         unit_rows: false,
         is_absent: false,
-        classes: None,
+        classifier: None,
     })
 }
 
@@ -215,6 +216,7 @@ fn mixers() -> impl Strategy<Value = Option<Mixer>> {
 fn with_latent(heads: AttentionHeads, latent: LatentPlan, rotary_dim: usize) -> AttentionHeads {
     let latent = LatentPlan { rotary_dim, ..latent };
     AttentionHeads {
+        reads_residual: heads.reads_residual,
         bidirectional: false,
         kv_source: None,
         layout: QkvLayout { heads: heads.layout.heads, kv_heads: 1, head_dim: latent.row_dim() },
@@ -323,7 +325,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
     });
     let rope = || (any::<(bool, bool)>(), 1usize..9, scalings());
     let layer = (
-        any::<((bool, bool, bool, bool, bool), bool)>(),
+        any::<((bool, bool, bool, bool, bool), bool, bool)>(),
         head_norms(),
         positions(),
         prop::option::of((1usize..9, any::<bool>())),
@@ -385,7 +387,11 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                     .into_iter()
                     .map(
                         |(
-                            ((qkv_bias, out_bias, up_bias, down_bias, scales_queries), value_norm),
+                            (
+                                (qkv_bias, out_bias, up_bias, down_bias, scales_queries),
+                                value_norm,
+                                reads_residual,
+                            ),
                             head_norm,
                             positions,
                             window,
@@ -399,6 +405,9 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                             let positions = match positions {
                                 Positions::Linear(slopes) => {
                                     Positions::Linear(AlibiHeads { all: layout.heads, ..slopes })
+                                }
+                                Positions::Distance(_) => {
+                                    Positions::Distance(DistanceHeads { all: layout.heads, first: 0 })
                                 }
                                 other => other,
                             };
@@ -431,6 +440,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                                 out_factor,
                                 out_gate,
                                 latent: None,
+                                reads_residual: reads_residual && residual == Residual::Sequential,
                                 bidirectional: false,
                                 kv_source: None,
                             };
@@ -502,15 +512,18 @@ pub fn divisible(mut spec: DecoderSpec) -> DecoderSpec {
     spec
 }
 
-/// Makes attention bidirectional. Latent attention and recurrent layers stay causal.
+/// Makes attention bidirectional, without chunks. Latent attention and recurrent layers stay
+/// causal.
 fn see_prefixes(spec: &mut DecoderSpec) {
     for layer in &mut spec.layers {
         if let Some(heads) = layer.attention.heads().filter(|heads| heads.latent.is_none()) {
             let mut heads = heads.clone();
             heads.bidirectional = true;
-            layer.attention = match layer.attention.recurrent().cloned() {
-                Some(recurrent) => Attention::Hybrid { heads, recurrent },
-                None => Attention::Full(heads),
+            let window = layer.attention.window();
+            layer.attention = match (layer.attention.recurrent().cloned(), window) {
+                (Some(recurrent), _) => Attention::Hybrid { heads, recurrent },
+                (None, Some(window)) => Attention::Sliding { heads, window },
+                (None, None) => Attention::Full(heads),
             };
         }
     }
@@ -557,6 +570,7 @@ pub fn fixed_spec() -> DecoderSpec {
         out_factor: 1.0,
         out_gate: false,
         latent: None,
+        reads_residual: false,
         bidirectional: false,
         kv_source: None,
     };

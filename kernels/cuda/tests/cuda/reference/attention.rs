@@ -303,6 +303,7 @@ impl Step {
     fn sees(&self, row: &Row, i: usize, j: usize) -> bool {
         let in_window = |window| match window {
             KeyWindow::Last(window) => j + window > i,
+            KeyWindow::Around(distance) => j + distance > i && j < i + distance,
             KeyWindow::Chunk(size) => j / size == i / size,
         };
         let causal = j <= i && self.features.window.is_none_or(in_window);

@@ -1,14 +1,20 @@
 //! Tests of the meaning of configurations, and of the errors of invalid ones.
 
-use millrace_backend::{ExpertGroups, Gating, GroupScore, MlpKind, RopeStyle, RouterScores};
+use millrace_backend::{
+    Activation, ExpertGroups, Gating, GroupScore, KeyWindow, MlpKind, RopeStyle, RouterScores,
+};
 use millrace_formats::Source;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::minimax_m2::minimax_m2;
 use super::{changed, config_only, experts, llama, load_dummy, spec};
-use crate::description::{DecoderSpec, Positions, RopeScaling, SharedExpert};
+use crate::description::{
+    ClassifierKind, ClassifierPlan, DecoderSpec, DistanceHeads, LayerSpec, Positions, RopeScaling,
+    SharedExpert, WeightSlot,
+};
 use crate::families::{self, Overrides, RopeKind};
+use crate::split::Split;
 
 fn ok(changes: Value) -> DecoderSpec {
     spec(&changed(llama(), &changes)).unwrap_or_else(|error| panic!("{changes}: {error}"))
@@ -512,6 +518,109 @@ fn alpha_of_hunyuan_enlarges_the_base() {
     assert_eq!([0, 1].map(top_k), [2, 1]);
 }
 
+fn gemma3(changes: &Value) -> Value {
+    let gemma3 = json!({
+        "model_type": "gemma3_text", "architectures": ["Gemma3TextModel"], "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"],
+    });
+    changed(changed(llama(), &gemma3), changes)
+}
+
+#[test]
+fn an_encoder_has_half_of_its_window_on_each_side() {
+    let windows = |spec: &DecoderSpec| -> Vec<Option<KeyWindow>> {
+        spec.layers.iter().map(|layer| layer.attention.key_window()).collect()
+    };
+    let decoder = spec(&gemma3(&json!({}))).unwrap();
+    assert_eq!(windows(&decoder), [Some(KeyWindow::Last(9)), None]);
+    assert!(decoder.head.is_absent && !decoder.is_bidirectional() && decoder.cpu_only_part().is_none());
+    let encoder = spec(&gemma3(&json!({"use_bidirectional_attention": true}))).unwrap();
+    assert_eq!(windows(&encoder), [Some(KeyWindow::Around(5)), None]);
+    assert!(encoder.head.is_absent && encoder.is_bidirectional());
+    assert_eq!(encoder.cpu_only_part(), Some("attention windows in both directions"));
+    // A query at position 6 sees the keys 2 to 10.
+    let window = KeyWindow::Around(5);
+    assert_eq!((window.first(6), window.end(6, 40), window.end(6, 8), window.len()), (2, 11, 8, 9));
+}
+
+fn modernbert(changes: &Value) -> Value {
+    let config = json!({
+        "model_type": "modernbert", "architectures": ["ModernBertForSequenceClassification"], "vocab_size": 61,
+        "hidden_size": 32, "intermediate_size": 44, "num_attention_heads": 4, "num_hidden_layers": 5,
+        "max_position_embeddings": 64, "id2label": {"0": "LABEL_0"},
+    });
+    changed(config, changes)
+}
+
+#[test]
+fn modernbert_has_windows_and_a_classifier() {
+    let found = spec(&modernbert(&json!({}))).unwrap();
+    let windows: Vec<Option<usize>> = found.layers.iter().map(|layer| layer.attention.window()).collect();
+    assert_eq!(windows, [None, Some(65), Some(65), None, Some(65)]);
+    let reads_residual: Vec<bool> = found.layers.iter().map(LayerSpec::reads_residual).collect();
+    assert_eq!(reads_residual, [true, false, false, false, false]);
+    assert_eq!((found.ropes[0].theta, found.ropes[1].theta), (160_000.0, 10_000.0));
+    let kind = ClassifierKind::NormedGelu { averages: false, dense_bias: false };
+    assert_eq!(found.head.classifier, Some(ClassifierPlan { classes: 1, kind }));
+    // A base of `null` is that of the layers without a window.
+    let changes = json!({"global_rope_theta": 500.0, "local_rope_theta": null, "classifier_pooling": "mean"});
+    let found = spec(&modernbert(&changes)).unwrap();
+    assert_eq!((found.ropes[0].theta, found.ropes[1].theta), (500.0, 500.0));
+    assert!(found.head.classifier.unwrap().kind.averages());
+    let found = spec(&modernbert(&json!({"architectures": ["ModernBertModel"]}))).unwrap();
+    assert!(found.head.classifier.is_none() && found.head.is_absent);
+}
+
+fn nomic_bert(changes: &Value) -> Value {
+    let config = json!({
+        "model_type": "nomic_bert", "architectures": ["NomicBertModel"], "vocab_size": 61, "n_embd": 32, "n_head": 4,
+        "n_layer": 2, "n_inner": 44, "n_positions": 192, "max_trained_positions": 48, "layer_norm_epsilon": 1e-12,
+        "activation_function": "swiglu", "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "num_experts": 0,
+        "type_vocab_size": 3, "rotary_emb_scale_base": null, "prenorm": false, "qkv_proj_bias": false,
+    });
+    changed(config, changes)
+}
+
+#[test]
+fn nomic_bert_has_two_kinds_of_keys() {
+    let own = spec(&nomic_bert(&json!({}))).unwrap();
+    assert_eq!((own.max_positions, own.ropes[0].theta), (48, 1000.0));
+    assert_eq!((own.embedding.token_types, own.embedding.positions), (Some(3), None));
+    assert!(own.is_bidirectional() && own.head.is_absent && own.norm.place.is_of_sums());
+    assert_eq!(own.cpu_only_part(), None);
+    let usual = json!({
+        "model_type": "nomic_bert", "architectures": ["NomicBertModel"], "vocab_size": 61, "hidden_size": 32,
+        "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 44, "max_position_embeddings": 48,
+        "type_vocab_size": 3,
+    });
+    assert_eq!(spec(&usual).unwrap(), own);
+    let gelu = spec(&nomic_bert(&json!({"activation_function": "geglu"}))).unwrap();
+    assert_eq!(gelu.layers[0].mlp.dense().unwrap().act, Activation::Gelu);
+}
+
+fn mpnet(changes: &Value) -> Value {
+    let config = json!({
+        "model_type": "mpnet", "architectures": ["MPNetModel"], "vocab_size": 61, "hidden_size": 32,
+        "intermediate_size": 44, "num_attention_heads": 4, "num_hidden_layers": 2, "max_position_embeddings": 50,
+        "relative_attention_num_buckets": 32,
+    });
+    changed(config, changes)
+}
+
+#[test]
+fn mpnet_has_one_table_of_biases_by_distance() {
+    let found = spec(&mpnet(&json!({"pad_token_id": 3}))).unwrap();
+    let heads = found.layers[1].attention.heads().unwrap();
+    assert_eq!(heads.positions, Positions::Distance(DistanceHeads { all: 4, first: 0 }));
+    assert_eq!(found.shape(WeightSlot::DistanceBias), (32, 4));
+    // Positions are counted from behind token 1, whatever the configuration says.
+    assert_eq!((found.max_positions, found.embedding.token_types), (48, None));
+    assert_eq!(found.cpu_only_part(), Some("biases of scores by distance"));
+    let share = Split { rank: 1, world_size: 2 }.spec(&found).unwrap();
+    let heads = share.layers[1].attention.heads().unwrap();
+    assert_eq!(heads.positions, Positions::Distance(DistanceHeads { all: 4, first: 2 }));
+}
+
 #[test]
 fn what_families_lack_is_refused_by_key() {
     let cases = [
@@ -520,6 +629,22 @@ fn what_families_lack_is_refused_by_key() {
             "num_key_value_heads is 8, which does not divide",
         ),
         (mistral(&json!({"sliding_window": 0})), "sliding_window is 0"),
+        (
+            modernbert(&json!({"classifier_pooling": "max"})),
+            "classifier_pooling = \"max\" is not supported: it must be cls or mean",
+        ),
+        (modernbert(&json!({"classifier_activation": "relu"})), "classifier_activation"),
+        (
+            mpnet(&json!({"relative_attention_num_buckets": 16})),
+            "relative_attention_num_buckets = 16 is not supported: 32 buckets",
+        ),
+        (nomic_bert(&json!({"prenorm": true})), "prenorm = true is not supported"),
+        (nomic_bert(&json!({"qkv_proj_bias": true})), "qkv_proj_bias = true"),
+        (nomic_bert(&json!({"num_experts": 8})), "num_experts = 8 is not supported: a mixture of experts"),
+        (nomic_bert(&json!({"rotary_emb_scale_base": 512})), "rotary_emb_scale_base = 512"),
+        (nomic_bert(&json!({"activation_function": "gelu"})), "it must be swiglu or geglu"),
+        (nomic_bert(&json!({"rotary_emb_fraction": 0.0})), "positions must be rotary"),
+        (modernbert(&json!({"global_attn_every_n_layers": 0})), "global_attn_every_n_layers is 0"),
         (mistral(&json!({"layer_types": ["full_attention"]})), "layer_types has 1 entries for 2 layers"),
         (
             mistral(&json!({"layer_types": ["full_attention", "chunked_attention"]})),

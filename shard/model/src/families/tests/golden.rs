@@ -39,6 +39,7 @@ fn plain(model_type: &str, sizes: Sizes) -> DecoderSpec {
         out_factor: 1.0,
         out_gate: false,
         latent: None,
+        reads_residual: false,
         bidirectional: false,
         kv_source: None,
     };

@@ -135,7 +135,7 @@ fn families(page: &str) -> String {
             .to_owned();
     for family in FAMILIES {
         let found = cases.get(family.model_type).map_or(&[][..], Vec::as_slice);
-        let is_encoder = found.iter().any(|case| case.is_encoder);
+        let is_encoder = !found.is_empty() && found.iter().all(|case| case.is_encoder);
         let with_images = text_part::image_models(family.model_type);
         let mut name = format!("`{}`", family.model_type);
         if !with_images.is_empty() {
@@ -146,8 +146,7 @@ fn families(page: &str) -> String {
             0 => "untested".to_owned(),
             count => format!("yes ({count}): {names}"),
         };
-        let gpu = if is_encoder { "untested".to_owned() } else { verdict(found, on_gpu) };
-        let two = if is_encoder { "untested".to_owned() } else { verdict(found, by_two) };
+        let (gpu, two) = (verdict(found, on_gpu), verdict(found, by_two));
         let prefix = verdict(found, of_prefixes).split(" (").next().unwrap_or_default().to_owned();
         let gguf = match gguf.get(family.model_type) {
             Some(names) => format!("yes: {}", quoted(names.iter().map(String::as_str))),
