@@ -124,6 +124,7 @@ mod tests {
                 allowed: vec![start; slot as usize % 3],
                 score: sample.then_some(count),
                 mask_follows: !sample,
+                save_state: sample.then_some(start),
             })
             .collect();
         ToShard { message: Some(to_shard::Message::Step(Step { id, rows, ..Default::default() })) }

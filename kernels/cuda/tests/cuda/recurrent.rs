@@ -115,6 +115,7 @@ impl Convolution {
         let gated = rng.below(3) == 0;
         let spec = StateSpec {
             slots: 1 + rng.below(5),
+            checkpoints: 0,
             channels: rng.pick(&[1, 7, 128, 200]),
             taps: 1 + rng.below(6),
             heads: rng.pick(&[None, Some(one_key_head(1, 2, 3))]),
