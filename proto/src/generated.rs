@@ -530,8 +530,8 @@ pub enum PromptHandling {
     /// A prompt may be computed in several rows, and sequences with the same beginning may share the
     /// full blocks of it.
     Shared = 0,
-    /// A sequence has state outside of its blocks. So the first row of a sequence starts at position 0,
-    /// or where a checkpoint of its state was saved, and only then it may begin with the blocks of
+    /// A sequence has state outside of its blocks. So the first row of a sequence starts at position
+    /// 0, or where a checkpoint of its state was saved, and only then it may begin with the blocks of
     /// other sequences. Each later position is run exactly once, in order, so no row has a mask that
     /// follows.
     Unshared = 1,

@@ -1,5 +1,5 @@
-//! The classifier of texts: a dense layer with an activation and a projection, for one state of each
-//! text.
+//! The classifier of texts: a dense layer with an activation and a projection, for one state of
+//! each text.
 //!
 //! It runs on the host, because it is small beside the layers: one state of a text, not one of each
 //! token, passes through it.

@@ -59,8 +59,9 @@
 //!
 //! Some models have state outside of the blocks, or attend to the prompt in both directions
 //! ([`SchedulerLimits::prompt_handling`]). For the first kind no position is run twice, and blocks
-//! are shared only up to a position at which the state was saved ([`state_checkpoints`]). For the second kind, in addition, the first row of a sequence covers its prompt.
-//! A prompt that is longer than a step beside all other sequences is refused.
+//! are shared only up to a position at which the state was saved ([`state_checkpoints`]). For the
+//! second kind, in addition, the first row of a sequence covers its prompt. A prompt that is longer
+//! than a step beside all other sequences is refused.
 //!
 //! # Constrained sequences
 //!

@@ -178,8 +178,8 @@ impl Case {
             device.attention(&step, &qkv, &kv, &spec, terms, &mut out).unwrap();
             let out = device.read(&out, n).unwrap();
             let (mut from, width) = (0, heads * head_dim);
-            // Queries alone attend to a cache that holds their tokens, with the same result. Some of
-            // the cases are enough, because this doubles their time.
+            // Queries alone attend to a cache that holds their tokens, with the same result. Some
+            // of the cases are enough, because this doubles their time.
             if self.seed.is_multiple_of(4) {
                 let queries: Vec<f32> = input.chunks(cols).flat_map(|row| row[..width].to_vec()).collect();
                 let mut queries = upload(device, &queries, width);
