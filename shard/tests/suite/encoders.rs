@@ -193,7 +193,9 @@ fn long_limits() -> ShardLimits {
 fn assert_states<B: Backend>(harness: &mut Harness<'_, B>, name: &str, texts: &[Text]) {
     let hidden = harness.decoder.spec().hidden;
     for (index, Text { ids, states }) in texts.iter().enumerate() {
-        harness.forward(&[Chunk { tokens: ids, start: 0, blocks: &[5, 0, 3, 1, 7, 2, 9, 4] }], &[0]);
+        let blocks = [5, 0, 3, 1, 7, 2, 9, 4];
+        harness.admit(blocks[0], ids);
+        harness.forward(&[Chunk { tokens: ids, start: 0, blocks: &blocks }], &[0]);
         let found = harness.states(ids.len());
         let rows = found.chunks_exact(hidden).zip(states.chunks_exact(hidden));
         assert_eq!(rows.len(), ids.len(), "{name}");

@@ -172,7 +172,7 @@ fn a_shard_with_recurrent_layers_starts_on_a_gpu() {
         let mut engine = OfflineEngine::load(&options, || Ok(golden(name))).unwrap();
         let spec = golden(name).spec;
         let recurrent = spec.layers.iter().filter_map(|layer| layer.attention.recurrent());
-        let states: usize = recurrent.map(|layer| layer.state_spec(4, 0).bytes()).sum();
+        let states: usize = recurrent.map(|layer| layer.state_spec(4, 4).bytes()).sum();
         let planned = engine.ready().memory.iter().find(|item| item.name == "recurrent states").unwrap();
         assert!(states > 0 && planned.bytes == states as u64, "{name}: {planned:?}, not {states}");
         let times = engine.run(&BenchWorkload { batch: 3, prompt: 7, generate: 5 }).unwrap();
