@@ -116,14 +116,16 @@ unsafe fn pack_row<S: Simd, const COLS: usize>(
     stride: usize,
     pack: impl Fn(*mut u32, *const f32),
 ) {
+    let mut padded = [0.0; COLS];
     for (group, x) in row.chunks(COLS).enumerate() {
-        let to = to.wrapping_add(group * stride);
-        if x.len() == COLS {
-            pack(to, x.as_ptr());
+        let x = if x.len() == COLS {
+            x.as_ptr()
         } else {
-            let mut padded = [0.0; COLS];
             padded[..x.len()].copy_from_slice(x);
-            pack(to, padded.as_ptr());
-        }
+            padded.as_ptr()
+        };
+        // The only call: a closure that is called twice can become a function without vector
+        // instructions.
+        pack(to.wrapping_add(group * stride), x);
     }
 }

@@ -22,16 +22,7 @@ impl Kernel for Gate<'_> {
         assert_eq!(self.x.len(), 2 * len, "features of a gated row");
         let (gate, up) = self.x.split_at(len);
         // SAFETY: all three slices have `len` numbers.
-        unsafe {
-            match self.gating {
-                Gating::Product(act) => {
-                    zip::<S>(gate, up, self.out, |gate, up| S::mul(activate::<S>(act, gate), up));
-                }
-                Gating::Clamped { alpha, limit } => {
-                    zip::<S>(gate, up, self.out, |gate, up| clamped::<S>(alpha, limit, gate, up));
-                }
-            }
-        }
+        unsafe { zip::<S>(gate.as_ptr(), up.as_ptr(), self.out.as_mut_ptr(), len, self.gating) }
     }
 }
 
@@ -47,9 +38,8 @@ impl Kernel for Activate<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let act = self.act;
         // SAFETY: the caller guarantees the instruction set.
-        unsafe { map::<S>(self.x, |x| activate::<S>(act, x)) }
+        unsafe { map::<S>(self.x, self.act) }
     }
 }
 
@@ -66,29 +56,10 @@ impl Kernel for MultiplyGates<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let len = self.x.len();
+        let (len, x) = (self.x.len(), self.x.as_mut_ptr());
         assert_eq!(self.gates.len(), len, "gates of a row");
-        let (gates, x) = (self.gates.as_ptr(), self.x.as_mut_ptr());
-        let function = self.function;
-        // SAFETY: the caller guarantees the instruction set.
-        let product = |gate: S::V, x: S::V| unsafe {
-            match function {
-                GateFunction::Identity => S::mul(gate, x),
-                GateFunction::Sigmoid => S::mul(sigmoid::<S>(gate), x),
-                GateFunction::Silu => S::mul(S::mul(gate, sigmoid::<S>(gate)), x),
-            }
-        };
-        let whole = len - len % S::LANES;
-        // SAFETY: all vectors are inside the slices, which have the same length.
-        unsafe {
-            for i in (0..whole).step_by(S::LANES) {
-                S::store(x.add(i), product(S::load(gates.add(i)), S::load(x.add(i))));
-            }
-            if whole < len {
-                let (gates, x, rest) = (gates.add(whole), x.add(whole), len - whole);
-                S::store_first(x, product(S::load_first(gates, rest), S::load_first(x, rest)), rest);
-            }
-        }
+        // SAFETY: the caller guarantees the instruction set, and both slices have `len` numbers.
+        unsafe { zip::<S>(self.gates.as_ptr(), x, x, len, self.function) }
     }
 }
 
@@ -104,9 +75,8 @@ impl Kernel for SoftCap<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let cap = self.cap;
         // SAFETY: the caller guarantees the instruction set.
-        unsafe { map::<S>(self.x, |x| soft_cap::<S>(cap, x)) }
+        unsafe { map::<S>(self.x, Cap(self.cap)) }
     }
 }
 
@@ -247,43 +217,110 @@ unsafe fn normal<S: Simd>(x: S::V) -> S::V {
     }
 }
 
+/// A function of one number.
+///
+/// This is a trait because nothing forces the compiler to put a closure into the loop that calls it.
+/// A closure that becomes a function of its own has no vector instructions: each operation in it is
+/// a call.
+trait OfOne: Copy {
+    /// Returns the function of each lane.
+    ///
+    /// # Safety
+    /// The machine has the instruction set.
+    unsafe fn of<S: Simd>(self, x: S::V) -> S::V;
+}
+
+/// A function of two numbers. See [`OfOne`].
+trait OfTwo: Copy {
+    /// Returns the function of each pair of lanes.
+    ///
+    /// # Safety
+    /// The machine has the instruction set.
+    unsafe fn of<S: Simd>(self, a: S::V, b: S::V) -> S::V;
+}
+
+impl OfOne for Activation {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(self, x: S::V) -> S::V {
+        // SAFETY: the caller guarantees the instruction set.
+        unsafe { activate::<S>(self, x) }
+    }
+}
+
+/// [`soft_cap`] with this cap.
+#[derive(Clone, Copy)]
+struct Cap(f32);
+
+impl OfOne for Cap {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(self, x: S::V) -> S::V {
+        // SAFETY: the caller guarantees the instruction set.
+        unsafe { soft_cap::<S>(self.0, x) }
+    }
+}
+
+impl OfTwo for Gating {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(self, gate: S::V, up: S::V) -> S::V {
+        // SAFETY: the caller guarantees the instruction set.
+        unsafe {
+            match self {
+                Gating::Product(act) => S::mul(activate::<S>(act, gate), up),
+                Gating::Clamped { alpha, limit } => clamped::<S>(alpha, limit, gate, up),
+            }
+        }
+    }
+}
+
+impl OfTwo for GateFunction {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(self, gate: S::V, x: S::V) -> S::V {
+        // SAFETY: the caller guarantees the instruction set.
+        unsafe {
+            match self {
+                GateFunction::Identity => S::mul(gate, x),
+                GateFunction::Sigmoid => S::mul(sigmoid::<S>(gate), x),
+                GateFunction::Silu => S::mul(S::mul(gate, sigmoid::<S>(gate)), x),
+            }
+        }
+    }
+}
+
 /// Replaces every number of `x` by `f` of it.
 ///
 /// # Safety
 /// The machine has the instruction set.
 #[inline(always)]
-unsafe fn map<S: Simd>(x: &mut [f32], f: impl Fn(S::V) -> S::V) {
+unsafe fn map<S: Simd>(x: &mut [f32], f: impl OfOne) {
     let whole = x.len() - x.len() % S::LANES;
     // SAFETY: all vectors are inside the slice.
     unsafe {
         for i in (0..whole).step_by(S::LANES) {
             let at = x.as_mut_ptr().add(i);
-            S::store(at, f(S::load(at)));
+            S::store(at, f.of::<S>(S::load(at)));
         }
         if whole < x.len() {
             let (at, rest) = (x.as_mut_ptr().add(whole), x.len() - whole);
-            S::store_first(at, f(S::load_first(at, rest)), rest);
+            S::store_first(at, f.of::<S>(S::load_first(at, rest)), rest);
         }
     }
 }
 
-/// Writes `f` of the numbers of `a` and `b` to `out`.
+/// Writes `f` of the `len` numbers at `a` and at `b` to `out`, which may be `a` or `b`.
 ///
 /// # Safety
-/// The machine has the instruction set, and the slices have the same length.
+/// The machine has the instruction set, and each pointer has `len` numbers.
 #[inline(always)]
-unsafe fn zip<S: Simd>(a: &[f32], b: &[f32], out: &mut [f32], f: impl Fn(S::V, S::V) -> S::V) {
-    let len = out.len();
+unsafe fn zip<S: Simd>(a: *const f32, b: *const f32, out: *mut f32, len: usize, f: impl OfTwo) {
     let whole = len - len % S::LANES;
-    let (a, b, out) = (a.as_ptr(), b.as_ptr(), out.as_mut_ptr());
-    // SAFETY: all vectors are inside the slices.
+    // SAFETY: the caller guarantees that all vectors are inside the rows.
     unsafe {
         for i in (0..whole).step_by(S::LANES) {
-            S::store(out.add(i), f(S::load(a.add(i)), S::load(b.add(i))));
+            S::store(out.add(i), f.of::<S>(S::load(a.add(i)), S::load(b.add(i))));
         }
         if whole < len {
             let rest = len - whole;
-            let y = f(S::load_first(a.add(whole), rest), S::load_first(b.add(whole), rest));
+            let y = f.of::<S>(S::load_first(a.add(whole), rest), S::load_first(b.add(whole), rest));
             S::store_first(out.add(whole), y, rest);
         }
     }
