@@ -11,6 +11,7 @@
 
 use std::collections::HashMap;
 
+use super::admission::overtaking_allowance;
 use super::id::SeqId;
 use super::prefix_wait::Producer;
 use super::request::Tenant;
@@ -54,13 +55,19 @@ impl Scheduler {
                 || sequence.awaits_mask()
                 || self.waits_for_prefix(sequence, &self.prefix_of(sequence), producers)
         };
-        let mut waiting = candidates.iter().filter_map(|&id| self.waiting.get(id));
         // A tenant that has received more tokens takes no slot of one that has received fewer.
         let received = self.shares.counter(largest);
         let may_take = |tenant: &Tenant| {
             held.get(tenant).copied().unwrap_or(0) < share && self.shares.counter(tenant) <= received
         };
-        let first = waiting.find(|sequence| may_take(&sequence.tenant) && !waits(sequence))?;
+        // Sequences of one tenant overtake each other as far as they may without a preemption.
+        let mut allowances: HashMap<&Tenant, usize> = HashMap::new();
+        let first = candidates.iter().filter_map(|&id| self.waiting.get(id)).find(|sequence| {
+            let allowance = allowances.entry(&sequence.tenant).or_insert(usize::MAX);
+            let may_overtake = sequence.max_positions() <= *allowance;
+            *allowance = (*allowance).min(overtaking_allowance(sequence, &self.limits));
+            may_overtake && may_take(&sequence.tenant) && !waits(sequence)
+        })?;
         let leaving = self.running.iter().rposition(|running| {
             running.sequence.tenant == **largest
                 && running.sequence.priority >= first.priority
