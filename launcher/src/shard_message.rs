@@ -54,6 +54,7 @@ impl ShardMessage {
             max_sequences: engine.max_sequences() as usize,
             block_size: BLOCK_SIZE,
             state_checkpoints: engine.state_checkpoints(),
+            max_drafts: engine.max_drafts(),
             graph_sizes: engine.cuda_graphs.clone(),
             batch_invariant: engine.batch_invariant,
             threads: engine.cpus_per_shard,
@@ -120,6 +121,7 @@ mod tests {
             "--gpu-memory=20G",
             "--pipeline-parallel=2",
             "--batch-invariant",
+            "--speculate=3",
         ];
         for flags in [&flags[..], &[]] {
             let message = message(flags);

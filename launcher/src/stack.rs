@@ -96,6 +96,8 @@ impl Stack {
             prefix_cache: engine.prefix_caching,
             kv_events,
             schedule: engine.schedule.into(),
+            drafts: engine.drafts(),
+            always_draft: engine.speculate_always,
             target_itl: engine.target_itl(),
             queue_timeout,
             drain_timeout,

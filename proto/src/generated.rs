@@ -141,6 +141,13 @@ pub struct Row {
     /// any.
     #[prost(uint32, optional, tag = "10")]
     pub save_state: ::core::option::Option<u32>,
+    /// Guesses of the tokens after the row, which runs them as well. Only a row that runs one token
+    /// and samples after it may have some. It is sampled after its token and after each draft, and the
+    /// answer has the tokens up to the first one that differs from the draft in its place. They are
+    /// the tokens of the sequence, which goes on behind the last of them. No step with another row of
+    /// the slot is sent before the answer.
+    #[prost(uint32, repeated, tag = "11")]
+    pub drafts: ::prost::alloc::vec::Vec<u32>,
 }
 /// Sampling parameters. They apply in this order: watermark, repetition, frequency and presence
 /// penalties, logit bias, early end tokens, the row's allowed tokens, temperature, top-k, top-p,
@@ -354,6 +361,9 @@ pub struct Ready {
     /// Number of checkpoints of recurrent states; 0 if there are none.
     #[prost(uint32, tag = "32")]
     pub state_checkpoints: u32,
+    /// Maximum number of drafts of all rows of one step together; 0 if rows cannot have drafts.
+    #[prost(uint32, tag = "33")]
+    pub max_drafts: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MemoryItem {
@@ -374,7 +384,7 @@ pub struct StepOutput {
     #[prost(uint64, tag = "1")]
     pub step: u64,
     /// The sampled token of each row that asked to sample and was not deferred, in the order of the
-    /// rows.
+    /// rows. A row with drafts has one token more than drafts that were right.
     #[prost(message, repeated, tag = "2")]
     pub sampled: ::prost::alloc::vec::Vec<Sampled>,
     /// One entry for each row that asked for scores, in the order of the rows.

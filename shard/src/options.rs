@@ -186,6 +186,8 @@ pub struct ShardOptions {
     pub block_size: usize,
     /// Number of checkpoints of recurrent states. If absent, the usual number.
     pub state_checkpoints: Option<usize>,
+    /// Maximum number of drafts of all rows of one step together.
+    pub max_drafts: usize,
     /// Numbers of rows of the decode steps that a GPU records as graphs. If absent, sizes up to
     /// `max_sequences`.
     pub graph_sizes: Option<Vec<usize>>,
@@ -271,6 +273,7 @@ mod tests {
             max_sequences: 64,
             block_size: 16,
             state_checkpoints: Some(4),
+            max_drafts: 12,
             graph_sizes: Some(vec![1, 8]),
             batch_invariant: true,
             threads: None,

@@ -1,4 +1,4 @@
-//! How the router may divide and share the prompts of a model.
+//! How the router may divide and share the prompts of a model, and whether it may guess tokens.
 
 use millrace_model::DecoderSpec;
 use millrace_proto::PromptHandling;
@@ -11,6 +11,19 @@ pub(crate) fn prompt_handling(spec: &DecoderSpec) -> PromptHandling {
         PromptHandling::Unshared
     } else {
         PromptHandling::Shared
+    }
+}
+
+/// Returns why steps of the model on a device cannot verify drafts; `None` if they can. The device
+/// takes up to `steps_ahead` steps at once.
+pub(crate) fn no_drafts(spec: &DecoderSpec, steps_ahead: usize) -> Option<&'static str> {
+    match prompt_handling(spec) {
+        PromptHandling::Unshared => Some("recurrent layers cannot forget a wrong draft"),
+        PromptHandling::Whole => Some("the tokens of a prompt attend to the ones after them"),
+        PromptHandling::Shared if spec.head.is_absent => Some("the model generates no text"),
+        // Such a device appends the tokens that it samples itself.
+        PromptHandling::Shared if steps_ahead > 1 => Some("drafts are only verified on the CPU"),
+        PromptHandling::Shared => None,
     }
 }
 
@@ -33,6 +46,8 @@ mod tests {
         ] {
             let spec = families::spec(&Source::Directory(golden.join(folder))).unwrap();
             assert_eq!(prompt_handling(&spec), want, "{folder}");
+            assert_eq!(no_drafts(&spec, 1).is_none(), want == PromptHandling::Shared, "{folder}");
+            assert!(no_drafts(&spec, 2).is_some(), "{folder}");
         }
     }
 }

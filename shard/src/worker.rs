@@ -93,7 +93,7 @@ impl<B: Backend> Worker<B> {
             backend,
             decoder,
             seq_rows: Vec::with_capacity(limits.max_sequences),
-            sample_rows: Vec::with_capacity(limits.max_sequences),
+            sample_rows: Vec::with_capacity(limits.max_outputs()),
         };
         Ok(Worker {
             queue,
@@ -103,7 +103,7 @@ impl<B: Backend> Worker<B> {
             waiting: None,
             in_flight: VecDeque::with_capacity(depth),
             spare: (0..depth).map(|_| Batch::new(&limits)).collect(),
-            sampled: SampledRows::with_capacity(limits.max_sequences),
+            sampled: SampledRows::with_capacity(limits.max_outputs()),
             answered: Instant::now(),
         })
     }
@@ -375,7 +375,7 @@ impl<B: Backend> StepEngine for Worker<B> {
     }
 
     fn collect(&mut self) -> Result<StepOutput, Error> {
-        let (StepProgress { id, batch, submitted, forward, scored, pooled }, finished) =
+        let (StepProgress { id, mut batch, submitted, forward, scored, pooled }, finished) =
             self.in_flight.pop_front().ok_or(Error::OutOfPlace)?;
         if let Some(step) = finished {
             self.model.backend.collect(&mut self.queue, step, &mut self.sampled)?;
@@ -385,7 +385,7 @@ impl<B: Backend> StepEngine for Worker<B> {
         if let Some(source) = &self.source {
             source.check_readable()?;
         }
-        self.model.slots.fill(&batch, self.sampled.tokens());
+        self.model.slots.fill(&mut batch, self.sampled.tokens());
         let sampled = self.take_sampled(&batch);
         let refused = batch.refused().map(refusal).collect();
         self.spare.push(batch);

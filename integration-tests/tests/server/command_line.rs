@@ -140,8 +140,6 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
         "9000",
         "--trust-remote-code",
         "--sharded=false",
-        "--speculate",
-        "3",
         "--ngrok",
         "--env",
     ];
@@ -151,7 +149,6 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
         "--waiting-served-ratio",
         "--max-waiting-tokens",
         "--prometheus-port",
-        "--speculate",
         "--attention",
         "--ngrok",
         "--ngrok-edge",

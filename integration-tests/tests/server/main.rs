@@ -19,6 +19,7 @@ mod convert_command;
 mod cuda_sim;
 mod cuda_sim_ranks;
 mod demo_model;
+mod drafts;
 mod embedders;
 mod embeddings;
 mod gpu_memory;

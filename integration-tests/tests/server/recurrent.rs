@@ -10,13 +10,13 @@ use tempfile::TempDir;
 
 /// A golden checkpoint beside the tokenizer of the demo model, whose first tokens are single
 /// characters.
-struct Golden {
+pub(crate) struct Golden {
     folder: TempDir,
     name: &'static str,
 }
 
 impl Golden {
-    fn new(name: &'static str) -> Golden {
+    pub(crate) fn new(name: &'static str) -> Golden {
         let (root, folder) = (Path::new(env!("CARGO_MANIFEST_DIR")), tempfile::tempdir().unwrap());
         let golden = root.join("golden").join(name);
         for file in ["config.json", "model.safetensors"] {
@@ -33,7 +33,7 @@ impl Golden {
     }
 
     /// A model with as many positions as longer prompts need.
-    fn with_positions(self, positions: usize) -> Golden {
+    pub(crate) fn with_positions(self, positions: usize) -> Golden {
         let path = self.folder.path().join("config.json");
         let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         config["max_position_embeddings"] = json!(positions);
@@ -41,7 +41,7 @@ impl Golden {
         self
     }
 
-    fn serve(&self, flags: &[&str]) -> Server {
+    pub(crate) fn serve(&self, flags: &[&str]) -> Server {
         let model = self.folder.path().to_str().unwrap();
         Server::start(&[&["--model-id", model, "--dtype", "float32", "--device", "cpu"][..], flags].concat())
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use millrace_shard::{AllReduce, DeviceKind, GpuMemory};
 
+use super::speculation::{MAX_DRAFTS, speculative_config};
 use super::values::{count, gpu_memory, milliseconds, seconds, share, state_checkpoints};
 use super::{AllReduceArg, DeviceArg, NullArgs, ScheduleArg};
 
@@ -83,6 +84,17 @@ pub(crate) struct EngineArgs {
     /// each sequence of --max-batch-size, but not more than 32
     #[arg(long, env = "STATE_CHECKPOINTS", value_name = "N|off", value_parser = state_checkpoints)]
     pub(crate) state_checkpoints: Option<u32>,
+    /// Guess up to N tokens of an answer from what its text and its prompt repeat, and verify them
+    /// in one step. The text stays the same. 0 for none
+    #[arg(long, visible_aliases = ["num-speculative-tokens", "draft-max"], env = "SPECULATE", default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_DRAFTS)))]
+    speculate: u32,
+    /// vLLM's flag for --speculate, such as '{"method": "ngram", "num_speculative_tokens": 4}'
+    #[arg(long, env = "SPECULATIVE_CONFIG", value_name = "JSON", conflicts_with = "speculate", value_parser = speculative_config)]
+    speculative_config: Option<u32>,
+    /// Verify as many guesses as there are, for tests and measurements. Otherwise a step has them
+    /// only if they are expected to raise the tokens per second
+    #[arg(long, hide = true)]
+    pub(crate) speculate_always: bool,
     /// The request of the first ones in the queue that starts first: the one that came first
     /// (`fcfs`), or the one with the longest prefix in the prefix cache (`lpm`)
     #[arg(long, env = "SCHEDULE", default_value = "fcfs", value_name = "fcfs|lpm")]
@@ -143,6 +155,16 @@ impl EngineArgs {
         if self.prefix_caching { self.state_checkpoints.map(|n| n as usize) } else { Some(0) }
     }
 
+    /// Returns the maximum number of drafts of a row.
+    pub(crate) fn drafts(&self) -> usize {
+        self.speculative_config.unwrap_or(self.speculate) as usize
+    }
+
+    /// Returns the maximum number of drafts of all rows of a step together.
+    pub(crate) fn max_drafts(&self) -> usize {
+        self.drafts() * DRAFTED_ROWS.min(self.max_sequences()) as usize
+    }
+
     /// Returns the limit of sequences in a step.
     pub(crate) fn max_sequences(&self) -> u32 {
         self.max_batch_size.unwrap_or(if self.is_gpu() { GPU_BATCH } else { 64 })
@@ -169,6 +191,10 @@ impl EngineArgs {
 
 /// The limit of sequences in a step on a GPU, if no flag sets it.
 pub(crate) const GPU_BATCH: u32 = 128;
+
+/// Number of rows of a step that can have the largest number of drafts. With more rows a step takes
+/// long enough that few drafts are worth their time.
+const DRAFTED_ROWS: u32 = 8;
 
 /// The limit of prompt tokens in a step on a GPU, if no flag sets it.
 pub(crate) const GPU_PREFILL_TOKENS: u32 = 2048;

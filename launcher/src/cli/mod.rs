@@ -15,6 +15,7 @@ mod neighbours;
 mod null;
 mod plan;
 mod quantize;
+mod speculation;
 mod tgi;
 mod values;
 

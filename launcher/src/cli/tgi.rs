@@ -12,8 +12,6 @@ pub(crate) struct TgiArgs {
     #[arg(long, env = "SHARDED", hide = true, value_parser = clap::builder::BoolishValueParser::new(), num_args = 0..=1,
           default_missing_value = "true", action = clap::ArgAction::Set)]
     sharded: Option<bool>,
-    #[arg(long, env = "SPECULATE", hide = true)]
-    speculate: Option<usize>,
     #[arg(long, env = "LORA_ADAPTERS", hide = true)]
     lora_adapters: Option<String>,
     #[arg(long, env = "WAITING_SERVED_RATIO", hide = true)]
@@ -76,8 +74,6 @@ impl TgiArgs {
         let chunks = "prompts are computed in chunks beside running requests";
         let tunnels = "no tunnels are made; publish the port in another way";
         let idle = [
-            // Speculation changes the speed of answers and not their text.
-            ("--speculate", self.speculate.is_some_and(|n| n > 0), "there is no speculative decoding yet"),
             ("--attention", self.attention.is_some(), "there is one implementation for each device"),
             ("--ngrok", self.ngrok == Some(true), tunnels),
             ("--ngrok-authtoken", self.ngrok_authtoken.is_some(), tunnels),

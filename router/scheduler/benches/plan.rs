@@ -36,6 +36,7 @@ fn limits(num_blocks: usize) -> SchedulerLimits {
         max_frame_bytes: MAX_FRAME,
         prompt_handling: PromptHandling::Shared,
         state_checkpoints: 0,
+        max_drafts: 0,
     }
 }
 

@@ -8,7 +8,7 @@ use super::id::SeqId;
 use super::in_flight::{FinalResult, MalformedAnswer, RowInFlight};
 use super::output::{RowFailure, SequenceEvent, SequenceOutput};
 use super::request::Finish;
-use super::sequence::Sequence;
+use super::sequence::{Accepted, Sequence};
 use super::state::Scheduler;
 
 /// The effect of a row of an answer on its sequence.
@@ -17,14 +17,7 @@ struct AppliedRow {
     computed: usize,
     /// `None` if the row has no token, or if the sequence has ended or was cancelled before the
     /// answer came.
-    accepted: Option<AcceptedToken>,
-}
-
-/// A token that became part of its sequence.
-#[derive(Debug, Clone, Copy)]
-struct AcceptedToken {
-    /// Why the sequence ends with the token, if it does.
-    finish: Option<Finish>,
+    accepted: Option<Accepted>,
 }
 
 impl Scheduler {
@@ -60,10 +53,13 @@ impl Scheduler {
                 let vector = pooled.next().map(|pooled| pooled.values);
                 outputs.extend(vector.and_then(|values| self.receive_vector(row.sequence, values)));
             }
-            let sampled = if row.samples { sampled.next() } else { None };
-            if let Some((sampled, accepted)) = sampled.zip(applied.accepted) {
-                outputs.push(self.report_token(row.sequence, sampled, accepted));
+            let count = row.tokens_at_start(sampled.as_slice());
+            let mut tokens = sampled.by_ref().take(count);
+            if let Some(accepted) = applied.accepted {
+                outputs.extend(self.report_tokens(row.sequence, &mut tokens, accepted));
             }
+            // The tokens after the end of the sequence.
+            tokens.for_each(drop);
             self.leave_quarantine(row.sequence, applied.computed);
         }
         Ok(outputs)
@@ -81,30 +77,36 @@ impl Scheduler {
         sampled: &[Sampled],
         errors: &HashMap<u32, RowError>,
     ) -> Vec<Option<AppliedRow>> {
-        let mut sampled = sampled.iter();
+        let mut rest = sampled;
         let accept = |row: &RowInFlight| {
             if errors.contains_key(&row.slot.0) {
                 row.saves.into_iter().for_each(|checkpoint| self.cache.give_back(checkpoint));
                 return None;
             }
-            let token = if row.samples { sampled.next() } else { None };
-            Some(self.accept_row(step, row, token))
+            let tokens = rest.split_off(..row.tokens_at_start(rest)).unwrap_or_default();
+            Some(self.accept_row(step, row, tokens))
         };
         rows.iter().map(accept).collect()
     }
 
-    /// Accepts the token of one row, if it has one, and publishes the blocks that the row has
+    /// Accepts the tokens of one row, if it has any, and publishes the blocks that the row has
     /// completed.
-    fn accept_row(&mut self, step: u64, row: &RowInFlight, sampled: Option<&Sampled>) -> AppliedRow {
+    fn accept_row(&mut self, step: u64, row: &RowInFlight, sampled: &[Sampled]) -> AppliedRow {
+        let has_tokens = !sampled.is_empty();
         // A preempted sequence accepts tokens as well: they are valid wherever they were computed.
-        let accepted = sampled.and_then(|sampled| {
-            let finish = self.update(row.sequence, |sequence| sequence.accept(sampled.token))?;
-            Some(AcceptedToken { finish })
+        let accepted = has_tokens.then(|| {
+            let tokens = sampled.iter().map(|sampled| sampled.token);
+            self.update(row.sequence, |sequence| sequence.accept(tokens))
         });
-        self.charge(row.sequence, usize::from(accepted.is_some()));
+        let accepted = accepted.flatten();
+        let tokens = accepted.map_or(0, |accepted| accepted.count);
+        self.charge(row.sequence, tokens);
+        let right = tokens.saturating_sub(1);
+        self.drafted_tokens += row.drafts.len() as u64;
+        self.accepted_drafts += right as u64;
         // A deferred row has computed its position, which the next row computes again.
-        let computed = row.computed - usize::from(row.deferred);
-        if row.mask_follows && sampled.is_some() {
+        let computed = row.computed + right - usize::from(row.deferred);
+        if row.mask_follows && has_tokens {
             self.update(row.sequence, |sequence| sequence.note_mask_in_time());
         }
         if let Some(index) = self.position(row.sequence) {
@@ -112,6 +114,7 @@ impl Scheduler {
             // A row from before a preemption was computed in other blocks. A wrong block in the
             // tree would harm every sequence that shares it.
             if running.first_step <= step {
+                running.add_positions(right);
                 let Sequence { block_hashes, tokens, .. } = &running.sequence;
                 self.cache.publish(&mut running.table, block_hashes, tokens, computed);
             }
@@ -122,17 +125,21 @@ impl Scheduler {
         AppliedRow { computed, accepted }
     }
 
-    /// Reports an accepted token and removes the sequence if it has ended.
-    fn report_token(
+    /// Reports accepted tokens and removes the sequence if it has ended.
+    fn report_tokens(
         &mut self,
         sequence: SeqId,
-        sampled: Sampled,
-        AcceptedToken { finish }: AcceptedToken,
-    ) -> SequenceOutput {
+        sampled: impl Iterator<Item = Sampled>,
+        Accepted { count, finish }: Accepted,
+    ) -> impl Iterator<Item = SequenceOutput> {
         if finish.is_some() {
             self.cancel(sequence);
         }
-        SequenceOutput { sequence, event: SequenceEvent::Token(sampled), finish }
+        sampled.take(count).enumerate().map(move |(index, sampled)| SequenceOutput {
+            sequence,
+            event: SequenceEvent::Token(sampled),
+            finish: finish.filter(|_| index + 1 == count),
+        })
     }
 
     /// Reports the scores of a part of the prompt, or the end of a sequence that generates nothing.

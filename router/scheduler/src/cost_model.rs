@@ -43,7 +43,7 @@ pub(super) struct StepLoad {
     tokens: f64,
     /// Number of pairs of a token and a position to which it attends.
     attended: f64,
-    /// Number of rows that sample a token.
+    /// Number of tokens that are sampled, drafts included.
     sampled: f64,
 }
 
@@ -58,7 +58,16 @@ impl StepLoad {
 
     /// Adds a row of a step.
     pub(super) fn add_row(&mut self, row: &Row) {
-        self.add(row.start as usize, row.count as usize, row.sample);
+        let (start, count) = (row.start as usize, row.count as usize);
+        self.add(start, count, row.sample);
+        for draft in 0..row.drafts.len() {
+            self.add(start + count + draft, 1, true);
+        }
+    }
+
+    /// Number of sampled tokens.
+    pub(super) fn sampled(&self) -> f64 {
+        self.sampled
     }
 
     fn terms(&self) -> [f64; TERMS] {

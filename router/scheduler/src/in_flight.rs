@@ -28,10 +28,12 @@ pub(super) struct RowInFlight {
     pub(super) slot: SlotId,
     /// Number of positions that are computed before the row.
     pub(super) start: usize,
-    /// Number of positions that are computed when the step has been answered.
+    /// Number of positions that are computed when the step has been answered, without drafts.
     pub(super) computed: usize,
     /// Whether the answer has a token of the row: it samples, and is not deferred.
     pub(super) samples: bool,
+    /// The drafts of the row.
+    pub(super) drafts: Vec<u32>,
     /// Whether the mask of the row follows the step.
     pub(super) mask_follows: bool,
     /// Whether the row is not sampled, because its mask came late.
@@ -82,6 +84,9 @@ pub enum MalformedAnswer {
     /// The tokens are not in the order of the rows.
     #[error("step {step} has a token for slot {got} instead of slot {expected}")]
     WrongSlot { step: u64, expected: u32, got: u32 },
+    /// The tokens of a row are not the ones that its drafts lead to.
+    #[error("step {step} has tokens for slot {slot} that do not follow from its drafts")]
+    Drafts { step: u64, slot: u32 },
     /// A token that is not in the model's vocabulary.
     #[error("step {step} sampled token {token}, which is outside the vocabulary of {vocab_size}")]
     UnknownToken { step: u64, token: u32, vocab_size: usize },
@@ -148,21 +153,38 @@ impl StepInFlight {
     }
 }
 
-/// Checks that each of the sampling `rows` has one token, in the order of the rows.
+/// Checks that each of the sampling `rows` has one token, and one more for each draft that was
+/// right, in the order of the rows.
 fn check_tokens<'a>(
     step: u64,
     rows: impl Iterator<Item = &'a RowInFlight> + Clone,
     sampled: &[Sampled],
 ) -> Result<(), MalformedAnswer> {
     let count = || MalformedAnswer::TokenCount { step, expected: rows.clone().count(), got: sampled.len() };
-    let mut rest = sampled.iter();
+    let mut rest = sampled;
     for row in rows.clone() {
-        let next = rest.next().ok_or_else(count)?;
+        let next = rest.first().ok_or_else(count)?;
         if next.slot != row.slot.0 {
             return Err(MalformedAnswer::WrongSlot { step, expected: row.slot.0, got: next.slot });
         }
+        let (tokens, others) = rest.split_at(row.tokens_at_start(rest));
+        let mut drafts = row.drafts.iter();
+        let mut is_wrong = |token: &Sampled| drafts.next().is_none_or(|&draft| draft != token.token);
+        // The first token that differs from its draft, or has none, is the last one.
+        if tokens.iter().position(&mut is_wrong) != Some(tokens.len() - 1) {
+            return Err(MalformedAnswer::Drafts { step, slot: row.slot.0 });
+        }
+        rest = others;
     }
-    if rest.next().is_none() { Ok(()) } else { Err(count()) }
+    if rest.is_empty() { Ok(()) } else { Err(count()) }
+}
+
+impl RowInFlight {
+    /// Number of tokens at the start of `sampled` that belong to the row.
+    pub(super) fn tokens_at_start(&self, sampled: &[Sampled]) -> usize {
+        let most = if self.samples { 1 + self.drafts.len() } else { 0 };
+        sampled.iter().take(most).take_while(|token| token.slot == self.slot.0).count()
+    }
 }
 
 /// Iterates over every token id of an answer: sampled tokens and alternatives.

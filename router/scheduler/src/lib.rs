@@ -70,6 +70,12 @@
 //! is in flight, and the mask follows the step ([`late_masks`]). If masks come late, the row is
 //! deferred and no other sequence waits for it. The scheduler does not know how masks are computed.
 //!
+//! # Drafts
+//!
+//! A sequence that repeats what it said before gets guesses of its next tokens with its row
+//! ([`SchedulerOptions::drafts`]). The shard verifies all of them in the time of a step that is a
+//! little longer ([`drafts`]).
+//!
 //! # Failures
 //!
 //! A sequence that the shards refuse, or for which the model computes numbers that are not finite,
@@ -82,6 +88,8 @@ mod admission_order;
 mod apply;
 mod cache;
 mod cost_model;
+mod drafter;
+mod drafts;
 mod fair_share;
 mod frame_budget;
 mod id;

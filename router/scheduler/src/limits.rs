@@ -30,6 +30,8 @@ pub struct SchedulerLimits {
     /// Number of checkpoints of recurrent states. Prompts that cannot be shared otherwise are
     /// shared up to the positions at which a checkpoint was saved.
     pub state_checkpoints: usize,
+    /// Maximum number of drafts of all rows of one step together.
+    pub max_drafts: usize,
 }
 
 /// A shard announced limits with which no request could ever run.
@@ -69,6 +71,7 @@ impl SchedulerLimits {
             max_frame_bytes: MAX_FRAME,
             prompt_handling,
             state_checkpoints: ready.state_checkpoints as usize,
+            max_drafts: ready.max_drafts as usize,
         })
     }
 

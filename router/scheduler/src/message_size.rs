@@ -1,5 +1,6 @@
 //! Upper bounds on the encoded sizes of the parts of a step and of its answer, in bytes.
 
+use super::frame_budget::RowBytes;
 use millrace_proto::Sampling;
 use millrace_proto::frame::encoded_len;
 use millrace_proto::rules::{MAX_ROW_ERROR, MAX_TOP_N};
@@ -17,6 +18,10 @@ pub(super) const ADMISSION: usize = 64;
 const ANSWER: usize = MAX_ROW_ERROR + 64;
 /// A token with its log-probability.
 pub(super) const ALTERNATIVE: usize = 16;
+/// A sampled token without alternatives.
+const SAMPLED: usize = 24;
+/// The header of a list of drafts.
+const DRAFTS: usize = 8;
 /// A scored token of a prompt without alternatives.
 const PROMPT_TOKEN: usize = 24;
 
@@ -38,6 +43,11 @@ pub(super) fn varint(end: usize) -> usize {
 /// Size of sampling parameters.
 pub(super) fn sampling(sampling: &Sampling) -> usize {
     encoded_len(sampling)
+}
+
+/// Sizes of `count` drafts, and of the tokens in their places with `top_n` alternatives.
+pub(super) fn drafts(count: usize, top_n: usize) -> RowBytes {
+    RowBytes { step: DRAFTS + count * varint(usize::MAX), answer: count * (SAMPLED + top_n * ALTERNATIVE) }
 }
 
 /// Size of a scored token of a prompt with `top_n` alternatives.

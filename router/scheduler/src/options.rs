@@ -19,6 +19,10 @@ pub struct SchedulerOptions {
     /// with decode rows up to this time. They may always extend them to twice the time of the
     /// decode rows.
     pub target_micros: f64,
+    /// Maximum number of drafts of a row.
+    pub drafts: usize,
+    /// Whether rows have as many drafts as they can, also if the drafts are not worth their time.
+    pub always_draft: bool,
 }
 
 impl Default for SchedulerOptions {
@@ -29,6 +33,8 @@ impl Default for SchedulerOptions {
             ageing_steps: 512,
             target_micros: 0.0,
             schedule: Schedule::default(),
+            drafts: 0,
+            always_draft: false,
         }
     }
 }

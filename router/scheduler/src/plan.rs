@@ -16,6 +16,10 @@ impl Scheduler {
     /// Plans the next step, or returns `None` if there is nothing to run before more answers have
     /// come in.
     pub fn plan(&mut self) -> Option<PlannedStep> {
+        self.read_for_drafts();
+        if self.waits_for_drafts() {
+            return None;
+        }
         self.share_step();
         let planned = self.plan_rows();
         // If none of the chosen rows can run, others may.
@@ -32,6 +36,7 @@ impl Scheduler {
             false => self.admit_from_quarantine(),
         };
         self.schedule_prefills(&mut bytes);
+        self.schedule_drafts(&mut bytes);
         self.reserve_checkpoints();
 
         let admit = admitted.iter().filter_map(|new| self.position(new.sequence));

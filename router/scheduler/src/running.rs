@@ -37,6 +37,8 @@ pub(super) struct RunningSequence {
     computed: usize,
     /// Number of tokens that the sequence runs in the step being planned.
     planned: usize,
+    /// The drafts after these tokens.
+    drafts: Vec<u32>,
     /// The recurrent states with which the sequence begins.
     restored: Option<CheckpointId>,
     /// The positions at which its states are to be saved, in ascending order, until the answer to
@@ -67,6 +69,7 @@ impl RunningSequence {
             computed: cached,
             sent_blocks: 0,
             planned: 0,
+            drafts: Vec::new(),
             restored: None,
             save_positions: Vec::new(),
             saves: None,
@@ -187,6 +190,33 @@ impl RunningSequence {
         load.add(self.computed, 1, true);
     }
 
+    /// Adds the draft after so many others to a load.
+    pub(super) fn add_draft(&self, others: usize, load: &mut StepLoad) {
+        load.add(self.computed + 1 + others, 1, true);
+    }
+
+    /// The chance of a draft after the last token, if the sequence can have drafts. If the step
+    /// `is_planned`, no other row of it may be in flight.
+    pub(super) fn confidence(&self, is_planned: bool) -> Option<f64> {
+        let is_known = !is_planned || self.sequence.len() == self.sequence.tokens.len();
+        let drafter = self.sequence.ready_drafter().filter(|_| is_known && self.most_drafts() > 0)?;
+        Some(drafter.confidence())
+    }
+
+    /// Maximum number of drafts after the next token: the last token of the sequence is never run.
+    pub(super) fn most_drafts(&self) -> usize {
+        self.sequence.max_positions().saturating_sub(self.computed + 1)
+    }
+
+    /// Adds `count` drafts to the planned row, and takes their bytes from the budget, if they fit.
+    pub(super) fn plan_drafts(&mut self, count: usize, budget: &mut FrameBudget) {
+        let sequence = &self.sequence;
+        let Some(drafter) = sequence.ready_drafter() else { return };
+        if budget.take(message_size::drafts(count, sequence.sampling.top_n as usize)) {
+            self.drafts = drafter.guesses(&sequence.tokens).take(count).collect();
+        }
+    }
+
     /// Number of tokens that the planned row takes from the token budget of the step.
     pub(super) fn planned_tokens(&self) -> usize {
         self.planned
@@ -257,6 +287,7 @@ impl RunningSequence {
         self.sent_blocks = self.table.blocks.len();
         let score = self.sequence.prompt_logprobs.filter(|_| !scores.is_empty());
         let (sequence, slot, computed) = (self.sequence.id, self.slot, self.computed);
+        let drafts = std::mem::take(&mut self.drafts);
         let saves = self.saves.take();
         let row = Row {
             slot: slot.0,
@@ -268,6 +299,7 @@ impl RunningSequence {
             score,
             mask_follows,
             save_state: saves.map(|checkpoint| checkpoint.0),
+            drafts: drafts.clone(),
         };
         let deferred = false;
         let in_flight = RowInFlight {
@@ -276,6 +308,7 @@ impl RunningSequence {
             start,
             computed,
             samples: sample,
+            drafts,
             mask_follows,
             deferred,
             scores,
@@ -283,6 +316,11 @@ impl RunningSequence {
             saves,
         };
         Some((row, in_flight))
+    }
+
+    /// Notes that so many drafts were right, so their positions are computed.
+    pub(super) fn add_positions(&mut self, drafts: usize) {
+        self.computed += drafts;
     }
 
     /// Takes back the position of a deferred row, which the next row computes again.

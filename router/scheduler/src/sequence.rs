@@ -7,6 +7,7 @@ use millrace_proto::rules::{MAX_TOP_N, check_sampling, is_mask_or_free};
 use millrace_proto::{Row, Sampling};
 
 use super::cache::BlockHashes;
+use super::drafter::Drafter;
 use super::frame_budget;
 use super::id::SeqId;
 use super::limits::{self, InfeasibleRequest, SchedulerLimits};
@@ -54,6 +55,17 @@ pub(super) struct Sequence {
     /// Total work of the sequences that overtook this one since it is in the queue, in positions.
     pub(super) overtaken: usize,
     pub(super) loss_history: LossHistory,
+    /// What the sequence repeats, if it may have drafts.
+    drafter: Option<Box<Drafter>>,
+}
+
+/// Tokens of a row that became part of its sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Accepted {
+    /// Number of the tokens.
+    pub(super) count: usize,
+    /// Why the sequence ends with the last of them, if it does.
+    pub(super) finish: Option<Finish>,
 }
 
 /// Number of deferrals after which the pause of a sequence whose masks come late grows no more.
@@ -103,7 +115,27 @@ impl Sequence {
             pooling_start: request.pooling_start,
             overtaken: 0,
             loss_history: LossHistory::default(),
+            drafter: None,
         }
+    }
+
+    /// Looks for repetitions from now on, so that the sequence may have drafts. The mask of a
+    /// constrained sequence depends on each of its tokens, so it has none.
+    pub(super) fn find_repetitions(&mut self) {
+        if self.max_new_tokens > 1 && matches!(self.mask, MaskState::Unconstrained) {
+            self.drafter = Some(Box::default());
+        }
+    }
+
+    /// Looks for repetitions in up to `most` further tokens, and returns their number.
+    pub(super) fn read_for_drafts(&mut self, most: usize) -> usize {
+        let Sequence { drafter, tokens, prompt_len, .. } = self;
+        drafter.as_mut().map_or(0, |drafter| drafter.read(tokens, *prompt_len, most))
+    }
+
+    /// The drafter, if it has a guess.
+    pub(super) fn ready_drafter(&self) -> Option<&Drafter> {
+        self.drafter.as_deref().filter(|drafter| drafter.is_ready(&self.tokens))
     }
 
     /// Makes a constrained sequence run only while its mask is known. A sequence that runs ahead of
@@ -213,7 +245,7 @@ impl Sequence {
 
     /// Whether the row runs one generated token and samples after it.
     pub(super) fn is_decode(&self, row: &Row) -> bool {
-        row.sample && row.count == 1 && row.start as usize >= self.prompt_len
+        row.sample && row.count == 1 && row.drafts.is_empty() && row.start as usize >= self.prompt_len
     }
 
     /// Whether all tokens must be run through the model, whatever is cached.
@@ -248,16 +280,23 @@ impl Sequence {
         self.pending += 1;
     }
 
-    /// Accepts the token of the oldest row in flight that samples. Returns why the sequence ends
-    /// with it, if it does.
-    pub(super) fn accept(&mut self, token: u32) -> Option<Finish> {
+    /// Accepts the tokens of the oldest row in flight that samples, up to the one with which the
+    /// sequence ends.
+    pub(super) fn accept(&mut self, tokens: impl IntoIterator<Item = u32>) -> Accepted {
         self.pending -= 1;
-        self.tokens.push(token);
+        let mut accepted = Accepted { count: 0, finish: None };
+        for token in tokens {
+            self.tokens.push(token);
+            accepted = Accepted { count: accepted.count + 1, finish: self.finish_after(token) };
+            if accepted.finish.is_some() {
+                break;
+            }
+        }
         self.block_hashes.extend(&self.tokens);
         if !matches!(self.mask, MaskState::Unconstrained) {
             self.mask = MaskState::Awaited;
         }
-        self.finish_after(token)
+        accepted
     }
 
     /// Why the sequence ends with `token`, its last accepted token.
@@ -307,23 +346,23 @@ mod tests {
         sequence.expect_token();
         sequence.expect_token();
         assert_eq!((sequence.len(), sequence.can_continue()), (5, true));
-        assert_eq!(sequence.accept(4), None);
+        assert_eq!(sequence.accept([4]), Accepted { count: 1, finish: None });
         assert_eq!((sequence.len(), sequence.has_pending()), (5, true));
-        assert_eq!(sequence.accept(5), None);
-        assert_eq!((sequence.len(), sequence.has_pending()), (5, false));
-        assert_eq!(sequence.tokens, [1, 2, 3, 4, 5]);
-        assert_eq!(sequence.block_hashes.as_slice().len(), 2);
+        assert_eq!(sequence.accept([5, 6, 7]), Accepted { count: 3, finish: None });
+        assert_eq!((sequence.len(), sequence.has_pending()), (7, false));
+        assert_eq!(sequence.tokens, [1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(sequence.block_hashes.as_slice().len(), 3);
     }
 
     #[test]
     fn a_stop_token_or_the_last_token_ends_a_sequence() {
         let mut stopped = sequence(10, &[7]);
         let mut full = sequence(2, &[7]);
-        for _ in 0..2 {
-            stopped.expect_token();
-            full.expect_token();
-        }
-        assert_eq!([5, 7].map(|token| stopped.accept(token)), [None, Some(Finish::StopToken)]);
-        assert_eq!([5, 7].map(|token| full.accept(token)), [None, Some(Finish::Length)]);
+        stopped.expect_token();
+        full.expect_token();
+        let accepted = |finish| Accepted { count: 2, finish: Some(finish) };
+        assert_eq!(stopped.accept([5, 7, 8]), accepted(Finish::StopToken));
+        assert_eq!(full.accept([5, 7, 8]), accepted(Finish::Length));
+        assert_eq!(full.tokens, [1, 2, 3, 5, 7]);
     }
 }

@@ -47,6 +47,8 @@ pub struct Scheduler {
     pub(super) priority_preemptions: u64,
     pub(super) slot_preemptions: u64,
     pub(super) deferred_rows: u64,
+    pub(super) drafted_tokens: u64,
+    pub(super) accepted_drafts: u64,
     pub(super) hit_tokens: u64,
     pub(super) miss_tokens: u64,
 }
@@ -80,6 +82,8 @@ impl Scheduler {
             priority_preemptions: 0,
             slot_preemptions: 0,
             deferred_rows: 0,
+            drafted_tokens: 0,
+            accepted_drafts: 0,
             hit_tokens: 0,
             miss_tokens: 0,
         }
@@ -106,6 +110,9 @@ impl Scheduler {
         }
         sequence.check(&self.limits)?;
         sequence.hash_prompt();
+        if self.options.drafts > 0 {
+            sequence.find_repetitions();
+        }
         self.arrived += 1;
         self.shares.enter(&sequence.tenant, &self.waiting);
         self.waiting.insert(sequence);
@@ -193,6 +200,8 @@ impl Scheduler {
             priority_preemptions: self.priority_preemptions,
             slot_preemptions: self.slot_preemptions,
             deferred_rows: self.deferred_rows,
+            drafted_tokens: self.drafted_tokens,
+            accepted_drafts: self.accepted_drafts,
             prefix_hit_tokens: self.hit_tokens,
             prefix_miss_tokens: self.miss_tokens,
             prefix_evicted_blocks: self.cache.evictions(),

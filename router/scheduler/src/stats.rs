@@ -26,6 +26,10 @@ pub struct SchedulerStats {
     pub slot_preemptions: u64,
     /// Number of rows of constrained sequences whose masks came too late for their step, so far.
     pub deferred_rows: u64,
+    /// Total number of drafts in rows that have been answered.
+    pub drafted_tokens: u64,
+    /// Total number of drafts that became tokens of their sequences.
+    pub accepted_drafts: u64,
     /// Total number of tokens of admitted sequences that were found in the prefix cache.
     pub prefix_hit_tokens: u64,
     /// Total number of tokens of admitted sequences that had to be computed.

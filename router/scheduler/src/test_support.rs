@@ -119,8 +119,13 @@ fn token_of(digest: u64, vocab_size: usize) -> u32 {
 /// The digest before the first token.
 const START: u64 = 1;
 
-/// Draws the token after a prefix.
-fn draw(digest: u64, seed: u64, vocab_size: usize) -> u32 {
+/// Seeds from here on make sequences that repeat themselves for some time.
+pub const REPEATS: u64 = 4 << 32;
+
+/// Draws the token after a prefix that ends with `last`.
+fn draw(digest: u64, last: u32, seed: u64, vocab_size: usize) -> u32 {
+    let repeats = seed >= REPEATS && !digest.is_multiple_of(8);
+    let digest = if repeats { mix(START, last) } else { digest };
     token_of(digest ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), vocab_size)
 }
 
@@ -171,16 +176,17 @@ pub fn vector_alone(request: &Request) -> Vec<f32> {
 /// The tokens of a request if it runs alone, and the reason of its end.
 pub fn alone(request: &Request, vocab_size: usize) -> (Vec<u32>, Finish) {
     let mut digest = request.prompt.iter().fold(START, |digest, &token| mix(digest, token));
-    let mut generated = Vec::new();
+    let (mut generated, mut last) = (Vec::new(), request.prompt[request.prompt.len() - 1]);
     if request.max_new_tokens == 0 || request.pooling.is_some() {
         return (generated, Finish::Length);
     }
     loop {
-        let mut token = draw(digest, request.sampling.seed, vocab_size);
+        let mut token = draw(digest, last, request.sampling.seed, vocab_size);
         if request.mask.is_some() {
             token = nearest(token, &pretend_mask(&generated, vocab_size), vocab_size).unwrap();
         }
         digest = mix(digest, token);
+        last = token;
         generated.push(token);
         if generated.len() == request.max_new_tokens as usize {
             return (generated, Finish::Length);
@@ -231,7 +237,9 @@ impl PretendShard {
         let slots: HashSet<u32> = step.rows.iter().map(|row| row.slot).collect();
         ensure(slots.len() == step.rows.len(), || "two rows for one slot".into())?;
         ensure(!step.rows.is_empty(), || "a step without rows".into())?;
-        let tokens: usize = step.rows.iter().map(|row| row.count as usize).sum();
+        let drafts: usize = step.rows.iter().map(|row| row.drafts.len()).sum();
+        ensure(drafts <= self.limits.max_drafts, || format!("{drafts} drafts in one step"))?;
+        let tokens = drafts + step.rows.iter().map(|row| row.count as usize).sum::<usize>();
         ensure(tokens <= self.limits.max_step_tokens, || format!("{tokens} tokens in one step"))?;
         let (mut sampled, mut scored, mut pooled) = (Vec::new(), Vec::new(), Vec::new());
         let mut errors = Vec::new();
@@ -245,7 +253,7 @@ impl PretendShard {
                 errors.push(error(RowErrorKind::Refused));
                 continue;
             }
-            let end = self.start_of(row)? + row.count as usize;
+            let end = self.start_of(row)? + row.count as usize + row.drafts.len();
             match trouble {
                 Some(Trouble::Deadly(position)) if end > position => return Err(DEATH.to_owned()),
                 Some(Trouble::Broken(position)) if end > position => {
@@ -256,8 +264,8 @@ impl PretendShard {
                 }
                 _ => {}
             }
-            let (token, scores) = self.row(row, mask)?;
-            sampled.extend(token);
+            let (tokens, scores) = self.row(row, mask)?;
+            sampled.extend(tokens);
             scored.extend(scores);
             pooled.extend(self.pool(row)?);
         }
@@ -323,14 +331,14 @@ impl PretendShard {
         Ok(last)
     }
 
-    /// Runs a row. Returns the token that it samples, and the scores that it asks for.
+    /// Runs a row. Returns the tokens that it samples, and the scores that it asks for.
     fn row(
         &mut self,
         row: &Row,
         late_mask: Option<&[u32]>,
-    ) -> Result<(Option<Sampled>, Option<Scored>), String> {
+    ) -> Result<(Vec<Sampled>, Option<Scored>), String> {
         let start = self.start_of(row)?;
-        let reserved = (row.start + row.count) as usize;
+        let reserved = (row.start + row.count) as usize + row.drafts.len();
         let SchedulerLimits { block_size, max_sequence_tokens, vocab_size, .. } = self.limits;
         let occupant =
             self.slots.get_mut(row.slot as usize).and_then(Option::as_mut).ok_or("row without slot")?;
@@ -395,23 +403,50 @@ impl PretendShard {
         }
         if !row.sample {
             ensure(row.allowed.is_empty(), || "a mask for a row that does not sample".into())?;
-            return Ok((None, scored));
+            ensure(row.drafts.is_empty(), || "drafts in a row that does not sample".into())?;
+            return Ok((Vec::new(), scored));
         }
         if row.mask_follows && late_mask.is_none() {
             // The next row runs this position again.
             (occupant.computed, occupant.deferrals) = (Some(start), occupant.deferrals + 1);
-            return Ok((None, scored));
+            return Ok((Vec::new(), scored));
         }
         let allowed = late_mask.unwrap_or(&row.allowed);
         ensure(end == occupant.tokens.len(), || "a token is sampled twice".into())?;
         ensure(reserved < max_sequence_tokens, || "the sequence is full".into())?;
-        let mut token = draw(digest, occupant.seed, vocab_size);
+        let mut token = draw(digest, occupant.tokens[end - 1], occupant.seed, vocab_size);
         if !allowed.is_empty() {
             ensure(allowed.len() == vocab_size.div_ceil(32), || "a mask for another vocabulary".into())?;
             token = nearest(token, allowed, vocab_size).ok_or("nothing is allowed")?;
         }
-        occupant.tokens.push(token);
-        let top = vec![TokenLogprob { token, logprob: -1.0 }; occupant.top_n as usize];
-        Ok((Some(Sampled { slot: row.slot, token, logprob: -1.0, top }), scored))
+        let verifies = row.count == 1 && start >= occupant.prompt_len && !row.mask_follows;
+        let may_draft = verifies && allowed.is_empty() && handling == PromptHandling::Shared;
+        ensure(row.drafts.is_empty() || may_draft, || format!("drafts in {row:?}"))?;
+        let mut sampled = vec![occupant.sample(row.slot, token)];
+        let mut is_right = true;
+        for (position, &draft) in (end..).zip(&row.drafts) {
+            ensure((draft as usize) < vocab_size, || format!("draft {draft}"))?;
+            let block = occupant.table[position / block_size];
+            ensure(self.holders[block as usize] == 1, || format!("slot {} drafts in {block}", row.slot))?;
+            // The positions behind a wrong draft hold something else than the sequence.
+            digest = mix(digest, draft);
+            self.cache[place(&occupant.table, position)] = digest;
+            is_right &= occupant.tokens.last() == Some(&draft);
+            if is_right {
+                occupant.computed = Some(position + 1);
+                let token = draw(digest, draft, occupant.seed, vocab_size);
+                sampled.push(occupant.sample(row.slot, token));
+            }
+        }
+        Ok((sampled, scored))
+    }
+}
+
+impl Occupant {
+    /// Adds a sampled token to the sequence.
+    fn sample(&mut self, slot: u32, token: u32) -> Sampled {
+        self.tokens.push(token);
+        let top = vec![TokenLogprob { token, logprob: -1.0 }; self.top_n as usize];
+        Sampled { slot, token, logprob: -1.0, top }
     }
 }

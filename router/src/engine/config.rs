@@ -23,6 +23,10 @@ pub struct EngineConfig {
     pub kv_events: Option<KvEvents>,
     /// The order in which queued requests are started.
     pub schedule: Schedule,
+    /// Maximum number of drafts of a row, if the shards can verify drafts.
+    pub drafts: usize,
+    /// Whether rows have as many drafts as they can, also if the drafts are not worth their time.
+    pub always_draft: bool,
     /// Target for the time between two tokens of a stream, up to which prompts may delay the tokens
     /// of running streams. Prompts may always double the time of a step.
     pub target_itl: Duration,
@@ -57,6 +61,8 @@ impl Default for EngineConfig {
             prefix_cache: true,
             kv_events: None,
             schedule: Schedule::default(),
+            drafts: 0,
+            always_draft: false,
             target_itl: Duration::ZERO,
             queue_timeout: None,
             step_timeout: None,

@@ -37,6 +37,9 @@ const PRIORITY_PREEMPTIONS: &str = "millrace_priority_preemptions_total";
 const SLOT_PREEMPTIONS: &str = "millrace_slot_preemptions_total";
 /// Counter: rows whose masks came too late for their step.
 const DEFERRED_ROWS: &str = "millrace_deferred_rows_total";
+/// vLLM's names.
+const DRAFT_TOKENS: &str = "vllm:spec_decode_num_draft_tokens_total";
+const ACCEPTED_DRAFTS: &str = "vllm:spec_decode_num_accepted_tokens_total";
 /// Gauge: KV cache blocks in use.
 const KV_BLOCKS_USED: &str = "millrace_kv_blocks_used";
 /// Gauge: KV cache blocks of the pool.
@@ -166,6 +169,8 @@ pub(super) fn describe() {
         "Sequences sent back to the queue because no KV cache block was free"
     );
     describe_counter!(DEFERRED_ROWS, Unit::Count, "Rows whose masks came too late for their step");
+    describe_counter!(DRAFT_TOKENS, Unit::Count, "Guessed tokens that were verified (--speculate)");
+    describe_counter!(ACCEPTED_DRAFTS, Unit::Count, "Guessed tokens that were right");
     describe_counter!(
         PRIORITY_PREEMPTIONS,
         Unit::Count,
@@ -316,6 +321,8 @@ pub(super) fn show(stats: &SchedulerStats, limits: &SchedulerLimits) {
     counter!(PRIORITY_PREEMPTIONS).absolute(stats.priority_preemptions);
     counter!(SLOT_PREEMPTIONS).absolute(stats.slot_preemptions);
     counter!(DEFERRED_ROWS).absolute(stats.deferred_rows);
+    counter!(DRAFT_TOKENS).absolute(stats.drafted_tokens);
+    counter!(ACCEPTED_DRAFTS).absolute(stats.accepted_drafts);
     counter!(PREFIX_HITS).absolute(stats.prefix_hit_tokens);
     counter!(PREFIX_MISSES).absolute(stats.prefix_miss_tokens);
     counter!(PREFIX_EVICTIONS).absolute(stats.prefix_evicted_blocks);

@@ -7,8 +7,7 @@ use millrace_backend::KvFormat;
 pub struct ShardLimits {
     /// Maximum number of tokens of all rows of one step.
     pub max_step_tokens: usize,
-    /// Maximum number of sequences: of slots, of rows of one step, and of positions of one step
-    /// that need logits.
+    /// Maximum number of sequences: of slots, and of rows of one step.
     pub max_sequences: usize,
     /// Maximum number of positions of one sequence.
     pub max_sequence_tokens: usize,
@@ -20,9 +19,16 @@ pub struct ShardLimits {
     pub kv_format: KvFormat,
     /// Number of checkpoints of recurrent states.
     pub state_checkpoints: usize,
+    /// Maximum number of drafts of all rows of one step together.
+    pub max_drafts: usize,
 }
 
 impl ShardLimits {
+    /// Returns the maximum number of positions of one step that need logits.
+    pub fn max_outputs(&self) -> usize {
+        self.max_sequences.saturating_add(self.max_drafts)
+    }
+
     /// Returns the number of blocks of the longest block table.
     pub fn table_blocks(&self) -> usize {
         self.max_sequence_tokens.div_ceil(self.block_size)

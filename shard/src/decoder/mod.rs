@@ -75,7 +75,7 @@ impl<B: Backend> Decoder<B> {
         limits: &ShardLimits,
         collective: Option<Box<dyn Collective<B>>>,
     ) -> Result<Self, Error> {
-        let group = RankGroup::new(collective, backend, limits.max_sequences, spec.vocab_rows.len())?;
+        let group = RankGroup::new(collective, backend, limits.max_outputs(), spec.vocab_rows.len())?;
         Self::with_group(backend, spec, weights, limits, group)
     }
 
@@ -125,7 +125,7 @@ impl<B: Backend> Decoder<B> {
         };
         let stack_weights = StackWeights { layers, ropes, query_scale, exit_norm };
         let stack = LayerStack::new(backend, &spec, held.clone(), stack_weights, limits)?;
-        let max_outputs = limits.max_sequences;
+        let max_outputs = limits.max_outputs();
         let mut states = HiddenStates::new(backend, &spec, limits)?;
         if let Some((plan, weights)) = spec.per_layer.zip(per_layer) {
             states.layer_inputs = Some(LayerInputs::new(backend, &spec, plan, weights, limits)?);

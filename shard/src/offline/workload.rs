@@ -110,6 +110,7 @@ mod tests {
             max_sequence_tokens: workload.sequence_tokens(),
             block_size: 4,
             state_checkpoints: 0,
+            max_drafts: 0,
             num_blocks: workload.batch * workload.sequence_tokens().div_ceil(4),
             kv_format: DType::F32.into(),
         }

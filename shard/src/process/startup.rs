@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use millrace_backend::{Backend, ModelLoading};
+use millrace_backend::{Backend, ModelLoading, StepQueue};
 use millrace_cpu::Cpu;
 use millrace_model::memory_plan::{self, MemoryPlan, PlanError, PlanRequest};
 use millrace_model::split::{LayerShare, Split};
@@ -20,7 +20,7 @@ use crate::platform::{OpenDevice, Platform};
 use crate::process::host_share::HostShare;
 use crate::process::router_link::RouterLink;
 use crate::process::weight_cache::WeightLabel;
-use crate::prompt_handling::prompt_handling;
+use crate::prompt_handling::{no_drafts, prompt_handling};
 use crate::worker::Worker;
 
 /// Time limit of the wait for ranks that load more slowly. The router notices if one of them fails
@@ -75,7 +75,14 @@ pub(crate) fn start<P: Platform>(
     }
     let host = HostShare::open::<P>(placement, options, &model, &storage, free)?;
     let Model { spec, weights: source, .. } = model;
-    let request = plan_request::<P>(placement, options, storage, free);
+    let no_drafts = no_drafts(&spec, backend.steps_ahead()).filter(|_| options.max_drafts > 0);
+    if let Some(reason) = no_drafts.filter(|_| placement.rank == 0) {
+        tracing::warn!("--speculate has no effect: {reason}");
+    }
+    let mut request = plan_request::<P>(placement, options, storage, free);
+    if no_drafts.is_some() {
+        request.max_drafts = 0;
+    }
     let start = Start { platform, router, placement, options, backend: &backend, spec: &spec, layers };
     let plan = start.plan_memory(&request, host.as_ref())?;
     let limits = plan.limits;
@@ -156,6 +163,7 @@ fn plan_request<P: Platform>(
         fraction: P::MEMORY_FRACTION,
         pool_bound: P::POOL_BOUND,
         state_checkpoints: options.state_checkpoints,
+        max_drafts: options.max_drafts,
     }
 }
 
@@ -334,6 +342,7 @@ fn describe(spec: &DecoderSpec, plan: &MemoryPlan) -> Ready {
         max_sequences: limits.max_sequences as u32,
         max_step_tokens: limits.max_step_tokens as u32,
         state_checkpoints: limits.state_checkpoints as u32,
+        max_drafts: limits.max_drafts as u32,
         memory: memory.collect(),
         host_memory: host_memory.collect(),
         ..Ready::default()

@@ -35,6 +35,8 @@ pub(super) struct BatchRow {
     pub(super) sample: bool,
     /// Whether the row is one generated token after which the next one is sampled.
     pub(super) decodes: bool,
+    /// Number of drafts at the end of the row, which are part of `count`.
+    pub(super) drafts: usize,
     /// Whether the row's mask follows.
     pub(super) mask_follows: bool,
     /// Whether the row's mask has not come in time.
@@ -54,6 +56,11 @@ pub(super) struct ExpectedToken {
     pub(super) sequence: u64,
     /// None for a deferred row, whose token is dropped.
     pub(super) position: Option<usize>,
+    /// The draft in this place. The later tokens of the row are dropped if the token differs from
+    /// it.
+    pub(super) draft: Option<u32>,
+    /// Whether the token is dropped.
+    pub(super) dropped: bool,
 }
 
 impl Batch {
@@ -61,25 +68,21 @@ impl Batch {
     pub fn new(limits: &ShardLimits) -> Self {
         Batch {
             tokens: Vec::with_capacity(limits.max_step_tokens),
-            outputs: Vec::with_capacity(limits.max_sequences),
+            outputs: Vec::with_capacity(limits.max_outputs()),
             restored_states: Vec::with_capacity(limits.max_sequences),
             saved_states: Vec::with_capacity(limits.max_sequences),
             rows: Vec::with_capacity(limits.max_sequences),
-            expected: Vec::with_capacity(limits.max_sequences),
+            expected: Vec::with_capacity(limits.max_outputs()),
             refused: Vec::new(),
             awaits_masks: false,
         }
     }
 
-    /// Returns the slots that are sampled for, in the order of the outputs.
-    pub fn sampling_slots(&self) -> impl Iterator<Item = usize> {
-        self.rows.iter().filter(|row| row.sample).map(|row| row.slot)
-    }
-
     /// Returns the slots that are sampled for, in the order of the outputs, each with whether its
-    /// token is kept. The token of a deferred row is not.
+    /// token is kept. It is known after [`SlotTable::fill`](super::SlotTable::fill). The token of a
+    /// deferred row is not kept, and neither are the tokens after a draft that was wrong.
     pub fn kept_tokens(&self) -> impl Iterator<Item = (usize, bool)> {
-        self.rows.iter().filter(|row| row.sample).map(|row| (row.slot, !row.deferred))
+        self.expected.iter().map(|place| (place.slot, !place.dropped))
     }
 
     /// Tells whether the masks of some rows follow.
@@ -91,6 +94,11 @@ impl Batch {
     /// the reason.
     pub fn refused(&self) -> impl Iterator<Item = (usize, &StepError)> {
         self.refused.iter().map(|(slot, error)| (*slot, error))
+    }
+
+    /// Returns the number of drafts in all rows.
+    pub(super) fn drafts(&self) -> usize {
+        self.rows.iter().map(|row| row.drafts).sum()
     }
 
     pub(super) fn clear(&mut self) {
@@ -114,10 +122,10 @@ impl Batch {
 
     pub(super) fn push(&mut self, row: BatchRow, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);
-        let sample = row.sample;
-        self.rows.push(row);
-        if sample {
-            self.outputs.push((self.tokens.len() - 1) as u32);
+        let end = self.tokens.len() as u32;
+        if row.sample {
+            self.outputs.extend(end - 1 - row.drafts as u32..end);
         }
+        self.rows.push(row);
     }
 }

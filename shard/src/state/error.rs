@@ -231,6 +231,28 @@ pub enum StepError {
         /// Tokens allowed.
         limit: usize,
     },
+    /// More drafts in all rows than a step can hold.
+    #[error("the rows have more than {limit} drafts together")]
+    TooManyDrafts {
+        /// Drafts allowed.
+        limit: usize,
+    },
+    /// A row that cannot have drafts, or a draft that is not a token.
+    #[error("the row of slot {slot} at {start} cannot have these {drafts} drafts")]
+    Drafts {
+        /// The slot.
+        slot: u32,
+        /// The row's first position.
+        start: usize,
+        /// Number of drafts.
+        drafts: usize,
+    },
+    /// A row of a sequence whose drafts have not been verified.
+    #[error("slot {slot} has a row before its drafts are verified")]
+    UnverifiedDrafts {
+        /// The slot.
+        slot: u32,
+    },
     /// A block outside the pool.
     #[error("block {block} of slot {slot} is not one of the {blocks} blocks")]
     UnknownBlock {
@@ -281,6 +303,9 @@ impl StepError {
             | StepError::UnknownPositions { .. }
             | StepError::SampleInside { .. }
             | StepError::TooManyTokens { .. }
+            | StepError::TooManyDrafts { .. }
+            | StepError::Drafts { .. }
+            | StepError::UnverifiedDrafts { .. }
             | StepError::UnknownBlock { .. }
             | StepError::BlockCount { .. }
             | StepError::PartOfPrompt { .. }

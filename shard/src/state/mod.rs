@@ -55,9 +55,11 @@ struct SequenceSlot {
     taken: bool,
     /// Number of sequences that the slot has held.
     sequences: u64,
-    /// Prompt and generated tokens. The capacity is one more than the tokens that can be computed,
-    /// because the last token is only reported.
+    /// Prompt and generated tokens, and the drafts of a row in flight. The capacity is one more
+    /// than the tokens that can be computed, because the last token is only reported.
     tokens: Vec<u32>,
+    /// Number of drafts at the end of `tokens`.
+    drafts: usize,
     prompt_len: usize,
     /// Number of positions that rows have covered, or that are covered by a checkpoint.
     covered: usize,
@@ -123,6 +125,7 @@ impl SlotTable {
             taken: false,
             sequences: 0,
             tokens: Vec::with_capacity(limits.max_sequence_tokens + 1),
+            drafts: 0,
             prompt_len: 0,
             covered: 0,
             restored: None,
@@ -235,14 +238,15 @@ impl SlotTable {
 
     /// Returns the sampling inputs of `batch`, in the order of its outputs.
     pub fn sample_rows<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = SampleRow<'a>> {
-        batch.sampling_slots().map(|slot| {
-            let slot = &self.slots[slot];
-            SampleRow {
+        batch.rows.iter().filter(|row| row.sample).flat_map(|row| {
+            let slot = &self.slots[row.slot];
+            // A draft counts as a token of the sequence for the places after it.
+            (0..=row.drafts).rev().map(|later| SampleRow {
                 params: &slot.sampling,
-                tokens: &slot.tokens,
+                tokens: &slot.tokens[..slot.tokens.len() - later],
                 prompt_len: slot.prompt_len,
                 allowed: (!slot.allowed.is_empty()).then_some(&slot.allowed),
-            }
+            })
         })
     }
 
@@ -300,23 +304,41 @@ impl SlotTable {
     pub fn expect(&mut self, batch: &mut Batch) {
         for row in batch.rows.iter().filter(|row| row.sample) {
             let slot = &mut self.slots[row.slot];
-            let (sequence, position) = (slot.sequences, (!row.deferred).then_some(slot.tokens.len()));
-            batch.expected.push(ExpectedToken { slot: row.slot, sequence, position });
-            if position.is_some() {
+            let known = slot.tokens.len() - row.drafts;
+            for place in 0..=row.drafts {
+                batch.expected.push(ExpectedToken {
+                    slot: row.slot,
+                    sequence: slot.sequences,
+                    position: (!row.deferred).then_some(known + place),
+                    draft: slot.tokens.get(known + place).copied(),
+                    dropped: row.deferred,
+                });
+            }
+            if !row.deferred {
                 slot.tokens.push(UNKNOWN);
             }
         }
     }
 
     /// Stores the sampled tokens in the reserved places of sequences that still hold their slots.
-    /// The tokens of deferred rows are dropped.
-    pub fn fill(&mut self, batch: &Batch, sampled: &[Sampled]) {
-        for (place, sampled) in batch.expected.iter().zip(sampled) {
+    /// The tokens of deferred rows and the tokens after a wrong draft are dropped.
+    pub fn fill(&mut self, batch: &mut Batch, sampled: &[Sampled]) {
+        let mut rejected = None;
+        for (place, sampled) in batch.expected.iter_mut().zip(sampled) {
+            place.dropped |= rejected == Some(place.slot);
+            let Some(position) = place.position.filter(|_| !place.dropped) else { continue };
+            let is_wrong = place.draft.is_some_and(|draft| draft != sampled.token);
+            rejected = is_wrong.then_some(place.slot);
             let slot = &mut self.slots[place.slot];
-            if let Some(position) = place.position
-                && slot.sequences == place.sequence
-            {
-                slot.tokens[position] = sampled.token;
+            if slot.sequences != place.sequence {
+                continue;
+            }
+            slot.tokens[position] = sampled.token;
+            if is_wrong {
+                slot.tokens.truncate(position + 1);
+            }
+            if is_wrong || place.draft.is_none() {
+                slot.drafts = 0;
             }
         }
     }
@@ -347,6 +369,7 @@ impl SlotTable {
         place.covered = saved.unwrap_or(0);
         place.restored = restore_state.map(|id| id as usize);
         place.tokens.clear();
+        place.drafts = 0;
         place.blocks.clear();
         place.refused = None;
         (place.awaits_mask, place.deferrals) = (false, 0);
@@ -420,6 +443,12 @@ impl SlotTable {
 
         let start = place.start_of(row)?;
         place.check_positions(row, start, &limits)?;
+        place.check_drafts(row, start, vocab, &limits)?;
+        let drafts = row.drafts.len();
+        let count = count + drafts;
+        if drafts > 0 && (in_order || whole_prompts || batch.drafts() + drafts > limits.max_drafts) {
+            return Err(StepError::TooManyDrafts { limit: limits.max_drafts });
+        }
         if count > limits.max_step_tokens - batch.tokens.len() {
             return Err(StepError::TooManyTokens { limit: limits.max_step_tokens });
         }
@@ -452,10 +481,12 @@ impl SlotTable {
         place.allowed.extend_from_slice(allowed);
         place.awaits_mask = mask_follows;
         place.blocks.extend_from_slice(new_blocks);
+        place.tokens.extend_from_slice(&row.drafts);
+        place.drafts = drafts;
         let decodes = sample && count == 1 && start >= place.prompt_len;
         let (slot, deferred) = (slot as usize, false);
         let of_batch =
-            BatchRow { slot, start, count, sample, decodes, mask_follows, deferred, scored, top_n };
+            BatchRow { slot, start, count, sample, decodes, drafts, mask_follows, deferred, scored, top_n };
         batch.push(of_batch, &place.tokens[start..end]);
         self.copy_states(row, end, batch);
         Ok(())
@@ -484,6 +515,33 @@ impl SequenceSlot {
         Ok(())
     }
 
+    /// Checks that the row may have its drafts, and that no drafts of the sequence are in flight.
+    fn check_drafts(
+        &self,
+        row: &Row,
+        start: usize,
+        vocab: usize,
+        limits: &ShardLimits,
+    ) -> Result<(), StepError> {
+        let Row { slot, ref drafts, .. } = *row;
+        if self.drafts > 0 {
+            return Err(StepError::UnverifiedDrafts { slot });
+        }
+        if drafts.is_empty() {
+            return Ok(());
+        }
+        let is_decode = row.sample && row.count == 1 && start >= self.prompt_len;
+        let is_free = row.allowed.is_empty() && !row.mask_follows;
+        let fits = start + 1 + drafts.len() <= limits.max_sequence_tokens;
+        let is_known = self.tokens.last() != Some(&UNKNOWN);
+        let are_tokens = drafts.iter().all(|&draft| (draft as usize) < vocab);
+        if is_decode && is_free && fits && is_known && are_tokens {
+            Ok(())
+        } else {
+            Err(StepError::Drafts { slot, start, drafts: drafts.len() })
+        }
+    }
+
     /// Checks that the new blocks exist, and that the slot's blocks cover `end` tokens.
     fn check_blocks(
         &self,
@@ -503,6 +561,8 @@ impl SequenceSlot {
     }
 }
 
+#[cfg(test)]
+mod draft_tests;
 #[cfg(test)]
 mod mask_tests;
 #[cfg(test)]

@@ -11,6 +11,7 @@ pub(super) const LIMITS: ShardLimits = ShardLimits {
     max_sequence_tokens: 10,
     block_size: 4,
     state_checkpoints: 0,
+    max_drafts: 0,
     num_blocks: 8,
     kv_format: KvFormat::Dense(DType::F32),
 };
@@ -33,6 +34,10 @@ pub(super) fn admission(slot: u32, tokens: &[u32]) -> Admission {
 
 pub(super) fn row(slot: u32, start: u32, count: u32, new_blocks: &[u32], sample: bool) -> Row {
     Row { slot, start, count, new_blocks: new_blocks.to_vec(), sample, ..Row::default() }
+}
+
+pub(super) fn sampled(token: u32) -> Sampled {
+    Sampled { token, logprob: 0.0, top: vec![] }
 }
 
 pub(super) struct Fixture {
@@ -63,7 +68,7 @@ impl Fixture {
     pub(super) fn sample(&mut self, token: u32) {
         let chosen = vec![Sampled { token, logprob: 0.0, top: vec![] }; self.batch.outputs.len()];
         self.table.expect(&mut self.batch);
-        self.table.fill(&self.batch, &chosen);
+        self.table.fill(&mut self.batch, &chosen);
     }
 }
 
@@ -339,8 +344,10 @@ fn steps() -> impl Strategy<Value = Step> {
     let mask = prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(any::<u32>(), 0..3), 1 => (1u32..1 << 20).prop_map(|word| vec![word])];
     let score = prop::option::weighted(0.3, number());
     let late = prop::bool::weighted(0.2);
-    let row = (number(), number(), number(), list(4), any::<bool>(), mask, score, late, checkpoint())
-        .prop_map(|(slot, start, count, new_blocks, sample, allowed, score, mask_follows, save_state)| Row {
+    let drafts = prop_oneof![3 => Just(Vec::new()), 1 => list(3)];
+    let row = (number(), number(), number(), list(4), any::<bool>(), mask, score, late, checkpoint(), drafts);
+    let row = row.prop_map(
+        |(slot, start, count, new_blocks, sample, allowed, score, mask_follows, save_state, drafts)| Row {
             slot,
             start,
             count,
@@ -350,7 +357,9 @@ fn steps() -> impl Strategy<Value = Step> {
             score,
             mask_follows,
             save_state,
-        });
+            drafts,
+        },
+    );
     let parts = (list(2), prop::collection::vec(admit, 0..2), prop::collection::vec(row, 0..3));
     parts.prop_map(|(release, admit, rows)| Step { id: 0, release, admit, rows })
 }
@@ -588,14 +597,14 @@ fn assert_late_tokens_change_nothing(history: Vec<Step>, lags: Vec<usize>) {
         let batch = std::mem::replace(&mut later.batch, Batch::new(&LIMITS));
         pending.push_back((batch, token));
         while pending.len() > lags[i % lags.len()] {
-            let (batch, token) = pending.pop_front().unwrap();
-            later
-                .table
-                .fill(&batch, &vec![Sampled { token, logprob: 0.0, top: vec![] }; batch.outputs.len()]);
+            let (mut batch, token) = pending.pop_front().unwrap();
+            let sampled = vec![sampled(token); batch.outputs.len()];
+            later.table.fill(&mut batch, &sampled);
         }
     }
-    for (batch, token) in pending {
-        later.table.fill(&batch, &vec![Sampled { token, logprob: 0.0, top: vec![] }; batch.outputs.len()]);
+    for (mut batch, token) in pending {
+        let sampled = vec![sampled(token); batch.outputs.len()];
+        later.table.fill(&mut batch, &sampled);
     }
     for (a, b) in at_once.table.slots.iter().zip(&later.table.slots) {
         assert_eq!((a.taken, &a.tokens), (b.taken, &b.tokens));

@@ -131,7 +131,7 @@ fn assert_steps_allocate_nothing(spec: &DecoderSpec, weights: &MemoryWeights, ho
         };
         drop(decoder.compute(&device, &mut queue, &input).unwrap());
         table.expect(&mut batch);
-        table.fill(&batch, &chosen);
+        table.fill(&mut batch, &chosen);
         let allocations = ALLOCATIONS.get() - before;
         assert!(position == 0 || allocations == 0, "{allocations} allocations in step {position}");
     }

@@ -48,6 +48,7 @@ fn child() {
         max_sequences: 1,
         block_size: 16,
         state_checkpoints: None,
+        max_drafts: 0,
         graph_sizes: None,
         batch_invariant: false,
         threads: Some(1),

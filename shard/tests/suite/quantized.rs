@@ -32,6 +32,7 @@ const LIMITS: ShardLimits = ShardLimits {
     max_sequence_tokens: 32,
     block_size: 16,
     state_checkpoints: 0,
+    max_drafts: 0,
     num_blocks: 2,
     kv_format: KvFormat::Dense(DType::F32),
 };

@@ -57,6 +57,7 @@ fn options() -> ShardOptions {
         max_sequences: 4,
         block_size: 16,
         state_checkpoints: None,
+        max_drafts: 0,
         threads: Some(2),
     }
 }

@@ -155,6 +155,7 @@ fn options(args: &BenchArgs) -> ShardOptions {
         max_sequences: batch,
         block_size: BLOCK_SIZE,
         state_checkpoints: None,
+        max_drafts: 0,
         graph_sizes: Some(args.batch.clone()),
         batch_invariant: false,
         threads: args.threads,

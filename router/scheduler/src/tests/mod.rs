@@ -41,6 +41,7 @@ const LIMITS: SchedulerLimits = SchedulerLimits {
     max_frame_bytes: millrace_proto::MAX_FRAME,
     prompt_handling: PromptHandling::Shared,
     state_checkpoints: 0,
+    max_drafts: 0,
 };
 
 /// The token of an output.

@@ -38,9 +38,11 @@ impl PretendSpeed {
     /// The time of a step with these rows.
     pub(super) fn time<'a>(&self, rows: impl IntoIterator<Item = &'a Row>) -> f64 {
         let of_row = |row: &Row| {
-            let (start, count) = (f64::from(row.start), f64::from(row.count));
+            let drafts = row.drafts.len() as f64;
+            let (start, count) = (f64::from(row.start), f64::from(row.count) + drafts);
             let pairs = count * (start + (count + 1.0) / 2.0);
-            count * self.per_token + pairs * self.per_pair + f64::from(u8::from(row.sample)) * self.per_sample
+            let samples = f64::from(u8::from(row.sample)) + drafts;
+            count * self.per_token + pairs * self.per_pair + samples * self.per_sample
         };
         self.base + rows.into_iter().map(of_row).sum::<f64>()
     }

@@ -103,6 +103,8 @@ impl<'a> EngineLoop<'a> {
             prefix_cache: config.prefix_cache,
             cache_events: config.kv_events.is_some(),
             schedule: config.schedule,
+            drafts: config.drafts,
+            always_draft: config.always_draft,
             target_micros: config.target_itl.as_secs_f64() * 1e6,
             ..SchedulerOptions::default()
         };

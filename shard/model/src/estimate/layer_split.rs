@@ -51,6 +51,7 @@ impl LayerSplitEstimate {
             fraction: 1.0,
             pool_bound: None,
             state_checkpoints: None,
+            max_drafts: 0,
         };
         let on_host = HostRequest {
             device_bytes: gpu_memory,

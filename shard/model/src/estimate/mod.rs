@@ -107,6 +107,7 @@ impl ShardEstimate {
             num_blocks: 0,
             kv_format: self.kv_format,
             state_checkpoints: usual_state_checkpoints(&self.spec, load.batch),
+            max_drafts: 0,
         };
         memory_plan::footprint(&self.spec, self.storage.clone(), &limits, self.world_size, &UnpaddedDevice)
             .workspace()

@@ -223,6 +223,7 @@ mod tests {
             fraction: 1.0,
             pool_bound: None,
             state_checkpoints: None,
+            max_drafts: 0,
         }
     }
 

@@ -56,6 +56,8 @@ pub struct PlanRequest {
     /// Number of checkpoints of recurrent states. If absent, the
     /// [usual number](usual_state_checkpoints). A model without such states has none.
     pub state_checkpoints: Option<usize>,
+    /// Maximum number of drafts of all rows of one step together.
+    pub max_drafts: usize,
 }
 
 /// The bound on the KV pool of a device that shares its memory with other programs. A pool that
@@ -224,6 +226,7 @@ pub fn footprint(
     let storage = storage.into();
     let singles = |elements: usize| elements.saturating_mul(size_of::<f32>());
     let ShardLimits { max_step_tokens, max_sequences, block_size, num_blocks, .. } = *limits;
+    let max_outputs = limits.max_outputs();
     // A rank that holds a part of the vocabulary has a buffer for its own columns beside the whole
     // rows.
     let is_whole = spec.vocab_rows == (0..spec.vocab);
@@ -231,11 +234,11 @@ pub fn footprint(
     Footprint {
         weights: weight_bytes(spec, &storage, device),
         activations: device
-            .activation_bytes(activation_elements(spec, max_step_tokens, max_sequences))
+            .activation_bytes(activation_elements(spec, max_step_tokens, max_outputs))
             .saturating_add(routing_bytes(spec, max_step_tokens, device))
             .saturating_add(device.scratch_bytes(&products(spec, &storage, limits))),
-        logits: singles(max_sequences.saturating_mul(spec.logit_cols() + own_columns))
-            .saturating_add(device.gather_bytes(ranks, max_sequences.saturating_mul(own_columns))),
+        logits: singles(max_outputs.saturating_mul(spec.logit_cols() + own_columns))
+            .saturating_add(device.gather_bytes(ranks, max_outputs.saturating_mul(own_columns))),
         step: device.step_bytes(&step_size(spec, limits, &attention(&spec.layers))),
         rope_tables: rope_bytes(spec, limits),
         slot_table: limits.slot_table_bytes(spec.vocab),
@@ -367,7 +370,7 @@ impl<D: Sizing> PlanSearch<'_, D> {
     }
 
     fn limits(&self, max_sequence_tokens: usize, num_blocks: usize) -> ShardLimits {
-        let PlanRequest { max_step_tokens, max_sequences, block_size, kv_format, .. } = *self.request;
+        let PlanRequest { max_step_tokens, max_sequences, block_size, kv_format, max_drafts, .. } = *self.request;
         let usual = usual_state_checkpoints(self.spec, max_sequences);
         let wanted = self.request.state_checkpoints.filter(|_| has_checkpoints(self.spec));
         ShardLimits {
@@ -378,6 +381,7 @@ impl<D: Sizing> PlanSearch<'_, D> {
             num_blocks,
             kv_format,
             state_checkpoints: wanted.unwrap_or(usual),
+            max_drafts,
         }
     }
 

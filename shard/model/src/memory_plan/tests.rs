@@ -20,6 +20,7 @@ fn request() -> PlanRequest {
         fraction: 0.5,
         pool_bound: None,
         state_checkpoints: None,
+        max_drafts: 0,
     }
 }
 
@@ -68,6 +69,7 @@ fn every_byte_is_counted() {
         num_blocks: 9,
         kv_format: DType::F16.into(),
         state_checkpoints: 0,
+        max_drafts: 0,
     };
     let found = footprint(&spec(), DType::F16, &limits, 1, &UnpaddedDevice);
     let matrices = 100 * 16 + 2 * (32 * 16 + 16 * 16 + 64 * 16 + 16 * 32);

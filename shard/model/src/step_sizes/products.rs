@@ -51,7 +51,7 @@ fn shapes(
             // Each expert is a product of its own.
             let outputs = outputs / spec.stacked_experts(slot);
             let logits = slot == head || matches!(slot, WeightSlot::Layer(_, LayerSlot::Router));
-            let rows = if slot == head { limits.max_sequences } else { limits.max_step_tokens };
+            let rows = if slot == head { limits.max_outputs() } else { limits.max_step_tokens };
             ProductShape { inputs, outputs, format: storage.matrix(slot, inputs), logits, rows }
         })
         .collect();
@@ -77,6 +77,7 @@ mod tests {
             num_blocks: 9,
             kv_format: DType::F16.into(),
             state_checkpoints: 0,
+            max_drafts: 0,
         };
         let found = |tied_head| {
             let products = products(&DecoderSpec { tied_head, ..spec() }, &DType::F16.into(), &limits);

@@ -31,6 +31,7 @@ pub const SMALL_LIMITS: ShardLimits = ShardLimits {
     max_sequence_tokens: 16,
     block_size: 16,
     state_checkpoints: 0,
+    max_drafts: 0,
     num_blocks: 1,
     kv_format: KvFormat::Dense(DType::F32),
 };
@@ -142,6 +143,7 @@ pub fn limits(kv_format: impl Into<KvFormat>) -> ShardLimits {
         max_sequence_tokens: POSITIONS,
         block_size: 16,
         state_checkpoints: 0,
+        max_drafts: 0,
         num_blocks: 24,
         kv_format: kv_format.into(),
     }

@@ -54,6 +54,7 @@ pub fn options() -> ShardOptions {
         max_sequences: 3,
         block_size: 4,
         state_checkpoints: None,
+        max_drafts: 0,
         graph_sizes: None,
         batch_invariant: false,
         threads: None,

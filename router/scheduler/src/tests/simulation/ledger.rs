@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
-use millrace_proto::{MAX_FRAME, Masks, Step};
+use millrace_proto::{MAX_FRAME, Masks, Sampled, Step};
 
 use crate::test_support::Trouble;
 use crate::{PlannedStep, Pooling, Request, Schedule, SchedulerLimits, SchedulerOptions, SeqId, Tenant};
@@ -36,6 +36,8 @@ pub(super) struct Ledger {
     pub(super) priority_preemptions: u64,
     /// Steps below this have been answered.
     answered: u64,
+    /// Whether the step in flight has drafts.
+    is_drafted: bool,
     pub(super) overtakes: u64,
     pub(super) hit_blocks: u64,
     /// Hits on blocks that another sequence held at the time.
@@ -105,6 +107,7 @@ impl Ledger {
             displaced: HashSet::new(),
             priority_preemptions: 0,
             answered: 0,
+            is_drafted: false,
             overtakes: 0,
             hit_blocks: 0,
             shared_blocks: 0,
@@ -146,6 +149,7 @@ impl Ledger {
         self.held = held.collect();
         self.expected.clear();
         self.slots_of.clear();
+        self.is_drafted = false;
         self.limits = limits;
         self.stays.clear();
         self.blocks = vec![Block::default(); limits.num_blocks];
@@ -186,9 +190,16 @@ impl Ledger {
     }
 
     /// A step has been answered.
-    pub(super) fn answered(&mut self, step: &Step) {
+    pub(super) fn answered(&mut self, step: &Step, sampled: &[Sampled]) {
         self.answered = step.id + 1;
+        self.is_drafted = false;
         for row in &step.rows {
+            let tokens = sampled.iter().filter(|token| token.slot == row.slot).count();
+            let right = tokens.saturating_sub(1);
+            if let Some(stay) = self.stays.get_mut(&row.slot).filter(|stay| stay.since <= step.id) {
+                stay.len += right;
+                stay.computed = stay.computed.map(|computed| computed + right);
+            }
             if let Some(stay) = self.stays.get_mut(&row.slot)
                 && stay.since <= step.id
             {
@@ -207,6 +218,8 @@ impl Ledger {
         quarantine: &BTreeSet<SeqId>,
         priority_preemptions: u64,
     ) {
+        assert!(!self.is_drafted, "a step is planned while drafts are in flight");
+        self.is_drafted = plan.step.rows.iter().any(|row| !row.drafts.is_empty());
         self.tried.extend(quarantine);
         self.check_quarantine(plan, quarantine);
         let first = self.stays.values().map(|stay| stay.id).min();
@@ -400,7 +413,10 @@ impl Ledger {
             let stay = self.stays.get_mut(&row.slot).expect("only taken slots run");
             let known = self.known.get_mut(&stay.id).expect("only live sequences run");
             let (start, end) = (row.start as usize, (row.start + row.count) as usize);
-            for &block in &stay.table[start / self.limits.block_size..end.div_ceil(self.limits.block_size)] {
+            let written = end + row.drafts.len();
+            for &block in
+                &stay.table[start / self.limits.block_size..written.div_ceil(self.limits.block_size)]
+            {
                 let salt = known.request.cache_salt.clone();
                 self.blocks[block as usize] = Block { salt, written_by: plan.step.id };
             }
@@ -408,6 +424,8 @@ impl Ledger {
             let constrained = known.request.mask.is_some();
             let has_mask = !row.allowed.is_empty() ^ row.mask_follows;
             assert_eq!(has_mask, row.sample && constrained, "{row:?}");
+            assert!(row.drafts.is_empty() || end == stay.len, "drafts behind a token that is not known");
+            assert!(row.drafts.len() <= self.options.drafts, "{row:?}");
             let pending = self.expected.iter().flatten().any(|&other| other == stay.id);
             assert_eq!(row.mask_follows, pending, "only a row behind a token in flight waits for its mask");
             assert!(pending || !self.held.contains(&stay.id), "a row for a sequence that waits for its mask");

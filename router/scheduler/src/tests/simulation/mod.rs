@@ -54,6 +54,9 @@ struct Totals {
     /// Sequences that began with the recurrent states of a checkpoint, and rows that saved theirs.
     restored: u64,
     saved: u64,
+    /// Drafts in rows, and those that were right.
+    drafted: u64,
+    accepted_drafts: u64,
 }
 
 impl Totals {
@@ -86,6 +89,8 @@ impl Totals {
         self.whole += other.whole;
         self.restored += other.restored;
         self.saved += other.saved;
+        self.drafted += other.drafted;
+        self.accepted_drafts += other.accepted_drafts;
     }
 }
 
@@ -132,6 +137,8 @@ fn random_traffic_keeps_every_invariant() {
     assert!(shared_blocks > 30 * often && evictions > 50 * often, "{totals:?}");
     assert!(totals.awaited_blocks > 5 * often, "{totals:?}");
     assert!(totals.unshared > 100 * often && totals.whole > 100 * often, "{totals:?}");
+    let Totals { drafted, accepted_drafts, .. } = totals;
+    assert!(accepted_drafts > 3 * often && drafted > accepted_drafts + often, "{totals:?}");
     assert!(totals.saved > often / 2 && totals.restored > often / 4, "{totals:?}");
 }
 

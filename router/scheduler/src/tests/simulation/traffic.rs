@@ -6,8 +6,7 @@ use millrace_proto::{LogitBias, Sampling};
 use rand::Rng;
 use rand::rngs::StdRng;
 
-use crate::test_support::sampling;
-use crate::test_support::{Trouble, pretend_mask};
+use crate::test_support::{REPEATS, Trouble, pretend_mask, sampling};
 use crate::{BlockHashes, Pooling, Priority, Request, SchedulerLimits, Tenant};
 
 /// Maximum number of earlier prompts that new prompts may begin with.
@@ -32,6 +31,8 @@ pub(super) struct Traffic {
     pooled: f64,
     /// Probability of a request with a fault.
     troubled: f64,
+    /// Probability of a request whose answer repeats itself.
+    repetitive: f64,
 }
 
 impl Traffic {
@@ -51,6 +52,7 @@ impl Traffic {
             constrained: if random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..1.0) },
             pooled: if random.random_bool(0.7) { 0.0 } else { random.random_range(0.0..0.6) },
             troubled: if random.random_bool(0.6) { 0.0 } else { random.random_range(0.0..0.1) },
+            repetitive: if random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..1.0) },
             scored: if random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..0.6) },
         }
     }
@@ -114,11 +116,12 @@ impl Traffic {
         let trouble = [Trouble::Deadly(position), Trouble::Broken(position), Trouble::Refused];
         let troubled = random.random_bool(self.troubled);
         let trouble = trouble[random.random_range(0..trouble.len())];
+        let repeats = if random.random_bool(self.repetitive) { REPEATS } else { 0 };
         let biases = if random.random_bool(0.6) { 0 } else { random.random_range(0..120) };
         Sampling {
             logit_bias: vec![LogitBias { token: vocab as u32 - 1, bias: 1.0 }; biases],
             top_n: if random.random_bool(0.7) { 0 } else { random.random_range(0..=vocab.min(12) as u32) },
-            ..sampling(if troubled { trouble.seed() } else { random.random_range(0..3) })
+            ..sampling(if troubled { trouble.seed() } else { repeats + random.random_range(0..3) })
         }
     }
 

@@ -106,6 +106,8 @@ pub(super) fn simulate(seed: u64) -> Totals {
         shared_blocks,
         awaited_blocks,
         stored: world.index.stored,
+        drafted: stats.drafted_tokens,
+        accepted_drafts: stats.accepted_drafts,
         ..world.totals
     }
 }
@@ -137,12 +139,15 @@ impl World {
                 _ => PromptHandling::Shared,
             },
             state_checkpoints: [0, 1, 3, 10][random.random_range(0..4)],
+            max_drafts: [0, 2, 5, 20][random.random_range(0..4)],
         };
         let options = SchedulerOptions {
             prefix_cache: random.random_bool(0.9),
             cache_events: true,
             ageing_steps: random.random_range(0..60),
             schedule: [Schedule::Fcfs, Schedule::Lpm][random.random_range(0..2)],
+            drafts: [0, 1, 4, 10][random.random_range(0..4)],
+            always_draft: random.random_bool(0.3),
             target_micros: if random.random_bool(0.5) { 0.0 } else { random.random_range(1.0..1e5) },
         };
         let slowness = random.random_range(0..6);
@@ -375,7 +380,7 @@ impl World {
         let output = StepOutput { step_micros, ..output };
         let message = from_shard::Message::Output(output.clone());
         self.check_frame(encoded_len(&FromShard { message: Some(message) }));
-        self.ledger.answered(&step);
+        self.ledger.answered(&step, &output.sampled);
         for output in self.scheduler.apply(output).expect("the answer is well formed") {
             let live = self.live.get_mut(&output.sequence).expect("tokens come only for live sequences");
             let (tokens, finish) = &live.expected;

@@ -1,0 +1,131 @@
+//! Speculation: drafts change no token of any answer.
+
+use millrace_integration_tests::{Server, long_generation, post};
+use serde_json::{Value, json};
+
+use crate::recurrent::Golden;
+
+/// Rows have drafts even where a model is so small that they are not worth their time.
+const ALWAYS: [&str; 3] = ["--speculate", "6", "--speculate-always"];
+
+/// Prompts that repeat themselves, and one that does not.
+fn prompts() -> Vec<Vec<u32>> {
+    let period = |length: u32| (0..40).map(|i| 5 + i % length).collect();
+    let other = (0..17).map(|i| 3 + i * i * 7 % 50).collect();
+    vec![period(3), period(7), period(11), other]
+}
+
+/// Ways to sample: what a draft is compared with depends on the tokens before it in each of them.
+fn ways() -> Vec<Value> {
+    vec![
+        json!({"temperature": 0}),
+        json!({"temperature": 0, "frequency_penalty": 0.4, "presence_penalty": 0.2}),
+        json!({"temperature": 0, "repetition_penalty": 1.2, "logprobs": 3}),
+        json!({"temperature": 0.7, "seed": 1, "top_p": 0.9, "n": 3}),
+        json!({"temperature": 0.3, "seed": 2, "top_k": 5, "min_tokens": 30}),
+        json!({"temperature": 0.1, "seed": 3, "max_tokens": 33, "echo": true}),
+        json!({"temperature": 0, "logit_bias": {"9": 4.0}}),
+    ]
+}
+
+/// Returns the choices of all prompts and ways, which are requested at the same time.
+fn choices(server: &Server) -> Vec<Value> {
+    let prompts = prompts();
+    let of_request = |prompt: &Vec<u32>, mut body: Value| {
+        body["prompt"] = json!(prompt);
+        body["ignore_eos"] = json!(true);
+        body["return_token_ids"] = json!(true);
+        if body["max_tokens"].is_null() {
+            body["max_tokens"] = json!(90);
+        }
+        let answer = post(&server.url("/v1/completions"), &body);
+        assert_eq!(answer.status, 200, "{body}: {}", answer.body);
+        answer.body["choices"].clone()
+    };
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = prompts
+            .iter()
+            .flat_map(|prompt| ways().into_iter().map(move |way| (prompt, way)))
+            .map(|(prompt, way)| scope.spawn(move || of_request(prompt, way)))
+            .collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    })
+}
+
+/// Checks that all answers are equal. A failure shows the first one that is not.
+fn assert_same(found: &[Value], wanted: &[Value], flags: &[&str]) {
+    assert_eq!(found.len(), wanted.len());
+    for (index, (found, wanted)) in found.iter().zip(wanted).enumerate() {
+        assert_eq!(found, wanted, "{flags:?}: answer {index}");
+    }
+}
+
+/// The numbers of drafts that were verified, and that were right.
+fn counts(server: &Server) -> (f64, f64) {
+    let count = |name: &str| server.metric(&format!("vllm:spec_decode_num_{name}_tokens_total"));
+    (count("draft"), count("accepted"))
+}
+
+#[test]
+fn drafts_change_no_token() {
+    let golden = Golden::new("llama_gqa").with_positions(512);
+    let alone = choices(&golden.serve(&[]));
+    // Two shards add numbers in another order.
+    let two_shards = choices(&golden.serve(&["--num-shard", "2"]));
+    for flags in [
+        &[][..],
+        &["--num-shard", "2"],
+        &["--max-batch-size", "1"],
+        &["--max-batch-prefill-tokens", "4", "--max-batch-size", "5"],
+        &["--prefix-caching", "false", "--max-batch-total-tokens", "512"],
+    ] {
+        let server = golden.serve(&[&ALWAYS[..], flags].concat());
+        let wanted = if flags.contains(&"--num-shard") { &two_shards } else { &alone };
+        assert_same(&choices(&server), wanted, flags);
+        let (drafts, right) = counts(&server);
+        assert!(right > 0.0 && drafts > right, "{flags:?}: {right} of {drafts}");
+        // The second time, prompts come from the cache with what was generated after them.
+        assert_same(&choices(&server), wanted, flags);
+    }
+}
+
+#[test]
+fn drafts_that_are_not_worth_their_time_change_no_token_either() {
+    let golden = Golden::new("llama_gqa").with_positions(512);
+    let wanted = choices(&golden.serve(&[]));
+    let flags = ["--speculate", "4"];
+    assert_same(&choices(&golden.serve(&flags)), &wanted, &flags);
+}
+
+#[test]
+fn a_lost_shard_loses_no_token_while_drafts_are_verified() {
+    let text = long_generation(&Server::start(&[]), || ());
+    let server = Server::start(&ALWAYS);
+    let restarted = long_generation(&server, || {
+        server.signal_shards("KILL");
+        server.wait_for_restarts(1);
+    });
+    assert_eq!(restarted, text);
+    assert!(counts(&server).0 > 0.0);
+}
+
+#[test]
+fn constrained_answers_have_no_drafts() {
+    let server = Server::start(&ALWAYS);
+    let body = json!({
+        "prompt": "a a a a a a a a", "max_tokens": 40, "temperature": 0,
+        "structured_outputs": {"regex": "(ab ){12}"},
+    });
+    let answer = post(&server.url("/v1/completions"), &body);
+    assert_eq!(answer.body["choices"][0]["text"], "ab ".repeat(12), "{}", answer.body);
+    assert_eq!(counts(&server), (0.0, 0.0));
+}
+
+#[test]
+fn models_that_cannot_verify_drafts_say_so() {
+    let server = Golden::new("lfm2").serve(&ALWAYS);
+    server.wait_for_log("--speculate has no effect: recurrent layers cannot forget a wrong draft");
+    let answer = post(&server.url("/v1/completions"), &json!({"prompt": vec![5; 20], "max_tokens": 9}));
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert_eq!(counts(&server), (0.0, 0.0));
+}

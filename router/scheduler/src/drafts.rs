@@ -1,0 +1,130 @@
+//! Which rows of a step get drafts, and how many.
+//!
+//! A draft is worth its time if it raises the number of tokens per second. With the linear
+//! [cost model](super::cost_model), one more token in a step adds the same time whatever else is in
+//! it. So drafts are taken in the order of their chance to be accepted, as long as the next one is
+//! likely enough (Cai et al. call the first part of such an order the verification budget). The
+//! chance of the n-th draft of a sequence is the n-th power of its
+//! [confidence](super::drafter::Drafter::confidence).
+//!
+//! Drafts need the last token of their sequence, so they cannot be planned while a row of it is in
+//! flight. If drafts are expected to pay, the scheduler plans no step ahead; otherwise it does as
+//! if there were no drafts. A step with drafts is answered before the next one is planned, because
+//! only the answer says where its sequences go on.
+
+use std::collections::BinaryHeap;
+
+use super::cost_model::StepLoad;
+use super::frame_budget::FrameBudget;
+use super::limits::SchedulerLimits;
+use super::state::Scheduler;
+
+/// Number of tokens that the drafters read in one step, for all sequences together. Reading takes
+/// time in which nothing else is planned.
+const READ_PER_STEP: usize = 4096;
+
+/// Number by which a draft must be worth more than its time, because predictions are not exact.
+const MARGIN: f64 = 1.1;
+
+/// A sequence that could have one more draft.
+#[derive(Debug, PartialEq)]
+struct Candidate {
+    /// The chance that the draft is accepted.
+    chance: f64,
+    /// Index among the running sequences.
+    index: usize,
+    /// Number of drafts that the sequence has.
+    drafts: usize,
+}
+
+impl Eq for Candidate {}
+
+impl PartialOrd for Candidate {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Candidate {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        // Of equal chances, the first sequence comes first.
+        self.chance.total_cmp(&other.chance).then(other.index.cmp(&self.index))
+    }
+}
+
+impl Scheduler {
+    /// Whether rows may have drafts.
+    pub(super) fn has_drafts(&self) -> bool {
+        let SchedulerLimits { max_drafts, .. } = self.limits;
+        // The position of a wrong draft is run again.
+        let can_verify = max_drafts > 0 && self.limits.reruns_positions();
+        self.options.drafts > 0 && can_verify && self.quarantine.is_empty()
+    }
+
+    /// Lets the drafters read tokens that have come.
+    pub(super) fn read_for_drafts(&mut self) {
+        let mut left = if self.has_drafts() { READ_PER_STEP } else { 0 };
+        for running in &mut self.running {
+            left -= running.sequence.read_for_drafts(left);
+        }
+    }
+
+    /// Whether the next step waits for the answers to the steps in flight: one has drafts, or the
+    /// next one is expected to.
+    pub(super) fn waits_for_drafts(&self) -> bool {
+        let Some(last) = self.in_flight.back().filter(|_| self.has_drafts()) else { return false };
+        let is_drafted = last.rows.iter().any(|row| !row.drafts.is_empty());
+        is_drafted || self.choose_drafts(self.limits.max_step_tokens, false).iter().any(|&drafts| drafts > 0)
+    }
+
+    /// Gives rows of the step drafts, as many as the step has room for and as are worth their time.
+    pub(super) fn schedule_drafts(&mut self, bytes: &mut FrameBudget) {
+        if !self.has_drafts() {
+            return;
+        }
+        let chosen = self.choose_drafts(self.unplanned_tokens(), true);
+        for (running, count) in self.running.iter_mut().zip(chosen) {
+            // Nothing is evicted or preempted for a guess that does not fit into the blocks.
+            let positions = running.positions_after(1 + count);
+            if count > 0 && self.cache.cover(&mut running.table, positions) {
+                running.plan_drafts(count, bytes);
+            }
+        }
+    }
+
+    /// The number of drafts for each running sequence, for up to `room` drafts. If the step
+    /// `is_planned`, only its rows that decode get some; otherwise all sequences that will decode.
+    fn choose_drafts(&self, room: usize, is_planned: bool) -> Vec<usize> {
+        let mut chosen = vec![0; self.running.len()];
+        let mut candidates = BinaryHeap::new();
+        let mut load = StepLoad::default();
+        for (index, running) in self.running.iter().enumerate() {
+            if !running.is_decoding() || is_planned && running.planned_tokens() == 0 {
+                continue;
+            }
+            running.add_decode(&mut load);
+            if let Some(confidence) = running.confidence(is_planned) {
+                candidates.push(Candidate { chance: confidence, index, drafts: 0 });
+            }
+        }
+        let mut time = self.costs.predict(&load);
+        let mut tokens = load.sampled();
+        for _ in 0..room.min(self.limits.max_drafts) {
+            let Some(Candidate { chance, index, drafts }) = candidates.pop() else { break };
+            let running = &self.running[index];
+            let mut draft = StepLoad::default();
+            running.add_draft(drafts, &mut draft);
+            let cost = self.costs.predict_additional(&draft);
+            if !self.options.always_draft && chance * time <= MARGIN * tokens * cost {
+                break;
+            }
+            (time, tokens) = (time + cost, tokens + chance);
+            chosen[index] = drafts + 1;
+            let most = running.most_drafts().min(self.options.drafts);
+            if let Some(confidence) = running.confidence(is_planned).filter(|_| drafts + 1 < most) {
+                candidates.push(Candidate { chance: chance * confidence, index, drafts: drafts + 1 });
+            }
+        }
+        chosen
+    }
+}

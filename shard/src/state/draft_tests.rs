@@ -1,0 +1,117 @@
+//! Drafts: which rows may have some, and what becomes of them.
+
+use super::tests::{LIMITS, admission, row, sampled};
+use super::*;
+
+const VOCAB: usize = 20;
+
+/// A table whose slot 0 holds the prompt 1, 2, 3 and the generated token 4, of which the prompt is
+/// computed.
+struct Drafted {
+    table: SlotTable,
+    batch: Batch,
+}
+
+impl Drafted {
+    fn new() -> Self {
+        let limits = ShardLimits { max_drafts: 4, ..LIMITS };
+        let mut drafted = Drafted { table: SlotTable::new(limits, VOCAB), batch: Batch::new(&limits) };
+        let step = Step {
+            admit: vec![admission(0, &[1, 2, 3])],
+            rows: vec![row(0, 0, 3, &[0, 1, 2], true)],
+            ..Step::default()
+        };
+        drafted.table.apply(&step, &mut drafted.batch).unwrap();
+        drafted.answer(&[4]);
+        drafted
+    }
+
+    fn rows(&mut self, rows: Vec<Row>) -> Result<(), StepError> {
+        self.table.apply(&Step { rows, ..Step::default() }, &mut self.batch)
+    }
+
+    /// Samples these tokens, and returns the ones that are kept.
+    fn answer(&mut self, tokens: &[u32]) -> Vec<u32> {
+        let samples = self.table.sample_rows(&self.batch).count();
+        assert_eq!((samples, self.batch.outputs.len()), (tokens.len(), tokens.len()));
+        self.table.expect(&mut self.batch);
+        let tokens: Vec<Sampled> = tokens.iter().map(|&token| sampled(token)).collect();
+        self.table.fill(&mut self.batch, &tokens);
+        let kept = self.batch.kept_tokens().zip(&tokens).filter(|((_, kept), _)| *kept);
+        kept.map(|(_, sampled)| sampled.token).collect()
+    }
+
+    fn tokens(&self) -> &[u32] {
+        self.table.sequence(0).0
+    }
+}
+
+fn drafted(start: u32, drafts: &[u32]) -> Row {
+    Row { drafts: drafts.to_vec(), ..row(0, start, 1, &[], true) }
+}
+
+#[test]
+fn drafts_run_behind_their_row_and_count_in_the_places_after_them() {
+    let mut state = Drafted::new();
+    state.rows(vec![drafted(3, &[5, 6])]).unwrap();
+    assert_eq!((&state.batch.tokens[..], &state.batch.outputs[..]), (&[4, 5, 6][..], &[0, 1, 2][..]));
+    let rows: Vec<_> = state.table.seq_rows(&state.batch).map(|row| (row.start, row.count)).collect();
+    assert_eq!(rows, [(3, 3)]);
+    let known: Vec<&[u32]> = state.table.sample_rows(&state.batch).map(|row| row.tokens).collect();
+    assert_eq!(known, [&[1, 2, 3, 4][..], &[1, 2, 3, 4, 5], &[1, 2, 3, 4, 5, 6]]);
+}
+
+#[test]
+fn the_tokens_up_to_the_first_wrong_draft_are_kept() {
+    for (sampled, kept) in [
+        (&[5, 6, 7][..], &[5, 6, 7][..]),
+        (&[5, 9, 7], &[5, 9]),
+        (&[9, 6, 7], &[9]),
+        (&[6, 5, 5], &[6]),
+    ] {
+        let mut state = Drafted::new();
+        state.rows(vec![drafted(3, &[5, 6])]).unwrap();
+        assert_eq!(state.answer(sampled), kept, "{sampled:?}");
+        assert_eq!(state.tokens(), [&[1, 2, 3, 4], kept].concat());
+        // The sequence goes on behind the last of them.
+        let start = 3 + kept.len() as u32;
+        assert_eq!(state.rows(vec![drafted(start, &[8])]), Ok(()));
+        assert_eq!(state.answer(&[8, 8]), [8, 8]);
+    }
+}
+
+#[test]
+fn only_a_row_of_one_generated_token_may_have_drafts() {
+    let refused = |row: Row| Drafted::new().rows(vec![row]);
+    let wrong = |drafts| Err(StepError::Drafts { slot: 0, start: 3, drafts });
+    assert_eq!(refused(drafted(3, &[5, 6, 7, 8])), Ok(()));
+    assert_eq!(refused(drafted(3, &[5; 5])), Err(StepError::TooManyDrafts { limit: 4 }));
+    assert_eq!(refused(drafted(3, &[VOCAB as u32])), wrong(1));
+    assert_eq!(refused(Row { sample: false, ..drafted(3, &[5]) }), wrong(1));
+    assert_eq!(refused(Row { allowed: vec![2], ..drafted(3, &[5]) }), wrong(1));
+    assert_eq!(refused(Row { mask_follows: true, ..drafted(3, &[5]) }), wrong(1));
+    let prompt = Row { start: 2, count: 2, ..drafted(2, &[5]) };
+    assert_eq!(refused(prompt), Err(StepError::Drafts { slot: 0, start: 2, drafts: 1 }));
+    let mut in_order = Drafted::new();
+    in_order.table.in_order = true;
+    assert_eq!(in_order.rows(vec![drafted(3, &[5])]), Err(StepError::TooManyDrafts { limit: 4 }));
+}
+
+#[test]
+fn no_row_comes_before_the_drafts_are_verified() {
+    let mut state = Drafted::new();
+    state.rows(vec![drafted(3, &[5])]).unwrap();
+    assert_eq!(state.rows(vec![row(0, 4, 1, &[], true)]), Err(StepError::UnverifiedDrafts { slot: 0 }));
+}
+
+#[test]
+fn a_sequence_that_leaves_takes_its_drafts_with_it() {
+    let mut state = Drafted::new();
+    state.rows(vec![drafted(3, &[5, 6])]).unwrap();
+    state.table.expect(&mut state.batch);
+    let mut batch = std::mem::replace(&mut state.batch, Batch::new(&LIMITS));
+    let step = Step { release: vec![0], admit: vec![admission(0, &[7, 8])], ..Step::default() };
+    state.table.apply(&step, &mut state.batch).unwrap();
+    state.table.fill(&mut batch, &[sampled(9), sampled(9), sampled(9)]);
+    assert_eq!(state.tokens(), [7, 8]);
+}
