@@ -24,7 +24,7 @@ use millrace_numbers::DType;
 pub use alibi::{AlibiHeads, SlopeRule};
 pub use blocks::FeatureBlock;
 pub use distance::DistanceHeads;
-pub use mlp::{DenseMlp, ExpertsSpec, Mlp, SharedExpert};
+pub use mlp::{DenseMlp, ExpertsSpec, GateClamp, Mlp, SharedExpert};
 pub use prefix::PrefixRule;
 pub use recurrent::{
     ProjectionFactors, RecurrentBlock, RecurrentLayer, RecurrentRule, RecurrentSlot, ResultPlan,
@@ -34,8 +34,8 @@ pub use slots::{LayerSlot, StoredTensors, WeightInfo, WeightKind, WeightSlot};
 pub use source::{TensorPlace, WeightError, WeightSource, take_parts};
 pub use spec::{
     Attention, AttentionHeads, ClassifierKind, ClassifierPlan, DecoderSpec, EmbeddingPlan, HeadNormPlan,
-    HeadPlan, LatentPlan, LayerSpec, LearnedPositions, NormKind, NormPlace, NormPlan, PerLayerEmbedding,
-    Positions, Residual,
+    HeadPlan, KeyChoice, LatentPlan, LayerSpec, LearnedPositions, NormKind, NormPlace, NormPlan,
+    PerLayerEmbedding, Positions, Residual,
 };
 pub use storage::{Quantize, QuantizeError, StorageError, WeightStorage};
 

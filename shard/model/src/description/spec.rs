@@ -44,6 +44,8 @@ pub struct DecoderSpec {
     /// The embeddings that each layer has of its own. Models with [`NormPlace::AfterSums`] have no
     /// such embeddings.
     pub per_layer: Option<PerLayerEmbedding>,
+    /// The keys that the model would choose in longer contexts, if it has such a choice.
+    pub key_choice: Option<KeyChoice>,
     /// Rotary tables. Layers refer to a table by its index, so that kinds of layers can differ.
     pub ropes: Vec<RopeTable>,
     /// The factors on queries of the layers that have such factors.
@@ -104,6 +106,30 @@ impl DecoderSpec {
     /// Returns whether tokens of a prompt attend to those after them, in some layer.
     pub fn is_bidirectional(&self) -> bool {
         self.layers.iter().filter_map(|layer| layer.attention.heads()).any(|heads| heads.bidirectional)
+    }
+}
+
+/// A model's choice of the keys that each query attends to (sparse attention).
+///
+/// The decoder attends to all keys. This is the same as long as the model would choose all of them,
+/// so that `max_positions` of such a model is `keys`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyChoice {
+    /// Number of keys that the model chooses.
+    pub keys: usize,
+    /// Number of positions that the model supports with its choice.
+    pub positions: usize,
+}
+
+impl KeyChoice {
+    /// Returns the warning that the context of a model is shorter than its own.
+    pub fn warning(&self, model_type: &str) -> String {
+        let KeyChoice { keys, positions } = self;
+        format!(
+            "config.json: {model_type} chooses {keys} keys for each token (sparse attention), which is not built: \
+             all keys are used, which is the same up to {keys} tokens, and the context ends there instead of at \
+             {positions}"
+        )
     }
 }
 

@@ -170,7 +170,8 @@ impl StoredWeights {
             {
                 continue;
             }
-            let of_layer = name.starts_with(&self.layers);
+            let is_left_out = self.names.left_out.iter().any(|part| name.contains(part));
+            let of_layer = name.starts_with(&self.layers) && !is_left_out;
             let of_used =
                 name.strip_suffix(".bias").is_some_and(|base| used.contains(&format!("{base}.weight")));
             if of_layer || of_used {

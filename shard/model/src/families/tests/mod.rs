@@ -5,6 +5,7 @@ mod configs;
 mod contradictions;
 mod gemma4;
 mod golden;
+mod key_choice;
 mod latents;
 mod llama4;
 mod minimax_m2;
