@@ -4,6 +4,7 @@
 mod alibi;
 mod blocks;
 mod distance;
+mod key_choice;
 mod mlp;
 mod prefix;
 mod recurrent;
@@ -24,6 +25,7 @@ use millrace_numbers::DType;
 pub use alibi::{AlibiHeads, SlopeRule};
 pub use blocks::FeatureBlock;
 pub use distance::DistanceHeads;
+pub use key_choice::KeyChoice;
 pub use mlp::{DenseMlp, ExpertsSpec, GateClamp, Mlp, SharedExpert};
 pub use prefix::PrefixRule;
 pub use recurrent::{
@@ -34,8 +36,8 @@ pub use slots::{LayerSlot, StoredTensors, WeightInfo, WeightKind, WeightSlot};
 pub use source::{TensorPlace, WeightError, WeightSource, take_parts};
 pub use spec::{
     Attention, AttentionHeads, ClassifierKind, ClassifierPlan, DecoderSpec, EmbeddingPlan, HeadNormPlan,
-    HeadPlan, KeyChoice, LatentPlan, LayerSpec, LearnedPositions, NormKind, NormPlace, NormPlan,
-    PerLayerEmbedding, Positions, Residual,
+    HeadPlan, LatentPlan, LayerSpec, LearnedPositions, NormKind, NormPlace, NormPlan, PerLayerEmbedding,
+    Positions, Residual,
 };
 pub use storage::{Quantize, QuantizeError, StorageError, WeightStorage};
 

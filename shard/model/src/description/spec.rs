@@ -11,6 +11,7 @@ use millrace_backend::{
 
 use super::alibi::AlibiHeads;
 use super::distance::DistanceHeads;
+use super::key_choice::KeyChoice;
 use super::mlp::Mlp;
 use super::prefix::PrefixRule;
 use super::recurrent::RecurrentLayer;
@@ -68,6 +69,10 @@ impl DecoderSpec {
         if self.layers.iter().filter_map(|layer| layer.attention.heads()).any(scales_latents) {
             return Some("factors on queries of latent attention");
         }
+        let mut recurrent = self.layers.iter().filter_map(|layer| layer.attention.recurrent());
+        if recurrent.any(RecurrentLayer::is_by_channel) {
+            return Some("a decay of each feature of keys");
+        }
         self.layers.iter().find_map(|layer| match (layer.attention.key_window(), &layer.mlp) {
             (Some(KeyWindow::Around(_)), _) => Some("attention windows in both directions"),
             _ if layer.attention.heads().is_some_and(AttentionHeads::has_distance_bias) => {
@@ -106,30 +111,6 @@ impl DecoderSpec {
     /// Returns whether tokens of a prompt attend to those after them, in some layer.
     pub fn is_bidirectional(&self) -> bool {
         self.layers.iter().filter_map(|layer| layer.attention.heads()).any(|heads| heads.bidirectional)
-    }
-}
-
-/// A model's choice of the keys that each query attends to (sparse attention).
-///
-/// The decoder attends to all keys. This is the same as long as the model would choose all of them,
-/// so that `max_positions` of such a model is `keys`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KeyChoice {
-    /// Number of keys that the model chooses.
-    pub keys: usize,
-    /// Number of positions that the model supports with its choice.
-    pub positions: usize,
-}
-
-impl KeyChoice {
-    /// Returns the warning that the context of a model is shorter than its own.
-    pub fn warning(&self, model_type: &str) -> String {
-        let KeyChoice { keys, positions } = self;
-        format!(
-            "config.json: {model_type} chooses {keys} keys for each token (sparse attention), which is not built: \
-             all keys are used, which is the same up to {keys} tokens, and the context ends there instead of at \
-             {positions}"
-        )
     }
 }
 

@@ -284,7 +284,7 @@ impl StoredWeights {
         }
         // A vector may be stored with an axis for heads, or as the weights of a convolution.
         if let ([len], Some(tensor)) = (&shape[..], self.checkpoint.find(&piece.tensor))
-            && matches!(*tensor.shape, [] | [_, _] | [_, 1, _])
+            && matches!(*tensor.shape, [] | [_, _] | [_, 1, _] | [1, 1, _, 1])
             && tensor.shape.iter().product::<usize>() == *len
         {
             return Ok(tensor);

@@ -251,6 +251,7 @@ fn recurrences() -> impl Strategy<Value = RecurrentLayer> {
     );
     let rule = prop_oneof![
         2 => activations().prop_map(RecurrentRule::Delta),
+        2 => (activations(), 1usize..5).prop_map(|(act, rank)| RecurrentRule::ChannelDelta { act, rank }),
         2 => (activations(), 0.0f32..0.2, 0.5f32..3.0).prop_map(|(act, least, most)| {
             RecurrentRule::StateSpace { act, step_limits: (least, most) }
         }),
@@ -280,9 +281,15 @@ fn recurrences() -> impl Strategy<Value = RecurrentLayer> {
                 result: if is_convolution { ResultPlan::Plain } else { result },
                 out_bias,
                 // A convolution multiplies its values by its gates, and has no other projections.
-                factors: match is_convolution {
-                    true => ProjectionFactors { value: 1.0, out: factors.out, ..ProjectionFactors::NONE },
-                    false => factors,
+                factors: match rule {
+                    RecurrentRule::Convolution => {
+                        ProjectionFactors { value: 1.0, out: factors.out, ..ProjectionFactors::NONE }
+                    }
+                    // Rates and gates of two matrices have no factors.
+                    RecurrentRule::ChannelDelta { .. } => {
+                        ProjectionFactors { gate: 1.0, rate: 1.0, ..factors }
+                    }
+                    _ => factors,
                 },
             }
         },
