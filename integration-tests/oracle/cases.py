@@ -12,6 +12,7 @@ import cases_images  # noqa: F401
 import cases_recent  # noqa: F401
 import cases_recurrent  # noqa: F401
 import cases_scaled  # noqa: F401
+import cases_sparse  # noqa: F401
 from bases import CASES, Spec
 from old_configs import Config, v4, v4_oldest, v4_type, v4_unused_window
 

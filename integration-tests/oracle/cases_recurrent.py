@@ -224,3 +224,44 @@ case(
     lengths=(27, 23),
     mutants=[dict(time_step_limit=[0.1, 0.3])],
 )
+
+# Kimi Delta Attention, and latent attention without a rotation.
+KIMI = dict(
+    LLAMA, model_type="kimi_linear", num_key_value_heads=4, q_lora_rank=None, kv_lora_rank=12, qk_nope_head_dim=6,
+    qk_rope_head_dim=4, v_head_dim=5, intermediate_size=20, vocab_size=53, num_hidden_layers=2, num_experts=4,
+    num_experts_per_token=2, num_shared_experts=1, moe_intermediate_size=6, moe_renormalize=True,
+    num_expert_group=1, topk_group=1, routed_scaling_factor=1.5, pad_token_id=0, rms_norm_eps=1e-3,
+    linear_attn_config=dict(head_dim=6, num_heads=4, short_conv_kernel_size=4, full_attn_layers=[2], kda_layers=[1]),
+)  # fmt: skip
+del KIMI["max_position_embeddings"]
+KIMI["model_max_length"] = 64
+case(
+    "kimi_linear",
+    KIMI,
+    lengths=(25, 29),
+    mutants=[dict(routed_scaling_factor=1.0), dict(moe_renormalize=False), dict(hidden_act="gelu")],
+    renamed=("0.block_sparse_moe.", "0.mlp."),  # transformers writes experts' names for dense layers
+)
+case(
+    "kimi_linear_ranks",
+    dict(
+        KIMI, q_lora_rank=10, num_experts_per_token=3, num_shared_experts=2, moe_renormalize=False, first_k_dense_replace=0,
+        linear_attn_config=dict(
+            head_dim=5, num_heads=2, short_conv_kernel_size=3, full_attn_layers=[1], kda_layers=[2]
+        ),
+    ),
+    lengths=(28, 24),
+    mutants=[dict(moe_renormalize=True)],
+)  # fmt: skip
+case(
+    "kimi_linear_groups",
+    dict(
+        KIMI, num_hidden_layers=3, num_experts=8, num_expert_group=4, topk_group=2, num_experts_per_token=2,
+        moe_intermediate_size=4, tie_word_embeddings=True, hidden_size=24,
+        linear_attn_config=dict(
+            head_dim=4, num_heads=3, short_conv_kernel_size=2, full_attn_layers=[3], kda_layers=[1, 2]
+        ),
+    ),
+    lengths=(24, 29),
+    mutants=[dict(topk_group=3), dict(topk_group=4)],
+)  # fmt: skip

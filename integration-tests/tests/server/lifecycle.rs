@@ -1,9 +1,11 @@
 //! Tests starting, ending and crashing.
 
+use std::fs;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use millrace_integration_tests::{Server, binary, post, shards_of, stream, wait_for_end_of};
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[test]
 fn sigterm_lets_running_requests_end_and_exits_zero() {
@@ -80,6 +82,38 @@ fn refusal(flags: &[&str]) -> (Option<i32>, String) {
         .output()
         .unwrap();
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// A model chooses 64 keys for each token of a longer sequence, and the server has none.
+#[test]
+fn the_context_ends_where_a_model_would_choose_keys() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let golden = root.join("golden/glm_moe_dsa");
+    let mut config: Value = serde_json::from_slice(&fs::read(golden.join("config.json")).unwrap()).unwrap();
+    config["max_position_embeddings"] = json!(500);
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    fs::copy(golden.join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    fs::copy(root.join("../models/demo/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+    let flags = ["--model-id", folder.path().to_str().unwrap(), "--device", "cpu"];
+
+    let (code, text) = refusal(&[&flags[..], &["--max-total-tokens", "65"]].concat());
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("--max-total-tokens 65: this model chooses 64 keys"), "{text}");
+
+    let server = Server::start(&flags);
+    server.wait_for_log("the context ends there instead of at 500");
+    server.wait_for_log("self_attn.indexer.");
+    let complete = |count: usize| {
+        let prompt: Vec<u32> = (0..50).map(|i| 3 + i % 30).collect();
+        let body = json!({"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": true});
+        post(&server.url("/v1/completions"), &body)
+    };
+    let answer = complete(14);
+    assert_eq!((answer.status, &answer.body["usage"]["total_tokens"]), (200, &json!(64)), "{}", answer.body);
+    let answer = complete(15);
+    assert_eq!(answer.status, 400, "{}", answer.body);
+    assert!(answer.body.to_string().contains("64"), "{}", answer.body);
 }
 
 #[test]

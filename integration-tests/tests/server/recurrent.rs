@@ -110,7 +110,8 @@ fn scores(server: &Server, prompt: &[u32]) -> Vec<f64> {
 }
 
 /// The families differ in the rule of their recurrence, and in what is beside it.
-const NAMES: [&str; 5] = ["granitemoehybrid", "qwen3_next", "lfm2", "falcon_h1", "nemotron_h_experts"];
+const NAMES: [&str; 6] =
+    ["granitemoehybrid", "qwen3_next", "lfm2", "falcon_h1", "nemotron_h_experts", "kimi_linear"];
 
 #[test]
 fn a_batch_changes_no_answer() {

@@ -53,7 +53,8 @@ pub use ops::{
 };
 pub use queue::StepQueue;
 pub use recurrent::{
-    Convolution, GateFunction, KeySharing, Recurrence, RecurrenceRule, RecurrentHeads, StateCopy, StateSpec,
+    ChannelRecurrence, Convolution, GateFunction, KeySharing, Recurrence, RecurrenceRule, RecurrentHeads,
+    StateCopy, StateSpec,
 };
 pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored, Watermark};
 pub use sizing::{Overheads, ProductShape, Sizing, StepSize};

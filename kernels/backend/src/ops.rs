@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::activation::{Activation, Gating, MlpKind};
-use crate::recurrent::{Convolution, GateFunction, Recurrence, StateCopy};
+use crate::recurrent::{ChannelRecurrence, Convolution, GateFunction, Recurrence, StateCopy};
 use crate::step::OpenStep;
 use crate::types::DeviceTypes;
 
@@ -493,6 +493,16 @@ pub trait RecurrentOps: DeviceTypes {
         step: &OpenStep<'_, Self::Queue>,
         inputs: (&Self::Buf, &Self::Buf),
         recurrence: &Recurrence<'_, Self::Vector>,
+        states: &mut Self::States,
+        out: &mut Self::Buf,
+    ) -> Result<()>;
+
+    /// Applies a recurrence with a decay of each feature to the tokens of the step, as
+    /// [`RecurrentOps::recur`] does with one decay of each head.
+    fn recur_by_channel(
+        &self,
+        step: &OpenStep<'_, Self::Queue>,
+        recurrence: &ChannelRecurrence<'_, Self::Vector, Self::Buf>,
         states: &mut Self::States,
         out: &mut Self::Buf,
     ) -> Result<()>;

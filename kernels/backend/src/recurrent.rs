@@ -174,6 +174,35 @@ impl<V> Recurrence<'_, V> {
     }
 }
 
+/// A recurrence by the gated delta rule in which each feature of the keys is forgotten at a rate of
+/// its own (Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture").
+///
+/// `decay[k] = exp(-exp(decay_log) * softplus(rate[k] + step_bias[k]))` are numbers of the token
+/// and the head. Row k of the matrix is multiplied by `decay[k]`, and all else is as in
+/// [`RecurrenceRule::Delta`].
+#[derive(Debug)]
+pub struct ChannelRecurrence<'a, V, B> {
+    /// The heads, and the layout of a row of `x`.
+    pub heads: RecurrentHeads,
+    /// Logarithms of the speeds of decay, `[heads]`.
+    pub decay_log: &'a V,
+    /// Added to the rates, `[heads * key_dim]`.
+    pub step_bias: &'a V,
+    /// Queries, keys and values, `[n, heads.cols()]`.
+    pub x: &'a B,
+    /// The strengths of all heads, `[n, heads]`.
+    pub strengths: &'a B,
+    /// The rates of all features of the keys of all heads, `[n, heads * key_dim]`.
+    pub rates: &'a B,
+}
+
+impl<V, B> ChannelRecurrence<'_, V, B> {
+    /// Returns the columns of a row of rates.
+    pub const fn rate_cols(&self) -> usize {
+        self.heads.heads * self.heads.key_dim
+    }
+}
+
 /// Functions of gates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GateFunction {

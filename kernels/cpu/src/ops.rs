@@ -2,9 +2,10 @@
 //! called.
 
 use millrace_backend::{
-    Activation, AttentionOps, AttentionSpec, Convolution, DistanceBias, Error, ExpertMlp, ExpertOps,
-    ForwardOps, GateFunction, Gating, KvSpec, LatentPrologue, LatentSpec, Norm, OpenStep, Prologue,
-    QkvLayout, Recurrence, RecurrentOps, Result, RouterTerms, RowParts, ScoreTerms, StateCopy, TransferOps,
+    Activation, AttentionOps, AttentionSpec, ChannelRecurrence, Convolution, DistanceBias, Error, ExpertMlp,
+    ExpertOps, ForwardOps, GateFunction, Gating, KvSpec, LatentPrologue, LatentSpec, Norm, OpenStep,
+    Prologue, QkvLayout, Recurrence, RecurrentOps, Result, RouterTerms, RowParts, ScoreTerms, StateCopy,
+    TransferOps,
 };
 
 use super::attention::{HeadDims, Scoring};
@@ -317,6 +318,17 @@ impl RecurrentOps for Cpu {
         out: &mut Buf,
     ) -> Result<()> {
         self.recur_rows(step.queue(), inputs, recurrence, states, out);
+        Ok(())
+    }
+
+    fn recur_by_channel(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        recurrence: &ChannelRecurrence<'_, Vec<f32>, Buf>,
+        states: &mut States,
+        out: &mut Buf,
+    ) -> Result<()> {
+        self.recur_rows_by_channel(step.queue(), recurrence, states, out);
         Ok(())
     }
 

@@ -5,7 +5,8 @@
 //! threads.
 
 use millrace_backend::{
-    Convolution, GateFunction, Recurrence, RecurrenceRule, RecurrentHeads, Result, StateCopy, StateSpec,
+    ChannelRecurrence, Convolution, GateFunction, Recurrence, RecurrenceRule, RecurrentHeads, Result,
+    StateCopy, StateSpec,
 };
 
 use super::memory::{Memory, Shared};
@@ -105,6 +106,37 @@ impl Cpu {
             let piece = Piece { row, first, len: COLUMNS.min(value_dim - first) };
             let matrix = states.from(row.slot * stride + window + head * key_dim * value_dim);
             self.target.dispatch(Recur { piece, head, x, rates, recurrence, matrix, out });
+        });
+    }
+
+    /// Applies the recurrence with a decay of each feature to the tokens of the step.
+    pub(super) fn recur_rows_by_channel(
+        &self,
+        step: &Queue,
+        recurrence: &ChannelRecurrence<'_, Vec<f32>, Buf>,
+        states: &mut States,
+        out: &mut Buf,
+    ) {
+        let (n, heads) = (step.tokens.len(), recurrence.heads);
+        let RecurrentHeads { key_heads, heads: count, key_dim, value_dim, .. } = heads;
+        step.check_slots(states.spec.slots);
+        assert_eq!(states.spec.heads, Some(heads), "heads of the states");
+        assert!(key_heads > 0 && count.is_multiple_of(key_heads), "heads in whole groups");
+        let cols = [recurrence.x.cols, recurrence.strengths.cols, recurrence.rates.cols, out.cols];
+        let wanted = [heads.cols(), count, recurrence.rate_cols(), heads.value_cols()];
+        assert_eq!(cols, wanted, "columns of the recurrence");
+        let of_heads = [recurrence.decay_log.len(), recurrence.step_bias.len()];
+        assert_eq!(of_heads, [count, recurrence.rate_cols()], "numbers of the heads");
+        let (stride, window) = (states.spec.slot_elements(), states.spec.window_elements());
+        let (states, out) = (Shared::new(&mut states.data), Shared::new(out.rows_mut(n)));
+        let pieces = value_dim.div_ceil(COLUMNS);
+        let work = 4 * n * count * key_dim * value_dim;
+        self.parallel(step.rows.len() * count * pieces, work, |task, _| {
+            let (row, rest) = (&step.rows[task / (count * pieces)], task % (count * pieces));
+            let (head, first) = (rest / pieces, rest % pieces * COLUMNS);
+            let piece = Piece { row, first, len: COLUMNS.min(value_dim - first) };
+            let matrix = states.from(row.slot * stride + window + head * key_dim * value_dim);
+            self.target.dispatch(RecurByChannel { piece, head, n, recurrence, matrix, out });
         });
     }
 
@@ -301,6 +333,73 @@ impl Kernel for Recur<'_> {
                         }
                     }
                     out.iter_mut().zip(values).for_each(|(out, value)| *out += skip[head] * value);
+                }
+            }
+        }
+    }
+}
+
+/// The recurrence of some columns of a head's matrix, each row of which has a decay of its own,
+/// over the tokens of a row.
+struct RecurByChannel<'a> {
+    piece: Piece<'a>,
+    head: usize,
+    /// Tokens of the step.
+    n: usize,
+    recurrence: &'a ChannelRecurrence<'a, Vec<f32>, Buf>,
+    /// The head's matrix in the row's slot, `[key_dim, value_dim]`.
+    matrix: Shared<f32>,
+    /// `[tokens, heads * value_dim]`
+    out: Shared<f32>,
+}
+
+impl Kernel for RecurByChannel<'_> {
+    const USES: Extension = Extension::None;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let RecurByChannel { piece: Piece { row, first, len }, head, n, recurrence, matrix, out } = self;
+        let heads = recurrence.heads;
+        let RecurrentHeads { heads: count, key_dim, value_dim, .. } = heads;
+        let key_head = heads.key_head(head);
+        let [x, strengths, rates] =
+            [recurrence.x, recurrence.strengths, recurrence.rates].map(|buf| buf.rows(n));
+        // SAFETY: only this task uses these columns of the matrix, one row of them at a time.
+        let matrix = |index: usize| unsafe { matrix.slice(index * value_dim + first, len) };
+        if row.start == 0 {
+            (0..key_dim).for_each(|index| matrix(index).fill(0.0));
+        }
+        let speed = recurrence.decay_log[head].exp();
+        let biases = &recurrence.step_bias[head * key_dim..][..key_dim];
+        let mut change = [0.0; COLUMNS];
+        let change = &mut change[..len];
+        for token in row.token..row.token + row.count {
+            let x = &x[token * heads.cols()..][..heads.cols()];
+            let query = &x[key_head * key_dim..][..key_dim];
+            let key = &x[heads.key_cols() + key_head * key_dim..][..key_dim];
+            let values = &x[2 * heads.key_cols() + head * value_dim + first..][..len];
+            let rates = &rates[token * recurrence.rate_cols() + head * key_dim..][..key_dim];
+            let strength = 1.0 / (1.0 + (-strengths[token * count + head]).exp());
+            let of_query = inverse_length(query) / (key_dim as f32).sqrt();
+            let of_key = inverse_length(key);
+            // SAFETY: only this task writes these features of the row's tokens.
+            let out = unsafe { out.slice(token * heads.value_cols() + head * value_dim + first, len) };
+            out.fill(0.0);
+            change.fill(0.0);
+            for (index, ((key, rate), bias)) in key.iter().zip(rates).zip(biases).enumerate() {
+                let (key, decay) = (key * of_key, (-speed * softplus(rate + bias)).exp());
+                for (seen, s) in change.iter_mut().zip(matrix(index)) {
+                    *s *= decay;
+                    *seen += key * *s;
+                }
+            }
+            change.iter_mut().zip(values).for_each(|(change, value)| *change = strength * (value - *change));
+            for (index, (key, query)) in key.iter().zip(query).enumerate() {
+                let (key, query) = (key * of_key, query * of_query);
+                for ((out, s), change) in out.iter_mut().zip(matrix(index)).zip(&*change) {
+                    *s += key * change;
+                    *out += query * *s;
                 }
             }
         }

@@ -29,8 +29,10 @@ impl MlpPlan {
     /// Returns the plan of an MLP that every token passes through. `act` replaces the activation
     /// function if the layer has one of its own.
     pub(super) fn dense(spec: &DenseMlp, act: Option<Activation>, is_gated: bool) -> Self {
-        let act = act.unwrap_or(spec.act);
-        let kind = if is_gated { MlpKind::Gated(act.into()) } else { MlpKind::Plain(act) };
+        let kind = match is_gated {
+            true => MlpKind::Gated(spec.gating()),
+            false => MlpKind::Plain(act.unwrap_or(spec.act)),
+        };
         let &DenseMlp { width, up_factor, out_factor, .. } = spec;
         MlpPlan { width, kind, up_factor, out_factor }
     }

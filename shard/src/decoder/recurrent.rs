@@ -1,7 +1,8 @@
 //! Recurrent layers: their weights, their buffers, and the order of their operations.
 
 use millrace_backend::{
-    Backend, Convolution, GateFunction, Norm, Recurrence, RecurrenceRule, RecurrentHeads, Result, RowParts,
+    Backend, ChannelRecurrence, Convolution, GateFunction, Norm, Recurrence, RecurrenceRule, RecurrentHeads,
+    Result, RowParts,
 };
 use millrace_model::step_sizes::LayerBuffer;
 use millrace_model::{RecurrentLayer, RecurrentRule};
@@ -11,22 +12,31 @@ use crate::Error;
 
 /// The constants of a recurrent layer.
 pub(super) struct RecurrentWeights<B: Backend> {
-    pub(super) input: B::Matrix,              // [projected_cols, hidden]
-    pub(super) in_bias: Option<B::Vector>,    // [projected_cols]
-    pub(super) conv: B::Vector,               // [taps, channels]
-    pub(super) conv_bias: Option<B::Vector>,  // [channels]
-    pub(super) rates: Option<RateWeights<B>>, // unless the layer is only a convolution
-    pub(super) norm: Option<Norm<B::Vector>>, // [value_dim], or [heads * value_dim]
-    pub(super) out: B::Matrix,                // [hidden, heads * value_dim]
-    pub(super) out_bias: Option<B::Vector>,   // [hidden]
+    pub(super) input: B::Matrix,                    // [projected_cols, hidden]
+    pub(super) in_bias: Option<B::Vector>,          // [projected_cols]
+    pub(super) conv: B::Vector,                     // [taps, channels]
+    pub(super) conv_bias: Option<B::Vector>,        // [channels]
+    pub(super) rates: Option<RateWeights<B>>,       // unless the layer is only a convolution
+    pub(super) low_rank: Option<LowRankWeights<B>>, // if features of keys have rates of their own
+    pub(super) norm: Option<Norm<B::Vector>>,       // [value_dim], or [heads * value_dim]
+    pub(super) out: B::Matrix,                      // [hidden, heads * value_dim]
+    pub(super) out_bias: Option<B::Vector>,         // [hidden]
 }
 
 /// The constants of the rates at which the matrices of heads change.
 pub(super) struct RateWeights<B: Backend> {
     pub(super) matrix: B::Matrix,       // [rate_cols, hidden]
     pub(super) decay_log: B::Vector,    // [heads]
-    pub(super) step_bias: B::Vector,    // [heads]
+    pub(super) step_bias: B::Vector,    // [heads], or [heads * key_dim]
     pub(super) skip: Option<B::Vector>, // [heads]
+}
+
+/// The constants of rates and gates that are products of two matrices each. The bias of these rates
+/// is in [`RateWeights`].
+pub(super) struct LowRankWeights<B: Backend> {
+    pub(super) rate_down: B::Matrix,                  // [rank, hidden]
+    pub(super) rate_up: B::Matrix,                    // [heads * key_dim, rank]
+    pub(super) gates: Option<(B::Matrix, B::Matrix)>, // [rank, hidden], [heads * value_dim, rank]
 }
 
 /// The buffers of recurrent layers, for up to `t` tokens.
@@ -37,6 +47,12 @@ pub(super) struct RecurrentBuffers<B: Backend> {
     mixed: ByWidth<B::Buf>,
     /// `[t, rate_cols]`
     rates: ByWidth<B::Buf>,
+    /// The features between two matrices, `[t, rank]`.
+    low_rank: ByWidth<B::Buf>,
+    /// `[t, heads * key_dim]`
+    channel_rates: ByWidth<B::Buf>,
+    /// The gates that are products of two matrices, `[t, heads * value_dim]`.
+    low_rank_gates: ByWidth<B::Buf>,
     /// The results of all heads, `[t, heads * value_dim]`.
     results: ByWidth<B::Buf>,
 }
@@ -48,6 +64,9 @@ impl<B: Backend> RecurrentBuffers<B> {
             projected: buffers(LayerBuffer::Projected)?,
             mixed: buffers(LayerBuffer::Mixed)?,
             rates: buffers(LayerBuffer::Rates)?,
+            low_rank: buffers(LayerBuffer::LowRank)?,
+            channel_rates: buffers(LayerBuffer::ChannelRates)?,
+            low_rank_gates: buffers(LayerBuffer::LowRankGates)?,
             results: buffers(LayerBuffer::RecurrentResults)?,
         })
     }
@@ -65,7 +84,9 @@ impl<B: Backend> RecurrentBuffers<B> {
         let projected = self.projected.of(spec.projected_cols());
         backend.linear(n, x, &w.input, w.in_bias.as_ref(), projected)?; // [n, projected_cols]
         let (act, gated) = match spec.rule {
-            RecurrentRule::Delta(act) | RecurrentRule::StateSpace { act, .. } => (Some(act), false),
+            RecurrentRule::Delta(act)
+            | RecurrentRule::ChannelDelta { act, .. }
+            | RecurrentRule::StateSpace { act, .. } => (Some(act), false),
             RecurrentRule::Convolution => (None, true),
         };
         let convolution = Convolution { weight: &w.conv, bias: w.conv_bias.as_ref(), act, gated };
@@ -90,16 +111,36 @@ impl<B: Backend> RecurrentBuffers<B> {
                     }
                     _ => RecurrenceRule::Delta,
                 };
-                let recurrence = Recurrence { heads: spec.heads, rule, decay_log, step_bias };
-                let results = self.results.of(spec.heads.value_cols());
-                backend.recur(step, (mixed, rates), &recurrence, states, results)?; // [n, heads * value_dim]
+                let (heads, results) = (spec.heads, self.results.of(spec.heads.value_cols()));
+                if let Some(LowRankWeights { rate_down, rate_up, .. }) = &w.low_rank {
+                    let low = self.low_rank.of(spec.rank());
+                    let of_channels = self.channel_rates.of(spec.channel_rates());
+                    backend.linear(n, x, rate_down, None, low)?; // [n, rank]
+                    backend.linear(n, low, rate_up, None, of_channels)?; // [n, heads * key_dim]
+                    let (strengths, rates, x) = (&*rates, &*of_channels, &*mixed);
+                    let recurrence = ChannelRecurrence { heads, decay_log, step_bias, x, strengths, rates };
+                    backend.recur_by_channel(step, &recurrence, states, results)?; // [n, heads * value_dim]
+                } else {
+                    let recurrence = Recurrence { heads, rule, decay_log, step_bias };
+                    backend.recur(step, (mixed, rates), &recurrence, states, results)?; // [n, heads * value_dim]
+                }
                 results
             }
         };
-        let gates = (&*projected, spec.heads.cols());
+        let low_rank_gates = w.low_rank.as_ref().and_then(|w| w.gates.as_ref());
+        let (gates, function) = match low_rank_gates {
+            Some((down, up)) => {
+                let (low, gates) =
+                    (self.low_rank.of(spec.rank()), self.low_rank_gates.of(spec.low_rank_gates()));
+                backend.linear(n, x, down, None, low)?; // [n, rank]
+                backend.linear(n, low, up, None, gates)?; // [n, heads * value_dim]
+                ((&*gates, 0), GateFunction::Sigmoid)
+            }
+            None => ((&*projected, spec.heads.cols()), GateFunction::Silu),
+        };
         let RecurrentHeads { key_heads, heads, value_dim, .. } = spec.heads;
         if spec.result.gates_come_first() {
-            backend.multiply_gates(n, gates, GateFunction::Silu, results)?;
+            backend.multiply_gates(n, gates, function, results)?;
         }
         if let Some(norm) = &w.norm {
             let count = if spec.result.is_of_groups() { key_heads } else { heads };
@@ -107,7 +148,7 @@ impl<B: Backend> RecurrentBuffers<B> {
             backend.norm_parts(n, results, parts, norm)?;
         }
         if spec.result.is_gated() && !spec.result.gates_come_first() {
-            backend.multiply_gates(n, gates, GateFunction::Silu, results)?;
+            backend.multiply_gates(n, gates, function, results)?;
         }
         backend.linear(n, results, &w.out, w.out_bias.as_ref(), branch)?; // [n, hidden]
         if spec.factors.out != 1.0 {

@@ -15,7 +15,7 @@ use millrace_numbers::tensor::flatten;
 use millrace_numbers::{DType, HostTensor, Part};
 
 use super::per_layer::{LayerInputWeights, PerLayerWeights};
-use super::recurrent::{RateWeights, RecurrentWeights};
+use super::recurrent::{LowRankWeights, RateWeights, RecurrentWeights};
 use super::weights::{
     AttentionWeights, DenseWeights, ExpertNorms, ExpertsWeights, LatentWeights, LayerWeights, MlpWeights,
     ModelPart, SharedWeights, SoftmaxWeights, Weights,
@@ -244,13 +244,19 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         use RecurrentSlot as Slot;
         let at = |slot| WeightSlot::Recurrent(layer, slot);
         let (input, in_bias) = (self.matrix(at(Slot::In))?, self.bias(spec.in_bias, at(Slot::InBias))?);
-        let matrix = if spec.is_convolution() { None } else { Some(self.matrix(at(Slot::Rates))?) };
+        let by_channel = spec.is_by_channel();
+        let (rates, step_bias) = match by_channel {
+            true => (Slot::Strengths, Slot::ChannelBias),
+            false => (Slot::Rates, Slot::StepBias),
+        };
+        let matrix = if spec.is_convolution() { None } else { Some(self.matrix(at(rates))?) };
+        let low_rank = if by_channel { Some(self.low_rank(layer, spec)?) } else { None };
         let (conv, conv_bias) =
             (self.by_tap(at(Slot::Conv), spec)?, self.bias(spec.conv_bias, at(Slot::ConvBias))?);
         let rates = match matrix {
             Some(matrix) => {
                 let decay_log = self.vector(at(Slot::DecayLog))?;
-                let step_bias = self.vector(at(Slot::StepBias))?;
+                let step_bias = self.vector(at(step_bias))?;
                 let skip = self.bias(spec.has_skip(), at(Slot::Skip))?;
                 Some(RateWeights { matrix, decay_log, step_bias, skip })
             }
@@ -262,7 +268,19 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
             None => None,
         };
         let (out, out_bias) = (self.matrix(at(Slot::Out))?, self.bias(spec.out_bias, at(Slot::OutBias))?);
-        Ok(RecurrentWeights { input, in_bias, conv, conv_bias, rates, norm, out, out_bias })
+        Ok(RecurrentWeights { input, in_bias, conv, conv_bias, rates, low_rank, norm, out, out_bias })
+    }
+
+    /// Loads the matrices of rates and gates that are products of two.
+    fn low_rank(&mut self, layer: usize, spec: &RecurrentLayer) -> Result<LowRankWeights<B>, Error> {
+        use RecurrentSlot as Slot;
+        let at = |slot| WeightSlot::Recurrent(layer, slot);
+        let (rate_down, rate_up) = (self.matrix(at(Slot::RateDown))?, self.matrix(at(Slot::RateUp))?);
+        let gates = match spec.low_rank_gates() {
+            0 => None,
+            _ => Some((self.matrix(at(Slot::GateDown))?, self.matrix(at(Slot::GateUp))?)),
+        };
+        Ok(LowRankWeights { rate_down, rate_up, gates })
     }
 
     /// Loads the weights of a convolution, which are stored channel by channel, tap by tap. They

@@ -6,9 +6,9 @@ use super::{
     recurrent,
 };
 use crate::{
-    Activation, AttentionOps, AttentionSpec, Convolution, ExpertMlp, ExpertOps, ForwardOps, GateFunction,
-    Gating, LatentPrologue, LatentSpec, Norm, OpenStep, Prologue, Recurrence, RecurrentOps, Result,
-    RouterTerms, RowParts, ScoreTerms, StateCopy, TransferOps,
+    Activation, AttentionOps, AttentionSpec, ChannelRecurrence, Convolution, ExpertMlp, ExpertOps,
+    ForwardOps, GateFunction, Gating, LatentPrologue, LatentSpec, Norm, OpenStep, Prologue, Recurrence,
+    RecurrentOps, Result, RouterTerms, RowParts, ScoreTerms, StateCopy, TransferOps,
 };
 
 impl ForwardOps for Reference {
@@ -225,6 +225,17 @@ impl RecurrentOps for Reference {
         out: &mut Buf,
     ) -> Result<()> {
         recurrent::recur(step.queue(), inputs, recurrence, states, out);
+        Ok(())
+    }
+
+    fn recur_by_channel(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        recurrence: &ChannelRecurrence<'_, Vec<f32>, Buf>,
+        states: &mut States,
+        out: &mut Buf,
+    ) -> Result<()> {
+        recurrent::recur_by_channel(step.queue(), recurrence, states, out);
         Ok(())
     }
 

@@ -3,7 +3,10 @@
 
 use super::buffers::{Buf, Queue};
 use super::math::{activate, dot};
-use crate::{Convolution, GateFunction, Recurrence, RecurrenceRule, RecurrentHeads, StateCopy, StateSpec};
+use crate::{
+    ChannelRecurrence, Convolution, GateFunction, Recurrence, RecurrenceRule, RecurrentHeads, StateCopy,
+    StateSpec,
+};
 
 /// The recurrent states of one layer of [`Reference`](super::Reference).
 #[derive(Debug, Clone)]
@@ -141,6 +144,51 @@ pub(super) fn recur(
                         *out = sum as f32;
                     }
                 }
+            }
+        }
+    }
+}
+
+/// Applies the recurrence with a decay of each feature to the tokens of the step.
+pub(super) fn recur_by_channel(
+    step: &Queue,
+    recurrence: &ChannelRecurrence<'_, Vec<f32>, Buf>,
+    states: &mut States,
+    out: &mut Buf,
+) {
+    let &ChannelRecurrence { heads, decay_log, step_bias, x, strengths, rates } = recurrence;
+    let RecurrentHeads { heads: count, key_dim, value_dim, .. } = heads;
+    let unit = |x: &[f32]| -> Vec<f64> {
+        let length = (dot(x, x) + 1e-6).sqrt();
+        x.iter().map(|x| f64::from(*x) / length).collect()
+    };
+    for t in 0..step.places.len() {
+        for h in 0..count {
+            let (x, key_head) = (x.row(t), heads.key_head(h));
+            let query = unit(&x[key_head * key_dim..][..key_dim]);
+            let key = unit(&x[heads.key_cols() + key_head * key_dim..][..key_dim]);
+            let values = &x[2 * heads.key_cols() + h * value_dim..][..value_dim];
+            let speed = f64::from(decay_log[h]).exp();
+            let decay = |k: usize| {
+                let rate = f64::from(rates.row(t)[h * key_dim + k]) + f64::from(step_bias[h * key_dim + k]);
+                (-speed * rate.exp().ln_1p()).exp()
+            };
+            let decays: Vec<f64> = (0..key_dim).map(decay).collect();
+            let strength = 1.0 / (1.0 + (-f64::from(strengths.row(t)[h])).exp());
+            let matrix = states.matrix(step, t, h);
+            let out = &mut out.row_mut(t)[h * value_dim..][..value_dim];
+            for (v, out) in out.iter_mut().enumerate() {
+                let old = |k: usize| decays[k] * f64::from(matrix[k * value_dim + v]);
+                let column: Vec<f64> = (0..key_dim).map(old).collect();
+                let seen: f64 = column.iter().zip(&key).map(|(s, key)| s * key).sum();
+                let change = strength * (f64::from(values[v]) - seen);
+                let mut sum = 0.0;
+                for (k, s) in column.iter().enumerate() {
+                    let s = s + key[k] * change;
+                    matrix[k * value_dim + v] = s as f32;
+                    sum += s * query[k];
+                }
+                *out = (sum / (key_dim as f64).sqrt()) as f32;
             }
         }
     }

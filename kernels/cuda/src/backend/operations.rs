@@ -1,9 +1,9 @@
 //! The operations of a forward pass.
 
 use millrace_backend::{
-    Activation, AttentionOps, AttentionSpec, Convolution, Error, ExpertMlp, ExpertOps, ForwardOps,
-    GateFunction, Gating, LatentPrologue, LatentSpec, Norm, NormKind, OpenStep, Prologue, Recurrence,
-    RecurrentOps, Result, RouterTerms, RowParts, ScoreTerms, StateCopy, TransferOps,
+    Activation, AttentionOps, AttentionSpec, ChannelRecurrence, Convolution, Error, ExpertMlp, ExpertOps,
+    ForwardOps, GateFunction, Gating, LatentPrologue, LatentSpec, Norm, NormKind, OpenStep, Prologue,
+    Recurrence, RecurrentOps, Result, RouterTerms, RowParts, ScoreTerms, StateCopy, TransferOps,
 };
 
 use super::activations::activation_kind;
@@ -277,6 +277,16 @@ impl RecurrentOps for Cuda {
         out: &mut Buf,
     ) -> Result<()> {
         self.recur_rows(step.queue(), inputs, recurrence, states, out)
+    }
+
+    fn recur_by_channel(
+        &self,
+        _step: &OpenStep<'_, Queue>,
+        _recurrence: &ChannelRecurrence<'_, Vector, Buf>,
+        _states: &mut States,
+        _out: &mut Buf,
+    ) -> Result<()> {
+        Err(Error::Unsupported("a decay of each feature of keys on a GPU; use --device cpu".to_owned()))
     }
 
     fn copy_states(&self, copies: &[StateCopy], states: &mut States) -> Result<()> {

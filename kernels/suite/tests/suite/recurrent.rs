@@ -2,8 +2,8 @@
 
 use millrace_backend::reference::Reference;
 use millrace_backend::{
-    Activation, Backend, Convolution, GateFunction, KeySharing, Recurrence, RecurrenceRule, RecurrentHeads,
-    SeqRow, StateCopy, StateSpec, StepInput,
+    Activation, Backend, ChannelRecurrence, Convolution, GateFunction, KeySharing, Recurrence,
+    RecurrenceRule, RecurrentHeads, SeqRow, StateCopy, StateSpec, StepInput,
 };
 use proptest::prelude::{Strategy, prop, prop_compose, proptest};
 
@@ -14,6 +14,7 @@ use crate::common::*;
 enum Rule {
     Gated,
     Delta,
+    ChannelDelta,
     StateSpace(f32, f32),
 }
 
@@ -67,6 +68,7 @@ impl Case {
         let (x, weight) = (rng.values(total * cols), vector(device, &rng.values(taps * channels)));
         let of_channels = vector(device, &rng.values(channels));
         let [decay_log, step_bias, skip] = [(); 3].map(|()| vector(device, &rng.values(heads.heads)));
+        let (by_channel, features) = (rule == Rule::ChannelDelta, heads.heads * heads.key_dim);
         let rule = match rule {
             Rule::StateSpace(least, most) => {
                 RecurrenceRule::StateSpace { skip: &skip, limits: (least, most) }
@@ -74,8 +76,11 @@ impl Case {
             _ => RecurrenceRule::Delta,
         };
         let recurrence = Recurrence { heads, rule, decay_log: &decay_log, step_bias: &step_bias };
-        let (rate_cols, width) = (recurrence.rate_cols(), heads.value_cols());
+        let rate_cols = if by_channel { heads.heads } else { recurrence.rate_cols() };
+        let width = heads.value_cols();
         let rates: Vec<f32> = rng.values(total * rate_cols).iter().map(|rate| 3.0 * rate).collect();
+        let feature_bias = vector(device, &rng.values(features));
+        let feature_rates: Vec<f32> = rng.values(total * features).iter().map(|rate| 3.0 * rate).collect();
         let convolution = Convolution { weight: &weight, bias: bias.then_some(&of_channels), act, gated };
         let spec =
             StateSpec { slots: count, checkpoints: 2, channels, taps, heads: (!gated).then_some(heads) };
@@ -101,13 +106,24 @@ impl Case {
             let tokens = vec![0; n];
             let (x, rates) = (upload(device, &of_rows(&x, cols), cols), of_rows(&rates, rate_cols));
             let rates = upload(device, &rates, rate_cols);
+            let of_features = upload(device, &of_rows(&feature_rates, features), features);
             let input =
                 StepInput { tokens: &tokens, rows: &of_step, outputs: &[], samples: &[], ..StepInput::EMPTY };
             let step = open(device, &mut queue, &input);
             let mut mixed = device.buf(n, channels).unwrap();
             device.convolve(&step, &x, &convolution, &mut states, &mut mixed).unwrap();
             let mut out = device.buf(n, width).unwrap();
-            if !gated {
+            if by_channel {
+                let recurrence = ChannelRecurrence {
+                    heads,
+                    decay_log: &decay_log,
+                    step_bias: &feature_bias,
+                    x: &mixed,
+                    strengths: &rates,
+                    rates: &of_features,
+                };
+                device.recur_by_channel(&step, &recurrence, &mut states, &mut out).unwrap();
+            } else if !gated {
                 device.recur(&step, (&mixed, &rates), &recurrence, &mut states, &mut out).unwrap();
             }
             let (slot, other, checkpoint) = (self.slot(rows[0].0), rng.below(count), count + rng.below(2));
@@ -180,7 +196,11 @@ proptest! {
     #![proptest_config(cases(48))]
 
     #[test]
-    fn layers_agree_with_the_reference_whatever_the_cuts(case in cases_of_layers(), seed: u64) {
+    fn layers_agree_with_the_reference_whatever_the_cuts(
+        case in cases_of_layers(), by_channel in prop::bool::weighted(0.3), seed: u64,
+    ) {
+        // Only CPUs have decays of features.
+        let case = if by_channel { Case { rule: Rule::ChannelDelta, ..case } } else { case };
         let want = case.run(&Reference, &case.whole());
         let plan = case.chunked(&mut Rng(seed));
         for (want, cut) in want.iter().zip(case.run(&Reference, &plan)) {

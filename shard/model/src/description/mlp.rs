@@ -1,6 +1,6 @@
 //! The specification of MLPs and of mixtures of experts.
 
-use millrace_backend::{Activation, MlpKind, RouterSpec, RoutingSpec};
+use millrace_backend::{Activation, Gating, MlpKind, RouterSpec, RoutingSpec};
 
 /// The kind of MLP of a layer.
 #[derive(Debug, Clone, PartialEq)]
@@ -117,6 +117,9 @@ pub struct DenseMlp {
     /// Whether the activation function is xIELU in place of `act`, with numbers of each layer from
     /// the checkpoint (Apertus). MLPs with gates have none.
     pub xielu: bool,
+    /// The bounds and the form of gates that are clamped in place of `act` (MiniMax-M3). MLPs
+    /// without gates have none.
+    pub clamp: Option<GateClamp>,
     /// Whether gate and up have biases.
     pub up_bias: bool,
     /// Whether down has a bias.
@@ -127,13 +130,34 @@ pub struct DenseMlp {
     pub out_factor: f32,
 }
 
+/// The numbers of [`Gating::Clamped`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GateClamp {
+    /// Factor on the gate inside the sigmoid.
+    pub alpha: f32,
+    /// Bound on gate and up, above 0.
+    pub limit: f32,
+}
+
+impl From<GateClamp> for Gating {
+    fn from(clamp: GateClamp) -> Self {
+        Gating::Clamped { alpha: clamp.alpha, limit: clamp.limit }
+    }
+}
+
 impl DenseMlp {
+    /// Returns the way in which gate and up become one, if the MLP has a gate.
+    pub fn gating(&self) -> Gating {
+        self.clamp.map_or(Gating::Product(self.act), Gating::from)
+    }
+
     /// Returns an MLP of this width without biases and factors.
     pub const fn unbiased(width: usize, act: Activation) -> Self {
         DenseMlp {
             width,
             act,
             xielu: false,
+            clamp: None,
             up_bias: false,
             down_bias: false,
             up_factor: 1.0,

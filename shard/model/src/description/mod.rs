@@ -4,6 +4,7 @@
 mod alibi;
 mod blocks;
 mod distance;
+mod key_choice;
 mod mlp;
 mod prefix;
 mod recurrent;
@@ -24,7 +25,8 @@ use millrace_numbers::DType;
 pub use alibi::{AlibiHeads, SlopeRule};
 pub use blocks::FeatureBlock;
 pub use distance::DistanceHeads;
-pub use mlp::{DenseMlp, ExpertsSpec, Mlp, SharedExpert};
+pub use key_choice::KeyChoice;
+pub use mlp::{DenseMlp, ExpertsSpec, GateClamp, Mlp, SharedExpert};
 pub use prefix::PrefixRule;
 pub use recurrent::{
     ProjectionFactors, RecurrentBlock, RecurrentLayer, RecurrentRule, RecurrentSlot, ResultPlan,

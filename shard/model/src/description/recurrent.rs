@@ -56,6 +56,15 @@ pub enum RecurrentRule {
     /// The gated delta rule (Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta
     /// Rule"), after a convolution with this activation function.
     Delta(Activation),
+    /// The gated delta rule with a decay of each feature of the keys (Kimi Team, "Kimi Linear"),
+    /// after a convolution with this activation function. Rates and gates are products of two
+    /// matrices each, and the gates are sigmoids.
+    ChannelDelta {
+        /// The activation function after the convolution.
+        act: Activation,
+        /// Number of features between the two matrices.
+        rank: usize,
+    },
     /// The state space of Mamba-2 (Dao and Gu, "Transformers are SSMs"). Its queries, keys and
     /// values are mostly called C, B and x.
     StateSpace {
@@ -75,7 +84,8 @@ pub enum ResultPlan {
     /// The result is projected as it is.
     Plain,
     /// The features of each head are divided by their root mean square and scaled, all heads by the
-    /// same scales. If there are gates, the result is multiplied by their SiLU.
+    /// same scales. If there are gates, the result is multiplied by their SiLU, or by their sigmoid
+    /// after [`RecurrentRule::ChannelDelta`].
     Normed {
         /// Added to the mean square.
         eps: f32,
@@ -159,9 +169,33 @@ impl RecurrentLayer {
         if self.is_convolution() { 0 } else { self.heads.key_cols() }
     }
 
-    /// Returns the columns of the projection to queries, keys, values and gates.
+    /// Returns the columns of the projection to queries, keys, values and gates. Gates that are
+    /// products of two matrices are not among them.
     pub const fn projected_cols(&self) -> usize {
-        self.heads.cols() + self.gate_cols()
+        self.heads.cols() + if self.is_by_channel() { 0 } else { self.gate_cols() }
+    }
+
+    /// Returns whether each feature of the keys has a decay of its own.
+    pub const fn is_by_channel(&self) -> bool {
+        matches!(self.rule, RecurrentRule::ChannelDelta { .. })
+    }
+
+    /// Returns the number of features between the two matrices of rates, and of gates.
+    pub const fn rank(&self) -> usize {
+        match self.rule {
+            RecurrentRule::ChannelDelta { rank, .. } => rank,
+            _ => 0,
+        }
+    }
+
+    /// Returns the number of rates of the features of all keys.
+    pub const fn channel_rates(&self) -> usize {
+        if self.is_by_channel() { self.heads.heads * self.heads.key_dim } else { 0 }
+    }
+
+    /// Returns the number of gates that are products of two matrices.
+    pub const fn low_rank_gates(&self) -> usize {
+        if self.is_by_channel() { self.gate_cols() } else { 0 }
     }
 
     /// Returns the number of gates of the result.
@@ -169,11 +203,11 @@ impl RecurrentLayer {
         if self.result.is_gated() { self.heads.value_cols() } else { 0 }
     }
 
-    /// Returns the columns of the projection to rates.
+    /// Returns the columns of the projection to strengths and to rates of heads.
     pub const fn rate_cols(&self) -> usize {
         match self.rule {
             RecurrentRule::Delta(_) => 2 * self.heads.heads,
-            RecurrentRule::StateSpace { .. } => self.heads.heads,
+            RecurrentRule::StateSpace { .. } | RecurrentRule::ChannelDelta { .. } => self.heads.heads,
             RecurrentRule::Convolution => 0,
         }
     }
@@ -184,11 +218,17 @@ impl RecurrentLayer {
         match block {
             RecurrentBlock::Query | RecurrentBlock::Key => heads.key_cols(),
             RecurrentBlock::Value => heads.value_cols(),
-            RecurrentBlock::Gate => self.gate_cols(),
+            RecurrentBlock::Gate => self.projected_cols() - heads.cols(),
+            RecurrentBlock::LowRankGate => self.low_rank_gates(),
+            RecurrentBlock::ChannelRate => self.channel_rates(),
+            RecurrentBlock::Rank => self.rank(),
             RecurrentBlock::QueryTaps | RecurrentBlock::KeyTaps => self.key_channels() * self.taps,
             RecurrentBlock::QueryChannels | RecurrentBlock::KeyChannels => self.key_channels(),
             RecurrentBlock::ValueTaps => heads.value_cols() * self.taps,
-            RecurrentBlock::Strength => self.rate_cols().saturating_sub(heads.heads),
+            RecurrentBlock::Strength => match self.rule {
+                RecurrentRule::Delta(_) | RecurrentRule::ChannelDelta { .. } => heads.heads,
+                RecurrentRule::StateSpace { .. } | RecurrentRule::Convolution => 0,
+            },
             RecurrentBlock::Rate => {
                 if self.is_convolution() {
                     0
@@ -241,6 +281,12 @@ pub enum RecurrentBlock {
     Strength,
     /// The rate at which each head's matrix decays, `[heads]`.
     Rate,
+    /// The rate at which each feature of the keys of each head decays, `[heads * key_dim]`.
+    ChannelRate,
+    /// The gates of the result that are products of two matrices, `[heads * value_dim]`.
+    LowRankGate,
+    /// The features between two matrices, `[rank]`. Every rank of a group has all.
+    Rank,
     /// The features of one value head, `[value_dim]`, unless several are normalized together.
     ValueDim,
     /// All values, `[heads * value_dim]`, if several heads are normalized together.
@@ -256,14 +302,26 @@ pub enum RecurrentSlot {
     InBias,
     /// The projection to strengths and rates.
     Rates,
+    /// The projection to strengths, if rates are [`RecurrentSlot::RateUp`]'s.
+    Strengths,
+    /// The first matrix of the rates of the features of keys.
+    RateDown,
+    /// The second matrix of the rates of the features of keys.
+    RateUp,
+    /// The first matrix of the gates.
+    GateDown,
+    /// The second matrix of the gates.
+    GateUp,
     /// The weights of the convolution, channel by channel.
     Conv,
     /// The bias of the convolution.
     ConvBias,
     /// The logarithms of the speeds of decay.
     DecayLog,
-    /// Added to the rates.
+    /// Added to the rates of heads.
     StepBias,
+    /// Added to the rates of the features of keys.
+    ChannelBias,
     /// The factors on values that bypass the state.
     Skip,
     /// The scale of the norm of the result.
@@ -276,14 +334,20 @@ pub enum RecurrentSlot {
 
 impl RecurrentSlot {
     /// All weights, in the order in which they are loaded.
-    pub const ALL: [RecurrentSlot; 11] = [
+    pub const ALL: [RecurrentSlot; 17] = [
         RecurrentSlot::In,
         RecurrentSlot::InBias,
         RecurrentSlot::Rates,
+        RecurrentSlot::Strengths,
+        RecurrentSlot::RateDown,
+        RecurrentSlot::RateUp,
+        RecurrentSlot::GateDown,
+        RecurrentSlot::GateUp,
         RecurrentSlot::Conv,
         RecurrentSlot::ConvBias,
         RecurrentSlot::DecayLog,
         RecurrentSlot::StepBias,
+        RecurrentSlot::ChannelBias,
         RecurrentSlot::Skip,
         RecurrentSlot::Norm,
         RecurrentSlot::Out,

@@ -24,6 +24,10 @@ const TAPS: &[FeatureBlock] = &[
 ];
 const RATES: &[FeatureBlock] =
     &[FeatureBlock::Recurrent(RecurrentBlock::Strength), FeatureBlock::Recurrent(RecurrentBlock::Rate)];
+const STRENGTH: &[FeatureBlock] = &[FeatureBlock::Recurrent(RecurrentBlock::Strength)];
+const RANK: &[FeatureBlock] = &[FeatureBlock::Recurrent(RecurrentBlock::Rank)];
+const CHANNEL_RATE: &[FeatureBlock] = &[FeatureBlock::Recurrent(RecurrentBlock::ChannelRate)];
+const LOW_RANK_GATE: &[FeatureBlock] = &[FeatureBlock::Recurrent(RecurrentBlock::LowRankGate)];
 const RATE: &[FeatureBlock] = &[FeatureBlock::Recurrent(RecurrentBlock::Rate)];
 const CHANNELS: &[FeatureBlock] = &[
     FeatureBlock::Recurrent(RecurrentBlock::QueryChannels),
@@ -61,7 +65,27 @@ impl RecurrentSlot {
                     ("linear_attn.in_proj_a", RATE),
                 ],
             )
-            .only_if(|_, layer| has_rates(layer)),
+            .only_if(|_, layer| has_rates(layer) && !is_by_channel(layer)),
+            RecurrentSlot::Strengths => {
+                Info::matrix(STRENGTH, FeatureBlock::Hidden, &[("self_attn.b_proj", STRENGTH)])
+                    .only_if(|_, layer| is_by_channel(layer))
+            }
+            RecurrentSlot::RateDown => {
+                Info::matrix(RANK, FeatureBlock::Hidden, &[("self_attn.f_a_proj", RANK)])
+                    .only_if(|_, layer| is_by_channel(layer))
+            }
+            RecurrentSlot::RateUp => {
+                Info::matrix(CHANNEL_RATE, RANK[0], &[("self_attn.f_b_proj", CHANNEL_RATE)])
+                    .only_if(|_, layer| is_by_channel(layer))
+            }
+            RecurrentSlot::GateDown => {
+                Info::matrix(RANK, FeatureBlock::Hidden, &[("self_attn.g_a_proj", RANK)])
+                    .only_if(|_, layer| has_low_rank_gates(layer))
+            }
+            RecurrentSlot::GateUp => {
+                Info::matrix(LOW_RANK_GATE, RANK[0], &[("self_attn.g_b_proj", LOW_RANK_GATE)])
+                    .only_if(|_, layer| has_low_rank_gates(layer))
+            }
             RecurrentSlot::Conv => Info::parameter(TAPS, &[("linear_attn.conv1d.weight", TAPS)])
                 .only_if(|_, layer| recurrent(layer).is_some()),
             RecurrentSlot::ConvBias => Info::bias(CHANNELS, &[("conv.conv", CHANNELS)])
@@ -69,8 +93,11 @@ impl RecurrentSlot {
             RecurrentSlot::DecayLog => {
                 Info::parameter(RATE, &[("linear_attn.A_log", RATE)]).only_if(|_, layer| has_rates(layer))
             }
-            RecurrentSlot::StepBias => {
-                Info::parameter(RATE, &[("linear_attn.dt_bias", RATE)]).only_if(|_, layer| has_rates(layer))
+            RecurrentSlot::StepBias => Info::parameter(RATE, &[("linear_attn.dt_bias", RATE)])
+                .only_if(|_, layer| has_rates(layer) && !is_by_channel(layer)),
+            RecurrentSlot::ChannelBias => {
+                Info::parameter(CHANNEL_RATE, &[("self_attn.dt_bias", CHANNEL_RATE)])
+                    .only_if(|_, layer| is_by_channel(layer))
             }
             RecurrentSlot::Skip => Info::parameter(RATE, &[("mamba.D", RATE)])
                 .only_if(|_, layer| recurrent(layer).is_some_and(RecurrentLayer::has_skip)),
@@ -97,4 +124,14 @@ fn recurrent(layer: &LayerSpec) -> Option<&RecurrentLayer> {
 /// Returns whether the matrices of a layer change at rates of their own.
 fn has_rates(layer: &LayerSpec) -> bool {
     recurrent(layer).is_some_and(|layer| !layer.is_convolution())
+}
+
+/// Returns whether the features of keys of a layer are forgotten at rates of their own.
+fn is_by_channel(layer: &LayerSpec) -> bool {
+    recurrent(layer).is_some_and(RecurrentLayer::is_by_channel)
+}
+
+/// Returns whether the gates of a layer are products of two matrices.
+fn has_low_rank_gates(layer: &LayerSpec) -> bool {
+    recurrent(layer).is_some_and(|layer| layer.low_rank_gates() > 0)
 }

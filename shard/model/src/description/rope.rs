@@ -244,6 +244,7 @@ impl Display for RopeTable {
         match &self.scaling {
             RopeScaling::Default => write!(f, "not scaled"),
             RopeScaling::Linear { factor } => write!(f, "scaled linearly by {factor}"),
+            RopeScaling::Proportional { pairs: 0, .. } => write!(f, "no pair rotated"),
             RopeScaling::Proportional { pairs, factor } => {
                 write!(f, "the first {pairs} of {} pairs rotated", self.rotary_dim / 2)?;
                 if *factor == 1.0 { Ok(()) } else { write!(f, ", scaled by {factor}") }
@@ -307,6 +308,8 @@ mod tests {
         let some = table(8, 1e4, RopeScaling::Proportional { pairs: 2, factor: 4.0 });
         assert_eq!(some.frequencies(0, 1), [0.25, 0.1 / 4.0, 0.0, 0.0]);
         assert!(some.to_string().ends_with("the first 2 of 4 pairs rotated, scaled by 4"));
+        let none = table(8, 1e4, RopeScaling::Proportional { pairs: 0, factor: 1.0 });
+        assert!(none.to_string().ends_with("no pair rotated"));
         // The pairs after them keep their features.
         let values = some.values(2);
         assert_eq!((&values.cos[6..], &values.sin[6..]), (&[1.0; 2][..], &[0.0; 2][..]));

@@ -11,6 +11,7 @@ use millrace_backend::{
 
 use super::alibi::AlibiHeads;
 use super::distance::DistanceHeads;
+use super::key_choice::KeyChoice;
 use super::mlp::Mlp;
 use super::prefix::PrefixRule;
 use super::recurrent::RecurrentLayer;
@@ -44,6 +45,8 @@ pub struct DecoderSpec {
     /// The embeddings that each layer has of its own. Models with [`NormPlace::AfterSums`] have no
     /// such embeddings.
     pub per_layer: Option<PerLayerEmbedding>,
+    /// The keys that the model would choose in longer contexts, if it has such a choice.
+    pub key_choice: Option<KeyChoice>,
     /// Rotary tables. Layers refer to a table by its index, so that kinds of layers can differ.
     pub ropes: Vec<RopeTable>,
     /// The factors on queries of the layers that have such factors.
@@ -65,6 +68,10 @@ impl DecoderSpec {
         let scales_latents = |heads: &AttentionHeads| heads.latent.is_some() && heads.scales_queries;
         if self.layers.iter().filter_map(|layer| layer.attention.heads()).any(scales_latents) {
             return Some("factors on queries of latent attention");
+        }
+        let mut recurrent = self.layers.iter().filter_map(|layer| layer.attention.recurrent());
+        if recurrent.any(RecurrentLayer::is_by_channel) {
+            return Some("a decay of each feature of keys");
         }
         self.layers.iter().find_map(|layer| match (layer.attention.key_window(), &layer.mlp) {
             (Some(KeyWindow::Around(_)), _) => Some("attention windows in both directions"),

@@ -50,6 +50,7 @@ pub(crate) fn spec() -> DecoderSpec {
         layer_scalars: false,
         per_layer: None,
         ropes: vec![rope],
+        key_choice: None,
         query_scale: None,
         layers: vec![layer.clone(), layer],
         prefix: PrefixRule::Prompt,

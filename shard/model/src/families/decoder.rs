@@ -7,7 +7,8 @@ use super::error::ConfigError;
 use super::rope::{self, MAX_POSITIONS, Rotated};
 use crate::description::{
     AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, HeadNormPlan, HeadPlan,
-    LayerSpec, Mlp, NormKind, NormPlace, NormPlan, Positions, PrefixRule, QueryScale, Residual, SlopeRule,
+    KeyChoice, LayerSpec, Mlp, NormKind, NormPlace, NormPlan, Positions, PrefixRule, QueryScale, Residual,
+    SlopeRule,
 };
 
 // Larger sizes are typing errors or attacks. No model comes near them, and the product of any two
@@ -186,6 +187,7 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
         },
         act: activation(config, traits.act)?,
         xielu: false,
+        clamp: None,
         up_bias: traits.mlp_bias,
         down_bias: traits.mlp_bias,
         up_factor: 1.0,
@@ -214,6 +216,7 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
         branch_factor: 1.0,
         layer_scalars: false,
         per_layer: None,
+        key_choice: None,
         ropes,
         query_scale: None,
         layers: vec![layer; layers],
@@ -398,6 +401,15 @@ pub(super) fn use_linear_biases(spec: &mut DecoderSpec, rule: SlopeRule) {
 pub(super) fn scale_queries(spec: &mut DecoderSpec, scale: Option<QueryScale>) {
     spec.query_scale = scale;
     heads_mut(spec).for_each(|heads| heads.scales_queries = scale.is_some());
+}
+
+/// Bounds the context of a model that chooses `keys` keys for each query. Up to so many tokens it
+/// attends to all keys, as the decoder always does.
+pub(super) fn limit_to_choice(spec: &mut DecoderSpec, keys: usize) {
+    if keys < spec.max_positions {
+        spec.key_choice = Some(KeyChoice { keys, positions: spec.max_positions });
+        spec.max_positions = keys;
+    }
 }
 
 /// Returns the heads of all layers with softmax attention, to change them.

@@ -90,12 +90,12 @@ fn seed(slot: WeightSlot) -> u64 {
         WeightSlot::ClassifierNorm => 13,
         WeightSlot::ClassifierNormBias => 14,
         WeightSlot::DistanceBias => 15,
-        WeightSlot::Layer(index, slot) => 64 * (index as u64 + 1) + slot as u64,
+        WeightSlot::Layer(index, slot) => 128 * (index as u64 + 1) + slot as u64,
         WeightSlot::PerLayerEmbedding => 13,
         WeightSlot::PerLayerProjection => 14,
         WeightSlot::PerLayerProjectionNorm => 15,
-        // There are at most 50 other weights of a layer.
-        WeightSlot::Recurrent(index, slot) => 64 * (index as u64 + 1) + 50 + slot as u64,
+        // There are at most 64 other weights of a layer.
+        WeightSlot::Recurrent(index, slot) => 128 * (index as u64 + 1) + 64 + slot as u64,
     })
 }
 

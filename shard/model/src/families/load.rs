@@ -147,8 +147,9 @@ fn read(source: &Source, overrides: &Overrides) -> Result<Description, LoadError
     let mut config = text_part::of(config)?;
     overrides.write(&mut config);
     chatglm_6b::distinguish(&mut config)?;
-    let FoundFamily { family, has_head, warnings } = architecture::find(&config)?;
+    let FoundFamily { family, has_head, mut warnings } = architecture::find(&config)?;
     let mut spec = (family.spec)(&config)?;
+    warnings.extend(spec.key_choice.map(|choice| choice.warning(&spec.model_type)));
     spec.head.is_absent |= !has_head;
     Ok(Description { config, family, spec, warnings })
 }

@@ -42,6 +42,13 @@ macro_rules! tensors_of {
             RecurrentSlot::Conv => CONV,
             RecurrentSlot::ConvBias => CONV_BIAS,
             RecurrentSlot::DecayLog => &[(concat!($layer, ".A_log"), &[Recurrent(Rate)])],
+            // Mamba's rates are those of heads, and its gates are projected with all else.
+            RecurrentSlot::Strengths
+            | RecurrentSlot::RateDown
+            | RecurrentSlot::RateUp
+            | RecurrentSlot::GateDown
+            | RecurrentSlot::GateUp
+            | RecurrentSlot::ChannelBias => &[],
             RecurrentSlot::StepBias => &[(concat!($layer, ".dt_bias"), &[Recurrent(Rate)])],
             RecurrentSlot::Skip => &[(concat!($layer, ".D"), &[Recurrent(Rate)])],
             RecurrentSlot::Norm => NORM,

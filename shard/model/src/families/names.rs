@@ -31,6 +31,8 @@ pub(super) struct Names {
     pub(super) token_types: Option<&'static str>,
     /// Whether layers after the last one are ignored. They predict several tokens at once.
     pub(super) has_later_layers: bool,
+    /// Parts of the names of tensors of layers that the decoder does not use. A warning names them.
+    pub(super) left_out: &'static [&'static str],
 }
 
 /// The way in which a tensor with the weights of all experts stores them.
@@ -72,6 +74,7 @@ pub(super) const LLAMA: Names = Names {
     aliases: &[],
     token_types: None,
     has_later_layers: false,
+    left_out: &[],
 };
 
 /// Beginnings of names, and what checkpoints have instead whose decoder is a part of a model with

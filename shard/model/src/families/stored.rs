@@ -170,7 +170,8 @@ impl StoredWeights {
             {
                 continue;
             }
-            let of_layer = name.starts_with(&self.layers);
+            let is_left_out = self.names.left_out.iter().any(|part| name.contains(part));
+            let of_layer = name.starts_with(&self.layers) && !is_left_out;
             let of_used =
                 name.strip_suffix(".bias").is_some_and(|base| used.contains(&format!("{base}.weight")));
             if of_layer || of_used {
@@ -283,7 +284,7 @@ impl StoredWeights {
         }
         // A vector may be stored with an axis for heads, or as the weights of a convolution.
         if let ([len], Some(tensor)) = (&shape[..], self.checkpoint.find(&piece.tensor))
-            && matches!(*tensor.shape, [] | [_, _] | [_, 1, _])
+            && matches!(*tensor.shape, [] | [_, _] | [_, 1, _] | [1, 1, _, 1])
             && tensor.shape.iter().product::<usize>() == *len
         {
             return Ok(tensor);

@@ -58,6 +58,7 @@ const IMAGE_MODELS: &[ImageModel] = &[
     ImageModel { model_type: "qwen3_5", text_type: "qwen3_5_text", absent: &[] },
     ImageModel { model_type: "qwen3_5_moe", text_type: "qwen3_5_moe_text", absent: &[] },
     ImageModel { model_type: "glm4v", text_type: "glm4v_text", absent: &[] },
+    ImageModel { model_type: "minimax_m3_vl", text_type: "minimax_m3_vl_text", absent: &[] },
     ImageModel { model_type: "kimi_k25", text_type: "deepseek_v3", absent: &[] },
 ];
 

@@ -8,6 +8,17 @@ pub enum PlanError {
     /// A size is zero.
     #[error("{0} must be at least 1")]
     Zero(&'static str),
+    /// The model would choose among the keys of sequences of this length.
+    #[error(
+        "--max-total-tokens {asked}: this model chooses {keys} keys for each token of a longer sequence (sparse \
+         attention), which is not built; sequences have at most {keys} tokens, up to which it uses all keys"
+    )]
+    ChosenKeys {
+        /// Number of tokens that was asked for.
+        asked: usize,
+        /// Number of keys that the model chooses.
+        keys: usize,
+    },
     /// The pool is smaller than the longest sequence.
     #[error(
         "a sequence may have {longest} tokens (--max-total-tokens), but the KV cache holds only {pool} (--max-batch-total-tokens); \
@@ -90,7 +101,7 @@ impl PlanError {
     /// Tells whether more free memory could make the plan possible.
     pub fn is_lack_of_memory(&self) -> bool {
         match self {
-            PlanError::Zero(_) | PlanError::PoolTooSmall { .. } => false,
+            PlanError::Zero(_) | PlanError::ChosenKeys { .. } | PlanError::PoolTooSmall { .. } => false,
             PlanError::IndivisibleLayers(_)
             | PlanError::NoRoom { .. }
             | PlanError::NoLayer { .. }

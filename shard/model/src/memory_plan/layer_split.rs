@@ -65,7 +65,7 @@ pub fn plan_split<H: Sizing>(
     device: &impl Sizing,
     on_host: &HostRequest<'_, H>,
 ) -> Result<MemoryPlan, PlanError> {
-    check_sizes(request)?;
+    check_sizes(spec, request)?;
     let of_free =
         |free: Option<usize>, share: f64| free.map_or(usize::MAX, |free| (free as f64 * share) as usize);
     let search = SplitSearch {

@@ -11,7 +11,7 @@ use millrace_backend::{KvFormat, Overheads, Sizing};
 use millrace_numbers::DType;
 
 use crate::ShardLimits;
-use crate::description::{AttentionHeads, DecoderSpec, HeadNormPlan, WeightSlot, WeightStorage};
+use crate::description::{AttentionHeads, DecoderSpec, HeadNormPlan, KeyChoice, WeightSlot, WeightStorage};
 use crate::step_sizes::{activation_elements, attention, products, routing_bytes, step_size};
 
 pub use device_sizes::UnpaddedDevice;
@@ -265,7 +265,7 @@ pub fn plan(
     request: &PlanRequest,
     device: &impl Sizing,
 ) -> Result<MemoryPlan, PlanError> {
-    check_sizes(request)?;
+    check_sizes(spec, request)?;
     let planner = PlanSearch { spec, request, device };
     let (limits, budget) = match (request.max_batch_total_tokens, request.free) {
         (Some(tokens), free) => (planner.given_pool(tokens)?, free.unwrap_or(usize::MAX)),
@@ -286,8 +286,8 @@ pub fn plan(
     Ok(MemoryPlan { limits, footprint, free: request.free, host: None })
 }
 
-/// Refuses sizes of 0.
-fn check_sizes(request: &PlanRequest) -> Result<(), PlanError> {
+/// Refuses sizes of 0, and sequences in which the model would choose keys.
+fn check_sizes(spec: &DecoderSpec, request: &PlanRequest) -> Result<(), PlanError> {
     for (flag, size) in [
         ("--max-total-tokens", request.max_total_tokens.unwrap_or(1)),
         ("--max-batch-total-tokens", request.max_batch_total_tokens.unwrap_or(1)),
@@ -299,7 +299,12 @@ fn check_sizes(request: &PlanRequest) -> Result<(), PlanError> {
             return Err(PlanError::Zero(flag));
         }
     }
-    Ok(())
+    match (request.max_total_tokens, spec.key_choice) {
+        (Some(asked), Some(KeyChoice { keys, .. })) if asked > keys => {
+            Err(PlanError::ChosenKeys { asked, keys })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The search for the largest limits that fit.

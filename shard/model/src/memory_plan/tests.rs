@@ -176,6 +176,21 @@ fn zeros_are_refused_by_name() {
     assert!(matches!(plan_of(&PlanRequest { block_size: 0, ..request() }), Err(PlanError::Zero(_))));
 }
 
+#[test]
+fn sequences_in_which_a_model_would_choose_keys_are_refused() {
+    let choice = KeyChoice { keys: 300, positions: 5000 };
+    let choosing = DecoderSpec { max_positions: 300, key_choice: Some(choice), ..spec() };
+    let of = |asked| plan(&choosing, &PlanRequest { max_total_tokens: asked, ..request() }, &UnpaddedDevice);
+    for asked in [None, Some(300)] {
+        assert_eq!(of(asked).unwrap().limits.max_sequence_tokens, 300);
+    }
+    let error = of(Some(301)).unwrap_err();
+    assert_eq!(error, PlanError::ChosenKeys { asked: 301, keys: 300 });
+    assert!(!error.is_lack_of_memory());
+    let text = error.to_string();
+    assert!(text.starts_with("--max-total-tokens 301: this model chooses 300 keys"), "{text}");
+}
+
 /// Keys and values take 64 bytes per token.
 #[test]
 fn a_pool_without_a_size_is_bounded_on_a_shared_memory() {

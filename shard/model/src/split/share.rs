@@ -134,7 +134,7 @@ impl Split {
             | FeatureBlock::AllHeads
             | FeatureBlock::One
             | FeatureBlock::Classes
-            | FeatureBlock::Recurrent(RecurrentBlock::ValueDim) => 0..len,
+            | FeatureBlock::Recurrent(RecurrentBlock::ValueDim | RecurrentBlock::Rank) => 0..len,
             FeatureBlock::Vocabulary => {
                 let Range { start, end } = self.vocab_rows(whole);
                 start.min(len)..end.min(len)

@@ -43,6 +43,12 @@ pub enum LayerBuffer {
     Mixed,
     /// The rates of a recurrent layer, `[t, rate_cols]`.
     Rates,
+    /// The features between the two matrices of rates, and then of gates, `[t, rank]`.
+    LowRank,
+    /// The rates of the features of keys, `[t, heads * key_dim]`.
+    ChannelRates,
+    /// The gates of a recurrent layer that are products of two matrices, `[t, heads * value_dim]`.
+    LowRankGates,
     /// The results of all heads of a recurrent layer, `[t, heads * value_dim]`.
     RecurrentResults,
     /// The output of the shared expert, and before it the normalized inputs of the others, `[t,
@@ -56,7 +62,7 @@ pub enum LayerBuffer {
 
 impl LayerBuffer {
     /// The buffers of activations: all but those in single precision.
-    const ACTIVATIONS: [LayerBuffer; 19] = [
+    const ACTIVATIONS: [LayerBuffer; 22] = [
         LayerBuffer::Beside,
         LayerBuffer::Qkv,
         LayerBuffer::Heads,
@@ -73,6 +79,9 @@ impl LayerBuffer {
         LayerBuffer::Projected,
         LayerBuffer::Mixed,
         LayerBuffer::Rates,
+        LayerBuffer::LowRank,
+        LayerBuffer::ChannelRates,
+        LayerBuffer::LowRankGates,
         LayerBuffer::RecurrentResults,
         LayerBuffer::SharedExpert,
         LayerBuffer::SharedGate,
@@ -122,6 +131,9 @@ impl LayerBuffer {
             LayerBuffer::Projected => recurrent_width(layer, RecurrentLayer::projected_cols),
             LayerBuffer::Mixed => recurrent_width(layer, RecurrentLayer::channels),
             LayerBuffer::Rates => recurrent_width(layer, RecurrentLayer::rate_cols),
+            LayerBuffer::LowRank => recurrent_width(layer, RecurrentLayer::rank),
+            LayerBuffer::ChannelRates => recurrent_width(layer, RecurrentLayer::channel_rates),
+            LayerBuffer::LowRankGates => recurrent_width(layer, RecurrentLayer::low_rank_gates),
             // The result of a convolution is what it returns.
             LayerBuffer::RecurrentResults => {
                 recurrent_width(

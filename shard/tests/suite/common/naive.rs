@@ -8,7 +8,7 @@ mod recurrent;
 use std::cell::Cell;
 use std::f64::consts::PI;
 
-use millrace_backend::{Activation, Gating, RopeStyle, SequencePrefix};
+use millrace_backend::{Activation, RopeStyle, SequencePrefix};
 use millrace_model::{
     AlibiHeads, Attention, DecoderSpec, HeadNormPlan, LatentPlan, LayerSlot, Mlp, NormKind, NormPlace,
     PerLayerEmbedding, Positions, QueryScale, Residual, RopeScaling, RopeTable, SlopeRule, WeightSlot,
@@ -509,7 +509,7 @@ fn mlp(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, (x, stream): (
     y.iter_mut().for_each(|y| *y *= f64::from(mlp.up_factor));
     let activated: Vec<f64> = if layer.is_gated() {
         let (gate, up) = y.split_at(mlp.width);
-        gate.iter().zip(up).map(|(g, u)| experts::product(Gating::Product(mlp.act), *g, *u)).collect()
+        gate.iter().zip(up).map(|(g, u)| experts::product(mlp.gating(), *g, *u)).collect()
     } else {
         y.iter().map(|u| if mlp.xielu { xielu(&get, *u) } else { activate(mlp.act, *u) }).collect()
     };

@@ -49,35 +49,65 @@ pub(super) fn layer(
             }
             convolved
         }
-        RecurrentRule::Delta(act) | RecurrentRule::StateSpace { act, .. } => {
+        RecurrentRule::Delta(act)
+        | RecurrentRule::ChannelDelta { act, .. }
+        | RecurrentRule::StateSpace { act, .. } => {
             let inputs: Vec<Vec<f64>> = projected.iter().map(|x| x[..heads.cols()].to_vec()).collect();
             let mut mixed = convolve(layer, &get(RecurrentSlot::Conv), &inputs);
             if layer.conv_bias {
                 mixed.iter_mut().for_each(|x| add(x, &get(RecurrentSlot::ConvBias)));
             }
             mixed.iter_mut().flatten().for_each(|x| *x = activate(act, *x));
-            let mut rates: Vec<Vec<f64>> =
-                xs.iter().map(|x| product(RecurrentSlot::Rates, None, x)).collect();
+            let by_channel = layer.is_by_channel();
+            let (of_heads, bias) = match by_channel {
+                true => (RecurrentSlot::Strengths, RecurrentSlot::ChannelBias),
+                false => (RecurrentSlot::Rates, RecurrentSlot::StepBias),
+            };
+            let mut rates: Vec<Vec<f64>> = xs.iter().map(|x| product(of_heads, None, x)).collect();
             rates.iter_mut().flatten().for_each(|x| *x *= f64::from(rate));
-            let [decay_log, step_bias] = [RecurrentSlot::DecayLog, RecurrentSlot::StepBias].map(get);
+            if by_channel {
+                for (rates, x) in rates.iter_mut().zip(xs) {
+                    let low = product(RecurrentSlot::RateDown, None, x);
+                    rates.extend(product(RecurrentSlot::RateUp, None, &low));
+                }
+            }
+            let [decay_log, step_bias] = [RecurrentSlot::DecayLog, bias].map(get);
             let skip = if layer.has_skip() { get(RecurrentSlot::Skip) } else { vec![] };
             let of_head = |head: usize| {
-                let (speed, bias) = (decay_log[head].exp(), step_bias[head]);
+                let speed = decay_log[head].exp();
+                if by_channel {
+                    let of_features = |t: usize| -> Vec<f64> {
+                        let features = head * heads.key_dim..(head + 1) * heads.key_dim;
+                        let decay = |k| (-speed * softplus(rates[t][heads.heads + k] + step_bias[k])).exp();
+                        features.map(decay).collect()
+                    };
+                    return delta((heads, head), (&mixed, &rates), of_features);
+                }
+                let bias = step_bias[head];
                 match layer.rule {
                     RecurrentRule::StateSpace { step_limits: (least, most), .. } => {
                         let limits = (f64::from(least), f64::from(most));
                         state_space((heads, head), (&mixed, &rates), (speed, bias, skip[head]), limits)
                     }
-                    _ => delta((heads, head), (&mixed, &rates), (speed, bias)),
+                    _ => delta((heads, head), (&mixed, &rates), |t: usize| {
+                        let rate = rates[t][heads.heads + head];
+                        vec![(-speed * softplus(rate + bias)).exp(); heads.key_dim]
+                    }),
                 }
             };
             let of_heads: Vec<Vec<Vec<f64>>> = (0..heads.heads).map(of_head).collect();
             (0..xs.len()).map(|t| of_heads.iter().flat_map(|head| head[t].clone()).collect()).collect()
         }
     };
-    for (y, x) in results.iter_mut().zip(&projected) {
+    for ((y, projected), x) in results.iter_mut().zip(&projected).zip(xs) {
         let gate = |y: &mut [f64]| {
-            y.iter_mut().zip(&x[heads.cols()..]).for_each(|(y, gate)| *y *= gate * sigmoid(*gate));
+            if layer.is_by_channel() {
+                let gates = product(RecurrentSlot::GateUp, None, &product(RecurrentSlot::GateDown, None, x));
+                y.iter_mut().zip(gates).for_each(|(y, gate)| *y *= sigmoid(gate));
+            } else {
+                let gates = &projected[heads.cols()..];
+                y.iter_mut().zip(gates).for_each(|(y, gate)| *y *= gate * sigmoid(*gate));
+            }
         };
         let of_groups = |y: &mut [f64], eps| {
             let (scale, len) = (get(RecurrentSlot::Norm), values / heads.key_heads);
@@ -144,11 +174,12 @@ fn softplus(x: f64) -> f64 {
     (1.0 + x.exp()).ln()
 }
 
-/// Returns the results of one value head by the gated delta rule.
+/// Returns the results of one value head by the gated delta rule. `decays` returns the decays of
+/// the features of keys at a token.
 fn delta(
     (heads, head): (RecurrentHeads, usize),
     (mixed, rates): (&[Vec<f64>], &[Vec<f64>]),
-    (speed, bias): (f64, f64),
+    decays: impl Fn(usize) -> Vec<f64>,
 ) -> Vec<Vec<f64>> {
     let unit = |x: &[f64]| -> Vec<f64> {
         let length = (dot(x, x) + 1e-6).sqrt();
@@ -156,12 +187,12 @@ fn delta(
     };
     let mut state = vec![vec![0.0; heads.key_dim]; heads.value_dim];
     let mut results = vec![];
-    for (x, rates) in mixed.iter().zip(rates) {
+    for (t, (x, rates)) in mixed.iter().zip(rates).enumerate() {
         let [query, key, values] = parts(heads, head, x);
         let (query, key) = (unit(query), unit(key));
-        let decay = (-speed * softplus(rates[heads.heads + head] + bias)).exp();
+        let decays = decays(t);
         for (row, value) in state.iter_mut().zip(values) {
-            row.iter_mut().for_each(|s| *s *= decay);
+            row.iter_mut().zip(&decays).for_each(|(s, decay)| *s *= decay);
             let change = sigmoid(rates[head]) * (value - dot(row, &key));
             row.iter_mut().zip(&key).for_each(|(s, key)| *s += change * key);
         }

@@ -6,9 +6,9 @@ use millrace_backend::{
 };
 use millrace_model::{
     AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, DistanceHeads, EmbeddingPlan, ExpertsSpec,
-    HeadNormPlan, HeadPlan, LatentPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan,
-    PerLayerEmbedding, Positions, PrefixRule, ProjectionFactors, QueryScale, RecurrentLayer, RecurrentRule,
-    Residual, ResultPlan, RopeScaling, RopeTable, SharedExpert, SlopeRule,
+    GateClamp, HeadNormPlan, HeadPlan, LatentPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace,
+    NormPlan, PerLayerEmbedding, Positions, PrefixRule, ProjectionFactors, QueryScale, RecurrentLayer,
+    RecurrentRule, Residual, ResultPlan, RopeScaling, RopeTable, SharedExpert, SlopeRule,
 };
 use proptest::prelude::*;
 
@@ -251,6 +251,7 @@ fn recurrences() -> impl Strategy<Value = RecurrentLayer> {
     );
     let rule = prop_oneof![
         2 => activations().prop_map(RecurrentRule::Delta),
+        2 => (activations(), 1usize..5).prop_map(|(act, rank)| RecurrentRule::ChannelDelta { act, rank }),
         2 => (activations(), 0.0f32..0.2, 0.5f32..3.0).prop_map(|(act, least, most)| {
             RecurrentRule::StateSpace { act, step_limits: (least, most) }
         }),
@@ -280,9 +281,15 @@ fn recurrences() -> impl Strategy<Value = RecurrentLayer> {
                 result: if is_convolution { ResultPlan::Plain } else { result },
                 out_bias,
                 // A convolution multiplies its values by its gates, and has no other projections.
-                factors: match is_convolution {
-                    true => ProjectionFactors { value: 1.0, out: factors.out, ..ProjectionFactors::NONE },
-                    false => factors,
+                factors: match rule {
+                    RecurrentRule::Convolution => {
+                        ProjectionFactors { value: 1.0, out: factors.out, ..ProjectionFactors::NONE }
+                    }
+                    // Rates and gates of two matrices have no factors.
+                    RecurrentRule::ChannelDelta { .. } => {
+                        ProjectionFactors { gate: 1.0, rate: 1.0, ..factors }
+                    }
+                    _ => factors,
                 },
             }
         },
@@ -382,6 +389,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                         }
                     })
                     .collect(),
+                key_choice: None,
                 query_scale,
                 layers: layers
                     .into_iter()
@@ -399,7 +407,8 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                             scores,
                         )| {
                             let (width, (is_gated, xielu), act, experts) = mlp;
-                            let xielu = xielu && !is_gated;
+                            let (xielu, is_clamped) = (xielu && !is_gated, xielu && is_gated);
+                            let clamp = is_clamped.then_some(GateClamp { alpha: 1.3, limit: 0.6 });
                             let (score_cap, (sinks, out_gate), mixer, (branches, factors)) = scores;
                             let [out_factor, up_factor, mlp_factor] = factors;
                             let positions = match positions {
@@ -455,8 +464,16 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                                 (None, Some((size, false))) => Attention::Chunked { heads, size },
                             };
                             let out_factor = mlp_factor;
-                            let mlp =
-                                DenseMlp { width, act, xielu, up_bias, down_bias, up_factor, out_factor };
+                            let mlp = DenseMlp {
+                                width,
+                                act,
+                                xielu,
+                                clamp,
+                                up_bias,
+                                down_bias,
+                                up_factor,
+                                out_factor,
+                            };
                             let mlp = if is_gated { Mlp::Gated(mlp) } else { Mlp::Plain(mlp) };
                             let mlp = experts.map_or(mlp, Mlp::Experts);
                             // Branches that read the same states need both.
@@ -596,6 +613,7 @@ pub fn fixed_spec() -> DecoderSpec {
         layer_scalars: false,
         per_layer: None,
         ropes: vec![rope],
+        key_choice: None,
         query_scale: None,
         layers: vec![layer.clone(), layer],
         prefix: PrefixRule::Prompt,

@@ -64,6 +64,7 @@ fn plain(model_type: &str, sizes: Sizes) -> DecoderSpec {
             scaling: RopeScaling::Default,
             two_axes: false,
         }],
+        key_choice: None,
         query_scale: None,
         layers: vec![layer; sizes.layers],
         prefix: PrefixRule::Prompt,

@@ -5,6 +5,8 @@ mod configs;
 mod contradictions;
 mod gemma4;
 mod golden;
+mod key_choice;
+mod kimi_linear;
 mod latents;
 mod llama4;
 mod minimax_m2;
