@@ -2,13 +2,14 @@
 
 use super::adapt::{dense, experts, gemma, hybrids, latent};
 use super::architecture::{Architecture, LLAMA, PLAIN, Window};
+use super::encoder_architectures::ENCODERS;
 use super::model::KvHeads;
 use super::names;
 use super::older_architectures::OLDER;
 
 /// All architectures.
 pub(super) fn all() -> impl Iterator<Item = &'static Architecture> {
-    [ARCHITECTURES, OLDER].into_iter().flatten()
+    [ARCHITECTURES, OLDER, ENCODERS].into_iter().flatten()
 }
 
 /// A model whose layers are gated delta nets or gated attention.

@@ -8,6 +8,8 @@ mod adapt;
 mod architecture;
 mod architectures;
 mod config;
+mod encoder_architectures;
+mod encoder_names;
 mod file;
 mod model;
 #[cfg(test)]

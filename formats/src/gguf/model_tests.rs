@@ -320,6 +320,38 @@ fn older_families_are_refused_by_what_they_lack() {
 }
 
 #[test]
+fn encoders_are_described() {
+    let file = |architecture: &str| {
+        let epsilon = format!("{architecture}.attention.layer_norm_epsilon");
+        with_tensors(keys(architecture)).key(&epsilon, TestValue::F32(0.5))
+    };
+    let types = config(file("bert").tensor("token_types.weight", &[8, 2], 0, &[0; 64]));
+    assert_eq!((&types["type_vocab_size"], &types["layer_norm_eps"]), (&json!(2), &json!(0.5)));
+    let causal = refusal(file("nomic-bert").key("nomic-bert.attention.causal", TestValue::Bool(true)));
+    assert!(causal.contains("nomic-bert.attention.causal is true"), "{causal}");
+    let modern = |file: TestFile| {
+        file.key("modern-bert.attention.sliding_window_pattern", TestValue::U32(3))
+            .key("modern-bert.rope.freq_base_swa", TestValue::F32(250.0))
+            .key("modern-bert.hidden_act", TestValue::Text("silu"))
+    };
+    let window = "modern-bert.attention.sliding_window";
+    let found = config(modern(file("modern-bert")).key(window, TestValue::U32(64)));
+    for (key, want) in [
+        ("local_attention", json!(64)),
+        ("global_attn_every_n_layers", json!(3)),
+        ("local_rope_theta", json!(250.0)),
+        ("hidden_activation", json!("silu")),
+        ("norm_bias", json!(false)),
+    ] {
+        assert_eq!(found[key], want, "{key}");
+    }
+    assert!(found.get("sliding_window").is_none());
+    let missing = refusal(modern(file("modern-bert")));
+    assert!(missing.contains(&format!("the key {window} is missing")), "{missing}");
+    assert_eq!(config(file("gemma-embedding"))["use_bidirectional_attention"], true);
+}
+
+#[test]
 fn models_that_cannot_be_served_are_refused_by_their_keys() {
     let unknown = refusal(with_tensors(keys("mamba")));
     assert!(

@@ -1,6 +1,7 @@
 //! Adds the keys to a configuration that only some architectures have: one function for each.
 
 pub(super) mod dense;
+pub(super) mod encoders;
 pub(super) mod experts;
 pub(super) mod gemma;
 pub(super) mod hybrids;
