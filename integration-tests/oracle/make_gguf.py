@@ -53,7 +53,8 @@ CASES = {
     "hunyuan_v1_moe": "hunyuan-moe", "hunyuan_v1_moe_tied": "hunyuan-moe",
     "phi3_long": "phi3", "phi3_short": "phi3", "phimoe_published": "phimoe", "minicpm3_published": "minicpm3",
     "apertus": "apertus", "apertus_bias": "apertus", "apertus_tied": "apertus", "mistral4": "mistral4",
-    "mistral4_groups": "mistral4", "exaone_moe": "exaone-moe", "exaone_moe_groups": "exaone-moe",
+    "mistral4_groups": "mistral4", "youtu": "deepseek2", "youtu_tied": "deepseek2", "solar_open": "glm4moe",
+    "solar_open_groups": "glm4moe", "exaone_moe": "exaone-moe", "exaone_moe_groups": "exaone-moe",
     "mamba2": "mamba2", "mamba2_tied": "mamba2", "gpt2": "gpt2", "gpt_bigcode": "starcoder",
     "gpt_neox": "gptneox", "gpt_neox_no_bias": "gptneox", "gpt_neox_sequential": "gptneox", "bloom": "bloom",
     "bloom_heads": "bloom", "falcon": "falcon", "falcon_11b": "falcon", "mpt": "mpt", "mpt_heads": "mpt",
@@ -216,7 +217,7 @@ def add_deepseek2(writer, config, case):
         writer.add_value_length(rank)
         writer.add_key_length_mla(key)
         writer.add_value_length_mla(value)
-        if config["model_type"] != "mistral4":
+        if config["model_type"] not in ("mistral4", "youtu"):
             writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
@@ -389,6 +390,7 @@ def write(case, architecture):
         writer.add_rope_dimension_sections([*full["mrope_section"], 0])
     if architecture in ("glm4moe", "deepseek2", "dots1", "lfm2moe", "mistral4", "exaone-moe"):
         dense = config.get("first_k_dense_replace", config.get("num_dense_layers", 1))
+        dense = {"youtu": layers, "solar_open": 0}.get(config["model_type"], dense)
         writer.add_leading_dense_block_count(dense)
     if architecture == "ernie4_5-moe":
         writer.add_expert_count(config["moe_num_experts"])
@@ -396,7 +398,8 @@ def write(case, architecture):
         writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
         writer.add_leading_dense_block_count(config["moe_layer_start_index"])
         writer.add_expert_shared_count(config["moe_num_shared_experts"])
-    if architecture in ("glm4moe", "nemotron_h_moe", "deepseek2", "dots1", "mistral4", "exaone-moe"):
+    has_shared = architecture in ("glm4moe", "nemotron_h_moe", "deepseek2", "dots1", "mistral4", "exaone-moe")
+    if has_shared and config["model_type"] != "youtu":
         writer.add_expert_shared_count(config.get("n_shared_experts") or config["num_shared_experts"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_weights_norm(config["norm_topk_prob"])

@@ -8,9 +8,14 @@ use super::keys::{Config, SIGMOID, SOFTMAX, copy_counts, insist_on_gating};
 use crate::error::Error;
 
 /// Adds latent attention. A router with a softmax is one of DeepSeek-V2, and one with sigmoids one
-/// of DeepSeek-V3, which GLM-4.7-Flash has too.
+/// of DeepSeek-V3, which GLM-4.7-Flash has too. A model without experts is a Youtu-LLM.
 pub(in super::super) fn deepseek2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     latent_attention(model, config)?;
+    if !model.has_experts()? {
+        config.insert("model_type".into(), "youtu".into());
+        config.insert("architectures".into(), json!(["YoutuForCausalLM"]));
+        return Ok(());
+    }
     copy_counts(model, config, &[("leading_dense_block_count", "first_k_dense_replace")])?;
     // Old files of DeepSeek-V2 do not name the function.
     if model.header.count(&model.key("expert_gating_func"))? == Some(SIGMOID) {
