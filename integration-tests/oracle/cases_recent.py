@@ -25,6 +25,16 @@ case(
     lengths=(31, 24),
     mutants=[ropes(LONGROPE, short_mscale=1.2), ropes(LONGROPE, short_factor=[1.0] * 4)],
 )
+# What GGUF files do not have is as in the published model.
+case(
+    "phimoe_published",
+    dict(
+        PHIMOE, attention_bias=True, lm_head_bias=True, router_jitter_noise=0.01, num_key_value_heads=1,
+        rope_parameters=LONGROPE, max_position_embeddings=128,
+    ),
+    lengths=(26, 31),
+    mutants=[dict(router_jitter_noise=0.3)],
+)  # fmt: skip
 
 # xIELU.
 LLAMA3 = dict(
@@ -75,6 +85,16 @@ case(
     ),
     lengths=(27, 32),
     mutants=[PLAIN],
+)  # fmt: skip
+case(
+    "minicpm3_published",
+    dict(
+        MINICPM3, scale_emb=12.0, scale_depth=1.4, dim_model_base=256, v_head_dim=8,
+        max_position_embeddings=128,
+        rope_parameters={k: v for k, v in LONGROPE.items() if not k.endswith("mscale")},
+    ),
+    lengths=(29, 26),
+    mutants=[dict(scale_emb=10.0), dict(scale_depth=1.2), dict(dim_model_base=200)],
 )  # fmt: skip
 
 # Qwen2 with another name and layers that predict several tokens.

@@ -8,7 +8,7 @@ apart in the file.
 import numpy as np
 
 DELTA_NETS = ("qwen35", "qwen35moe", "qwen3next")
-MAMBAS = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1")
+MAMBAS = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1", "mamba2")
 
 
 def blocks(config):
@@ -109,9 +109,9 @@ def multiplied(name, tensor, config):
 
 def add_mamba(writer, config, architecture):
     """The keys of Mamba-2 layers."""
-    heads = config.get("mamba_n_heads") or config["mamba_num_heads"]
+    heads = config.get("mamba_n_heads") or config.get("mamba_num_heads") or config["num_heads"]
     writer.add_ssm_conv_kernel(config.get("mamba_d_conv") or config["conv_kernel"])
-    writer.add_ssm_state_size(config.get("mamba_d_state") or config["ssm_state_size"])
+    writer.add_ssm_state_size(config.get("mamba_d_state") or config.get("ssm_state_size") or config["state_size"])
     writer.add_ssm_group_count(config.get("mamba_n_groups") or config["n_groups"])
     writer.add_ssm_time_step_rank(heads)
     writer.add_ssm_inner_size(heads * (config.get("mamba_d_head") or config["mamba_head_dim"]))

@@ -8,7 +8,7 @@ is described in `convert_hf_to_gguf.py` of llama.cpp, and done here again: rows 
 reordered for `llama`, `smollm3` and the models of Granite, 1 is added to Gemma's norms, and experts
 are stacked. `FUSED` are written with query, key and value in one tensor, as newer converters may, and
 `FUSED_EXPERTS` with gate and up. What is different in models with recurrent layers is in
-`gguf_hybrids.py`.
+`gguf_hybrids.py`, and in others `gguf_older.py` and `gguf_recent.py`.
 """
 
 import json
@@ -19,6 +19,8 @@ import gguf
 import numpy as np
 
 import gguf_hybrids
+import gguf_older
+import gguf_recent
 from read_quantized import load, numbers
 
 HERE = Path(__file__).resolve().parent.parent
@@ -49,6 +51,13 @@ CASES = {
     "falcon_h1": "falcon-h1", "falcon_h1_biases": "falcon-h1", "llama4_published": "llama4",
     "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_dense_bias": "hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan-moe", "hunyuan_v1_moe_tied": "hunyuan-moe",
+    "phi3_long": "phi3", "phi3_short": "phi3", "phimoe_published": "phimoe", "minicpm3_published": "minicpm3",
+    "apertus": "apertus", "apertus_bias": "apertus", "apertus_tied": "apertus", "mistral4": "mistral4",
+    "mistral4_groups": "mistral4", "youtu": "deepseek2", "youtu_tied": "deepseek2", "solar_open": "glm4moe",
+    "solar_open_groups": "glm4moe", "exaone_moe": "exaone-moe", "exaone_moe_groups": "exaone-moe",
+    "mamba2": "mamba2", "mamba2_tied": "mamba2", "gpt2": "gpt2", "gpt_bigcode": "starcoder",
+    "gpt_neox": "gptneox", "gpt_neox_no_bias": "gptneox", "gpt_neox_sequential": "gptneox", "bloom": "bloom",
+    "bloom_heads": "bloom", "falcon": "falcon", "falcon_11b": "falcon", "mpt": "mpt", "mpt_heads": "mpt",
 }
 PERMUTED = ("llama", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee")
 FUSED = ("qwen3_moe", "seed_oss_all_biases", "exaone4_hybrid")
@@ -62,19 +71,29 @@ def halves_to_pairs(rows, heads):
     return rows.reshape(heads, 2, rows.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
+def stored_tensors(case):
+    """The tensors of the checkpoint."""
+    tensors = load(HERE / "golden" / case).items()
+    return {name: np.array(numbers(tensor), "<f4").reshape(tensor[1]) for name, tensor in tensors}
+
+
 def tensors(case, config, architecture):
     """All tensors under the names that the converter looks up, stacked and reordered."""
-    stored = {
-        name: np.array(numbers(tensor), "<f4").reshape(tensor[1]) for name, tensor in load(HERE / "golden" / case).items()
-    }
+    stored = stored_tensors(case)
     layers = config.get("num_hidden_layers") or len(config["layers_block_type"])
-    heads = config["num_attention_heads"]
+    heads = config.get("num_attention_heads") or config["num_heads"]
     kv_heads = config.get("num_key_value_heads") or heads
     found, experts = {}, {}
     for name, tensor in stored.items():
         name = name.replace("model.language_model.", "model.")
         if ".visual." in name or name.startswith(("visual.", "model.vision_tower.", "model.embed_vision.")):
             continue
+        if ".act_fn." in name:
+            continue
+        if architecture in gguf_older.OLDER:
+            tensor = gguf_older.changed(name, tensor, config, architecture)
+            if architecture == "bloom":
+                name = name.removeprefix("transformer.")
         if architecture in PERMUTED:
             if name.endswith(("q_proj.weight", "q_proj.bias")):
                 tensor = halves_to_pairs(tensor, heads)
@@ -106,7 +125,7 @@ def tensors(case, config, architecture):
             continue
         if "shared_mlp.output_linear" in name and not config["num_local_experts"]:
             name = name.replace("shared_mlp.output_linear", "mlp.down_proj")
-        if "kv_b_proj" in name and case not in ONE_LATENT_UP:
+        if "kv_b_proj" in name and case not in ONE_LATENT_UP and architecture != "minicpm3":
             found |= keys_and_values(name, tensor, config)
             continue
         if ".linear_attn." in name:
@@ -116,6 +135,10 @@ def tensors(case, config, architecture):
             half = tensor.shape[1] // 2
             before = name.replace("block_sparse_moe.input_linear.weight", "mlp.experts.")
             found[before + "gate_proj.weight"], found[before + "up_proj.weight"] = tensor[:, :half], tensor[:, half:]
+            continue
+        if ".experts." in name and name.endswith(("gate_up_proj", "down_proj")) and architecture == "mistral4":
+            name += ".weight"
+            found[name] = tensor
             continue
         if architecture in ("gpt-oss", "qwen3vlmoe", "llama4") and ".experts." in name:
             found |= experts_by_input(name, tensor, in_turns=architecture == "gpt-oss")
@@ -194,7 +217,8 @@ def add_deepseek2(writer, config, case):
         writer.add_value_length(rank)
         writer.add_key_length_mla(key)
         writer.add_value_length_mla(value)
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        if config["model_type"] not in ("mistral4", "youtu"):
+            writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
 def gemma4_heads(config):
@@ -234,12 +258,17 @@ def add_gemma4(writer, config, full, local):
 def write(case, architecture):
     config = json.loads((HERE / "golden" / case / "config.json").read_text())
     config = config.get("text_config", config)
+    if architecture in gguf_older.OLDER:
+        config = gguf_older.usual(config, architecture)
+    if architecture == "mamba2":
+        sizes = {"num_attention_heads": 0, "num_key_value_heads": 0, "max_position_embeddings": 2**20}
+        config = {key: value for key, value in config.items() if key != "head_dim"} | sizes | {"mamba_head_dim": config["head_dim"]}
     rope = config.get("rope_parameters") or {}
     full, local = rope.get("full_attention", rope), rope.get("sliding_attention", {})
     rotates = bool(full)
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     layers = config.get("num_hidden_layers") or len(config["layers_block_type"])
-    head = config.get("head_dim") or hidden // heads
+    head = config.get("head_dim") or (hidden // heads if heads else 0)
     writer = gguf.GGUFWriter(HERE / "golden-gguf" / f"{case}.gguf", architecture)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(hidden)
@@ -250,7 +279,7 @@ def write(case, architecture):
         writer.add_nextn_predict_layers(later)
         norm = f"blk.{layers}.attn_norm.weight"
         writer.add_tensor(norm, np.ones(config["hidden_size"], "<f4"))
-    width = config.get("intermediate_size_mlp") or config.get("intermediate_size")
+    width = config.get("intermediate_size_mlp") or config.get("intermediate_size") or 0
     if config.get("block_auto_adjust_ff_dim"):
         multiple = config["block_multiple_of"]
         width = -(-int(config["block_ffn_dim_multiplier"] * (2 * width // 3)) // multiple) * multiple
@@ -263,7 +292,7 @@ def write(case, architecture):
         width = [width] * (layers - readers) + [2 * width] * readers
     if config.get("shared_intermediate_size") and not config["num_local_experts"]:
         width = config["shared_intermediate_size"]
-    if width:
+    if width or architecture == "mamba2":
         writer.add_feed_forward_length(width)
     writer.add_head_count(heads)
     kv_heads = config["num_key_value_heads"]
@@ -276,19 +305,24 @@ def write(case, architecture):
     if architecture == "gemma4":
         own = gemma4_heads(config)
         head, kv_heads = max(head for head, _ in own), [kv_heads for _, kv_heads in own]
-    if architecture == "deepseek2":
+    if architecture in ("deepseek2", "mistral4"):
         kv_heads = kv_heads if case in ONE_LATENT_UP else 1
         add_deepseek2(writer, config, case)
     writer.add_head_count_kv(kv_heads)
     if rotates:
         # The base contains Hunyuan's factor.
-        growth = full.get("alpha", 1.0) ** (head / (head - 2))
+        growth = full.get("alpha", 1.0) ** (head / max(head - 2, 1))
         writer.add_rope_freq_base(full["rope_theta"] * growth)
     # The frequencies of features that are not rotated are divided by a huge number.
     share = 1.0 if architecture == "gemma4" else full.get("partial_rotary_factor", 1.0)
-    if architecture != "deepseek2":
+    if architecture == "minicpm3":
+        writer.add_kv_lora_rank(config["kv_lora_rank"])
+        writer.add_q_lora_rank(config["q_lora_rank"])
+        writer.add_rope_dimension_count(config["qk_rope_head_dim"])
+        writer.add_key_length(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+    elif architecture not in ("deepseek2", "mistral4"):
         writer.add_rope_dimension_count(int(head * share))
-    if config.get("head_dim") and architecture != "deepseek2":
+    if config.get("head_dim") and architecture not in ("deepseek2", "mistral4", "minicpm3"):
         writer.add_key_length(head)
         writer.add_value_length(head)
     rms_eps = [config[key] for key in ("rms_norm_eps", "norm_eps", "layer_norm_epsilon") if key in config]
@@ -330,7 +364,7 @@ def write(case, architecture):
     if local and architecture == "gemma3":
         writer.add_uint32("gemma3.attention.sliding_window_pattern", 3)
         writer.add_float32("gemma3.rope.freq_base_swa", local["rope_theta"])
-    if case in ("exaone4_hybrid", "olmo3"):
+    if case in ("exaone4_hybrid", "olmo3") or architecture == "exaone-moe":
         pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
         writer.add_array(f"{architecture}.attention.sliding_window_pattern", pattern)
     if architecture == "gpt-oss":
@@ -342,13 +376,21 @@ def write(case, architecture):
         if "beta_fast" in full:
             writer.add_rope_scaling_yarn_beta_fast(full["beta_fast"])
             writer.add_rope_scaling_yarn_beta_slow(full["beta_slow"])
+    if full.get("rope_type") == "longrope":
+        gguf_recent.add_long_rope(writer, full | {"longest": config["max_position_embeddings"]}, architecture)
+    if full.get("rope_type") == "llama3":
+        gguf_recent.add_llama3(writer, full, head)
+    if architecture == "mistral4":
+        writer.add_rope_scaling_yarn_log_mul(0.1 * full["mscale_all_dim"])
+        writer.add_attn_temperature_scale(full["llama_4_scaling_beta"])
     if architecture == "mistral3":
         writer.add_rope_scaling_yarn_log_mul(full["mscale_all_dim"])
         writer.add_attn_temperature_scale(full["llama_4_scaling_beta"])
     if architecture.startswith(("qwen2vl", "qwen3vl")):
         writer.add_rope_dimension_sections([*full["mrope_section"], 0])
-    if architecture in ("glm4moe", "deepseek2", "dots1", "lfm2moe"):
+    if architecture in ("glm4moe", "deepseek2", "dots1", "lfm2moe", "mistral4", "exaone-moe"):
         dense = config.get("first_k_dense_replace", config.get("num_dense_layers", 1))
+        dense = {"youtu": layers, "solar_open": 0}.get(config["model_type"], dense)
         writer.add_leading_dense_block_count(dense)
     if architecture == "ernie4_5-moe":
         writer.add_expert_count(config["moe_num_experts"])
@@ -356,8 +398,9 @@ def write(case, architecture):
         writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
         writer.add_leading_dense_block_count(config["moe_layer_start_index"])
         writer.add_expert_shared_count(config["moe_num_shared_experts"])
-    if architecture in ("glm4moe", "nemotron_h_moe", "deepseek2", "dots1"):
-        writer.add_expert_shared_count(config["n_shared_experts"])
+    has_shared = architecture in ("glm4moe", "nemotron_h_moe", "deepseek2", "dots1", "mistral4", "exaone-moe")
+    if has_shared and config["model_type"] != "youtu":
+        writer.add_expert_shared_count(config.get("n_shared_experts") or config["num_shared_experts"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_weights_norm(config["norm_topk_prob"])
     if (config.get("n_group") or 1) > 1:
@@ -374,6 +417,10 @@ def write(case, architecture):
         writer.add_logit_scale(config["logit_scale"])
     if architecture == "stablelm":
         writer.add_parallel_residual(config["use_parallel_residual"])
+    if architecture in gguf_older.OLDER:
+        gguf_older.add_older(writer, config, architecture)
+    if architecture == "apertus":
+        gguf_recent.add_xielu(writer, stored_tensors(case), layers)
     if architecture in gguf_hybrids.DELTA_NETS:
         gguf_hybrids.add_delta_net(writer, config, case, architecture)
     writer.add_tokenizer_model("llama")

@@ -1,76 +1,16 @@
 //! The architectures whose files can be read: a row for each, with its names and keys.
 
-use serde_json::{Map, Value};
+use super::adapt::{dense, experts, gemma, hybrids, latent};
+use super::architecture::{Architecture, LLAMA, PLAIN, Window};
+use super::encoder_architectures::ENCODERS;
+use super::model::KvHeads;
+use super::names;
+use super::older_architectures::OLDER;
 
-use super::adapt;
-use super::hybrids;
-use super::model::{KvHeads, Model};
-use super::names::{self, Naming};
-use crate::error::Error;
-
-/// A value of `general.architecture` whose models can be served.
-pub(super) struct Architecture {
-    /// The value.
-    pub(super) name: &'static str,
-    /// The values of `model_type` and `architectures` of the same model in Hugging Face layout.
-    pub(super) model_type: &'static str,
-    pub(super) class: &'static str,
-    /// Whether features `2 * i` and `2 * i + 1` are rotated together where the original model
-    /// rotates others together, because the converter has reordered the rows of query and key.
-    pub(super) interleaved: bool,
-    pub(super) naming: Naming,
-    /// The key of the epsilon of norms in the file, and in the configuration.
-    pub(super) epsilon: (&'static str, &'static str),
-    /// Whether the converter has added 1 to the scales of norms.
-    pub(super) norms_plus_one: bool,
-    /// Whether the converter has reordered the value heads of recurrent layers, so that the
-    /// value heads of a key head no longer follow each other.
-    pub(super) strided_value_heads: bool,
-    pub(super) window: Window,
-    pub(super) kv_heads: KvHeads,
-    /// Whether tensors with all experts are known.
-    pub(super) has_experts: bool,
-    /// Adds the keys that other architectures do not have.
-    pub(super) adapt: fn(&Model<'_>, &mut Map<String, Value>) -> Result<(), Error>,
+/// All architectures.
+pub(super) fn all() -> impl Iterator<Item = &'static Architecture> {
+    [ARCHITECTURES, OLDER, ENCODERS].into_iter().flatten()
 }
-
-/// The meaning of a sliding window in the file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Window {
-    /// A window is an error.
-    Unknown,
-    /// A model with a window is a Mistral.
-    Mistral,
-    /// All layers have it, or those that the family says.
-    ByFamily,
-}
-
-const RMS: (&str, &str) = ("attention.layer_norm_rms_epsilon", "rms_norm_eps");
-
-/// Llama, which the others differ from.
-const LLAMA: Architecture = Architecture {
-    name: "llama",
-    model_type: "llama",
-    class: "LlamaForCausalLM",
-    interleaved: true,
-    naming: names::LLAMA,
-    epsilon: RMS,
-    norms_plus_one: false,
-    strided_value_heads: false,
-    window: Window::Mistral,
-    kv_heads: KvHeads::AllLayers,
-    has_experts: true,
-    adapt: adapt::mixtral,
-};
-
-/// A model in the layout of Llama without its peculiarities.
-const PLAIN: Architecture = Architecture {
-    interleaved: false,
-    window: Window::Unknown,
-    has_experts: false,
-    adapt: adapt::nothing,
-    ..LLAMA
-};
 
 /// A model whose layers are gated delta nets or gated attention.
 const DELTA_NET: Architecture = Architecture {
@@ -104,7 +44,7 @@ const NEMOTRON_H: Architecture = Architecture {
     ..PLAIN
 };
 
-pub(super) const ARCHITECTURES: [Architecture; 49] = [
+const ARCHITECTURES: &[Architecture] = &[
     LLAMA,
     // With query, key and value in tensors of their own, Baichuan 7B is a Llama.
     Architecture { name: "baichuan", interleaved: true, ..PLAIN },
@@ -116,7 +56,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         class: "Qwen2MoeForCausalLM",
         has_experts: true,
         naming: names::QWEN_MOE,
-        adapt: adapt::qwen2_moe,
+        adapt: experts::qwen2_moe,
         ..PLAIN
     },
     Architecture {
@@ -125,7 +65,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         class: "Qwen3MoeForCausalLM",
         has_experts: true,
         naming: names::QWEN_MOE,
-        adapt: adapt::qwen3_moe,
+        adapt: experts::qwen3_moe,
         ..PLAIN
     },
     Architecture {
@@ -149,7 +89,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         norms_plus_one: true,
         naming: names::SANDWICH,
         window: Window::ByFamily,
-        adapt: adapt::gemma2,
+        adapt: gemma::gemma2,
         ..PLAIN
     },
     Architecture {
@@ -159,7 +99,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         norms_plus_one: true,
         naming: names::SANDWICH,
         window: Window::ByFamily,
-        adapt: adapt::gemma3,
+        adapt: gemma::gemma3,
         ..PLAIN
     },
     Architecture {
@@ -170,7 +110,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         naming: names::GEMMA4,
         window: Window::ByFamily,
         kv_heads: KvHeads::EachLayer,
-        adapt: adapt::gemma4,
+        adapt: gemma::gemma4,
         ..PLAIN
     },
     Architecture {
@@ -179,7 +119,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         class: "Phi3ForCausalLM",
         naming: names::PHI3,
         window: Window::ByFamily,
-        adapt: adapt::phi3,
+        adapt: dense::phi3,
         ..PLAIN
     },
     Architecture {
@@ -187,7 +127,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         model_type: "granite",
         class: "GraniteForCausalLM",
         interleaved: true,
-        adapt: adapt::granite,
+        adapt: dense::granite,
         ..PLAIN
     },
     // The original model rotates neighbors too.
@@ -196,7 +136,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         model_type: "cohere",
         class: "CohereForCausalLM",
         epsilon: ("attention.layer_norm_epsilon", "layer_norm_eps"),
-        adapt: adapt::cohere,
+        adapt: dense::cohere,
         ..PLAIN
     },
     Architecture {
@@ -206,7 +146,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         epsilon: ("attention.layer_norm_epsilon", "norm_epsilon"),
         naming: names::STARCODER2,
         window: Window::ByFamily,
-        adapt: adapt::starcoder2,
+        adapt: dense::starcoder2,
         ..PLAIN
     },
     Architecture {
@@ -214,7 +154,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         model_type: "stablelm",
         class: "StableLmForCausalLM",
         epsilon: ("attention.layer_norm_epsilon", "layer_norm_eps"),
-        adapt: adapt::stablelm,
+        adapt: dense::stablelm,
         ..PLAIN
     },
     Architecture {
@@ -223,7 +163,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         class: "Olmo2ForCausalLM",
         naming: names::OLMO2,
         window: Window::ByFamily,
-        adapt: adapt::olmo2,
+        adapt: dense::olmo2,
         ..PLAIN
     },
     // The text parts of models with images. A text has equal positions in all dimensions.
@@ -235,7 +175,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         class: "Qwen3MoeForCausalLM",
         has_experts: true,
         naming: names::QWEN_MOE,
-        adapt: adapt::qwen3_moe,
+        adapt: experts::qwen3_moe,
         ..PLAIN
     },
     Architecture {
@@ -245,7 +185,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         has_experts: true,
         naming: names::GPT_OSS,
         window: Window::ByFamily,
-        adapt: adapt::gpt_oss,
+        adapt: experts::gpt_oss,
         ..PLAIN
     },
     Architecture {
@@ -253,7 +193,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         model_type: "glm4",
         class: "Glm4ForCausalLM",
         naming: names::GLM4,
-        adapt: adapt::glm4,
+        adapt: dense::glm4,
         ..PLAIN
     },
     Architecture {
@@ -262,7 +202,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         class: "Glm4MoeForCausalLM",
         has_experts: true,
         naming: names::GLM4_MOE,
-        adapt: adapt::glm4_moe,
+        adapt: experts::glm4_moe,
         ..PLAIN
     },
     // The original models rotate neighbors too.
@@ -272,7 +212,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         class: "DeepseekV3ForCausalLM",
         has_experts: true,
         naming: names::DEEPSEEK2,
-        adapt: adapt::deepseek2,
+        adapt: latent::deepseek2,
         ..PLAIN
     },
     Architecture {
@@ -281,7 +221,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         class: "MiniMaxM2ForCausalLM",
         has_experts: true,
         naming: names::MINIMAX_M2,
-        adapt: adapt::minimax_m2,
+        adapt: experts::minimax_m2,
         ..PLAIN
     },
     Architecture {
@@ -291,7 +231,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         interleaved: true,
         has_experts: true,
         naming: names::GRANITE_MOE,
-        adapt: adapt::granite_moe,
+        adapt: experts::granite_moe,
         ..PLAIN
     },
     Architecture {
@@ -300,7 +240,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         class: "Cohere2ForCausalLM",
         epsilon: ("attention.layer_norm_epsilon", "layer_norm_eps"),
         window: Window::ByFamily,
-        adapt: adapt::cohere2,
+        adapt: dense::cohere2,
         ..PLAIN
     },
     Architecture {
@@ -308,7 +248,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         model_type: "smollm3",
         class: "SmolLM3ForCausalLM",
         interleaved: true,
-        adapt: adapt::smollm3,
+        adapt: dense::smollm3,
         ..PLAIN
     },
     Architecture {
@@ -317,7 +257,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         class: "Exaone4ForCausalLM",
         naming: names::OLMO2,
         window: Window::ByFamily,
-        adapt: adapt::exaone4,
+        adapt: dense::exaone4,
         ..PLAIN
     },
     Architecture {
@@ -325,7 +265,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         model_type: "seed_oss",
         class: "SeedOssForCausalLM",
         naming: names::SEED_OSS,
-        adapt: adapt::seed_oss,
+        adapt: dense::seed_oss,
         ..PLAIN
     },
     Architecture {
@@ -334,7 +274,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         class: "Ministral3ForCausalLM",
         interleaved: true,
         window: Window::ByFamily,
-        adapt: adapt::mistral3,
+        adapt: dense::mistral3,
         ..PLAIN
     },
     LFM2,
@@ -352,7 +292,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         class: "Dots1ForCausalLM",
         has_experts: true,
         naming: names::GLM4_MOE,
-        adapt: adapt::dots1,
+        adapt: experts::dots1,
         ..PLAIN
     },
     Architecture {
@@ -361,7 +301,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         class: "OlmoeForCausalLM",
         has_experts: true,
         naming: names::QWEN_MOE,
-        adapt: adapt::olmoe,
+        adapt: experts::olmoe,
         ..PLAIN
     },
     Architecture {
@@ -369,14 +309,14 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         model_type: "arcee",
         class: "ArceeForCausalLM",
         interleaved: true,
-        adapt: adapt::arcee,
+        adapt: dense::arcee,
         ..PLAIN
     },
     Architecture {
         name: "ernie4_5",
         model_type: "ernie4_5",
         class: "Ernie4_5ForCausalLM",
-        adapt: adapt::ernie4_5,
+        adapt: dense::ernie4_5,
         ..PLAIN
     },
     Architecture {
@@ -385,7 +325,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         class: "Ernie4_5_MoeForCausalLM",
         has_experts: true,
         naming: names::ERNIE4_5_MOE,
-        adapt: adapt::ernie4_5_moe,
+        adapt: experts::ernie4_5_moe,
         ..PLAIN
     },
     Architecture {
@@ -438,7 +378,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         has_experts: true,
         naming: names::LLAMA4,
         window: Window::ByFamily,
-        adapt: adapt::llama4,
+        adapt: experts::llama4,
         ..PLAIN
     },
     Architecture {
@@ -446,7 +386,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         model_type: "hunyuan_v1_dense",
         class: "HunYuanDenseV1ForCausalLM",
         naming: names::HUNYUAN,
-        adapt: adapt::hunyuan,
+        adapt: dense::hunyuan,
         ..PLAIN
     },
     Architecture {
@@ -455,7 +395,7 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         class: "HunYuanMoEV1ForCausalLM",
         has_experts: true,
         naming: names::HUNYUAN,
-        adapt: adapt::hunyuan_moe,
+        adapt: experts::hunyuan_moe,
         ..PLAIN
     },
     // Its layers with attention have no positions, so that the order of features does not matter.
@@ -467,6 +407,66 @@ pub(super) const ARCHITECTURES: [Architecture; 49] = [
         class: "PhiForCausalLM",
         epsilon: ("attention.layer_norm_epsilon", "layer_norm_eps"),
         naming: names::PHI2,
+        ..PLAIN
+    },
+    Architecture {
+        name: "phimoe",
+        model_type: "phimoe",
+        class: "PhimoeForCausalLM",
+        has_experts: true,
+        window: Window::ByFamily,
+        adapt: experts::phimoe,
+        ..PLAIN
+    },
+    Architecture {
+        name: "apertus",
+        model_type: "apertus",
+        class: "ApertusForCausalLM",
+        naming: names::APERTUS,
+        layer_numbers: &[
+            ("xielu.alpha_p", "mlp.act_fn.alpha_p"),
+            ("xielu.alpha_n", "mlp.act_fn.alpha_n"),
+            ("xielu.beta", "mlp.act_fn.beta"),
+            ("xielu.eps", "mlp.act_fn.eps"),
+        ],
+        adapt: dense::apertus,
+        ..PLAIN
+    },
+    Architecture {
+        name: "minicpm3",
+        model_type: "minicpm3",
+        class: "MiniCPM3ForCausalLM",
+        naming: names::DEEPSEEK2,
+        adapt: latent::minicpm3,
+        ..PLAIN
+    },
+    // The original model rotates neighbors too.
+    Architecture {
+        name: "mistral4",
+        model_type: "mistral4",
+        class: "Mistral4ForCausalLM",
+        has_experts: true,
+        naming: names::DEEPSEEK2,
+        adapt: latent::mistral4,
+        ..PLAIN
+    },
+    Architecture {
+        name: "exaone-moe",
+        model_type: "exaone_moe",
+        class: "ExaoneMoeForCausalLM",
+        has_experts: true,
+        naming: names::EXAONE_MOE,
+        window: Window::ByFamily,
+        adapt: experts::exaone_moe,
+        ..PLAIN
+    },
+    Architecture {
+        name: "mamba2",
+        model_type: "mamba2",
+        class: "Mamba2ForCausalLM",
+        naming: names::NEMOTRON_H,
+        epsilon: ("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
+        adapt: hybrids::mamba2,
         ..PLAIN
     },
 ];

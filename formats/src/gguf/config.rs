@@ -2,10 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-use super::architectures::{ARCHITECTURES, Architecture, Window};
+use super::architecture::{Architecture, Window};
+use super::architectures;
 use super::file::{Header, StoredTensor};
 use super::model::Model;
-use super::names::ROPE_DIVISORS;
+use super::naming::{LONG_ROPE, ROPE_DIVISORS};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::fault::FileFault;
@@ -20,8 +21,8 @@ const MAX_DIVISORS: usize = 1 << 11;
 pub(super) fn architecture(header: &Header<'_>) -> Result<&'static Architecture, Error> {
     const KEY: &str = "general.architecture";
     let name = header.text(KEY)?.ok_or_else(|| header.fault(FileFault::MissingKey(KEY.to_owned())))?;
-    ARCHITECTURES.iter().find(|known| known.name == name).ok_or_else(|| {
-        let known = ARCHITECTURES.iter().map(|known| known.name).collect::<Vec<_>>().join(", ");
+    architectures::all().find(|known| known.name == name).ok_or_else(|| {
+        let known = architectures::all().map(|known| known.name).collect::<Vec<_>>().join(", ");
         let shown: String = name.chars().filter(|c| !c.is_control()).take(100).collect();
         let reason = format!(
             "is {shown}, and GGUF files can be served of {known}; take the model in Hugging Face layout instead"
@@ -63,8 +64,14 @@ pub(super) fn read(model: &Model<'_>, architecture: &Architecture) -> Result<Map
     if architecture.interleaved {
         own.insert("rope_interleaved".into(), true.into());
     }
-    if architecture.strided_value_heads {
-        own.insert("strided_value_heads".into(), true.into());
+    for (is_changed, key) in [
+        (architecture.strided_value_heads, "strided_value_heads"),
+        (architecture.stacked_qkv, "stacked_qkv"),
+        (architecture.by_output, "by_output"),
+    ] {
+        if is_changed {
+            own.insert(key.into(), true.into());
+        }
     }
     if let Some(kind) = model.header.count(&model.key(POOLING))? {
         own.insert("pooling".into(), json!({"key": model.key(POOLING), "type": kind}));
@@ -91,7 +98,8 @@ impl Model<'_> {
         if !architecture.has_experts && self.has_experts()? {
             return refused("expert_count", "a mixture of experts");
         }
-        if self.number("attention.max_alibi_bias")?.is_some_and(|number| number != 0.0) {
+        let has_biases = self.number("attention.max_alibi_bias")?.is_some_and(|number| number != 0.0);
+        if has_biases && !architecture.has_linear_biases {
             return refused("attention.max_alibi_bias", "ALiBi positions");
         }
         let kv_heads = self.kv_heads(architecture.kv_heads)?.unwrap_or(heads);
@@ -199,11 +207,31 @@ impl Model<'_> {
             "none" => Map::new(),
             "linear" => json_map(json!({"rope_type": "linear", "factor": factor.unwrap_or(1.0)})),
             "yarn" => self.yarn(factor)?,
+            "longrope" => Map::new(),
             other => {
-                let reason = format!("is {other:.100}, and known are none, linear and yarn");
+                let reason = format!("is {other:.100}, and known are none, linear, yarn and longrope");
                 return Err(self.fault("rope.scaling.type", reason));
             }
         };
+        match &self.long_rope {
+            [None, None] if kind != "longrope" => {}
+            [Some(long), Some(short)] if matches!(kind, "none" | "longrope") => {
+                scaling = self.long_rope(long, short)?;
+            }
+            [long, short] => {
+                let missing = if long.is_none() { "the first" } else { "the second" };
+                let reason = match long.is_none() || short.is_none() {
+                    true => format!(
+                        "is {kind}, and of {} and {}, {missing} is missing",
+                        LONG_ROPE[0], LONG_ROPE[1]
+                    ),
+                    false => {
+                        format!("is {kind}, but the file has {} too, which is another scaling", LONG_ROPE[0])
+                    }
+                };
+                return Err(self.fault("rope.scaling.type", reason));
+            }
+        }
         if let Some(divisors) = &self.divisors {
             if kind != "none" {
                 let reason =
@@ -216,6 +244,23 @@ impl Model<'_> {
             config.insert("rope_scaling".into(), scaling.into());
         }
         Ok(())
+    }
+
+    /// Returns the parameters of LongRoPE. The length of the pre-training is that of the longest
+    /// text if the file has no other.
+    fn long_rope(&self, long: &[f32], short: &[f32]) -> Result<Map<String, Value>, Error> {
+        let original = self.header.count(&self.key("rope.scaling.original_context_length"))?;
+        let original = original.map_or_else(|| self.count("context_length"), Ok)?;
+        let mut scaling = json_map(json!({
+            "rope_type": "longrope",
+            "long_factor": long,
+            "short_factor": short,
+            "original_max_position_embeddings": original,
+        }));
+        if let Some(attention) = self.number("rope.scaling.attn_factor")? {
+            scaling.insert("attention_factor".into(), attention.into());
+        }
+        Ok(scaling)
     }
 
     /// Returns the parameters of YaRN. The factor on cosines and sines is that of transformers,

@@ -5,14 +5,19 @@
 //! into several files, of which the first has all metadata.
 
 mod adapt;
+mod architecture;
 mod architectures;
 mod config;
+mod encoder_architectures;
+mod encoder_names;
 mod file;
-mod hybrids;
 mod model;
 #[cfg(test)]
 mod model_tests;
 mod names;
+mod naming;
+mod older_architectures;
+mod older_names;
 mod split;
 #[cfg(test)]
 mod test_writer;
@@ -24,17 +29,18 @@ mod writer;
 
 use std::sync::Arc;
 
-use architectures::Architecture;
+use architecture::Architecture;
 pub(crate) use file::{GgmlType, MAGIC};
 use file::{Header, StoredTensor};
 use model::{Model, QkvRows};
-use names::ROPE_DIVISORS;
 pub use names::gguf_tensor_name;
+use naming::{LONG_ROPE, ROPE_DIVISORS};
 pub use split::split_model_name;
 pub use writer::{GgufTensor, GgufType, GgufValue, gguf_header, gguf_padding};
 
 use crate::dtype::DType;
 use crate::error::{Error, TensorFault};
+use crate::fault::FileFault;
 use crate::header::Entry;
 use crate::mapped_file::MappedFile;
 use crate::translated::{Derivation, DerivedTensor, ModelFile};
@@ -185,7 +191,13 @@ fn read(files: &[MappedFile]) -> Result<Contents, Error> {
     split::check(&headers)?;
     let architecture = config::architecture(header)?;
     let all: Vec<_> = headers.iter().flat_map(|header| &header.tensors).collect();
-    let mut model = Model { header, architecture: architecture.name, tensors: &all, divisors: None };
+    let mut model = Model {
+        header,
+        architecture: architecture.name,
+        tensors: &all,
+        divisors: None,
+        long_rope: [None, None],
+    };
     let is_fused = all.iter().any(|tensor| architecture.naming.fused_qkv(&tensor.name).is_some());
     let qkv = if is_fused { Some(model.qkv_rows(architecture.kv_heads)?) } else { None };
     // A key that is missing is reported with the configuration.
@@ -196,12 +208,17 @@ fn read(files: &[MappedFile]) -> Result<Contents, Error> {
     let mut contents = Contents::default();
     for (index, (header, file)) in headers.iter().zip(files).enumerate() {
         for tensor in &header.tensors {
+            let divisors = || config::divisors(header, tensor, &file[tensor.range.clone()]).map(Some);
             if tensor.name == ROPE_DIVISORS {
-                model.divisors = Some(config::divisors(header, tensor, &file[tensor.range.clone()])?);
+                model.divisors = divisors()?;
+                continue;
+            }
+            if let Some(kind) = LONG_ROPE.iter().position(|name| *name == tensor.name) {
+                model.long_rope[kind] = divisors()?;
                 continue;
             }
             // Layers that predict several tokens at once come last.
-            if names::layer(&tensor.name).is_some_and(|layer| later.contains(&layer)) {
+            if naming::layer(&tensor.name).is_some_and(|layer| later.contains(&layer)) {
                 continue;
             }
             contents
@@ -209,8 +226,35 @@ fn read(files: &[MappedFile]) -> Result<Contents, Error> {
                 .map_err(|fault| header.tensor_fault(&tensor.name, fault))?;
         }
     }
+    add_layer_numbers(&model, architecture, &mut contents)?;
     contents.config = config::read(&model, architecture)?;
     Ok(contents)
+}
+
+/// Adds tensors for numbers that a file has in an array, one for each layer.
+fn add_layer_numbers(
+    model: &Model<'_>,
+    architecture: &Architecture,
+    contents: &mut Contents,
+) -> Result<(), Error> {
+    for &(key, module) in architecture.layer_numbers {
+        let fault = |reason: String| model.header.fault(FileFault::Value { key: key.to_owned(), reason });
+        let numbers = model.header.array(key, |array, key| array.numbers(key))?;
+        let numbers = numbers.ok_or_else(|| model.header.fault(FileFault::MissingKey(key.to_owned())))?;
+        let layers = model.layers()?;
+        if numbers.len() as u64 != layers {
+            return Err(fault(format!("has {} entries for {layers} layers", numbers.len())));
+        }
+        contents.derived.extend(numbers.into_iter().enumerate().map(|(layer, number)| DerivedTensor {
+            name: format!("{}{layer}.{module}", architecture.naming.layers),
+            dtype: DType::F32,
+            shape: vec![1],
+            file: 0,
+            range: 0..0,
+            derivation: Derivation::Bytes((number as f32).to_le_bytes().to_vec()),
+        }));
+    }
+    Ok(())
 }
 
 /// Reads the tokenizer of a file. Returns `None` if the file has none.

@@ -1,7 +1,7 @@
 //! The metadata of a file, under the keys of its architecture.
 
 use super::file::{Header, StoredTensor};
-use super::names;
+use super::naming;
 use super::value::Value;
 use crate::dtype::DType;
 use crate::error::{Error, TensorFault};
@@ -17,6 +17,8 @@ pub(super) struct Model<'a> {
     pub(super) tensors: &'a [&'a StoredTensor],
     /// The divisors of the rotary frequencies, if the file has them.
     pub(super) divisors: Option<Vec<f32>>,
+    /// Those of LongRoPE, for long and for short texts, if the file has them.
+    pub(super) long_rope: [Option<Vec<f32>>; 2],
 }
 
 /// The layers whose number of key/value heads a file has.
@@ -72,7 +74,7 @@ impl Model<'_> {
 
     /// Returns whether any layer has a tensor of this name.
     pub(super) fn is_in_a_layer(&self, name: &str) -> bool {
-        self.tensors.iter().any(|tensor| names::in_layer(&tensor.name) == Some(name))
+        self.tensors.iter().any(|tensor| naming::in_layer(&tensor.name) == Some(name))
     }
 
     /// Returns whether the model is a mixture of experts.

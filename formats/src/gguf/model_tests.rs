@@ -243,6 +243,114 @@ fn divisors_of_frequencies_become_a_scaling() {
     );
 }
 
+/// Returns the little-endian bytes of two numbers.
+fn pair(numbers: [f32; 2]) -> Vec<u8> {
+    numbers.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+#[test]
+fn divisors_of_long_and_short_texts_become_a_scaling() {
+    let long = |file: TestFile| file.tensor("rope_factors_long.weight", &[2], 0, &pair([2.0, 4.0]));
+    let short = |file: TestFile| file.tensor("rope_factors_short.weight", &[2], 0, &pair([1.0, 1.5]));
+    let file = || with_tensors(keys("phi3"));
+    let original = "phi3.rope.scaling.original_context_length";
+    let found = config(
+        short(long(file()))
+            .key(original, TestValue::U32(16))
+            .key("phi3.rope.scaling.attn_factor", TestValue::F32(1.25)),
+    );
+    let want = json!({
+        "rope_type": "longrope", "long_factor": [2.0, 4.0], "short_factor": [1.0, 1.5],
+        "original_max_position_embeddings": 16, "attention_factor": 1.25,
+    });
+    assert_eq!((&found["rope_scaling"], &found["original_max_position_embeddings"]), (&want, &json!(16)));
+    let plain = config(short(long(file())));
+    assert_eq!(plain["rope_scaling"]["original_max_position_embeddings"], 128);
+    assert!(plain["rope_scaling"].get("attention_factor").is_none());
+    let kind = |file: TestFile, kind| file.key("phi3.rope.scaling.type", TestValue::Text(kind));
+    for (file, reason) in [
+        (long(file()), "is none, and of rope_factors_long.weight and rope_factors_short.weight, the second"),
+        (short(file()), "the first is missing"),
+        (kind(file(), "longrope"), "the first is missing"),
+        (kind(short(long(file())), "linear"), "is linear, but the file has rope_factors_long.weight too"),
+    ] {
+        let text = refusal(file);
+        assert!(text.contains("phi3.rope.scaling.type") && text.contains(reason), "{text}");
+    }
+}
+
+#[test]
+fn numbers_of_layers_become_tensors() {
+    let file = |numbers: &[f32]| {
+        ["alpha_p", "alpha_n", "beta", "eps"].iter().fold(with_tensors(keys("apertus")), |file, part| {
+            file.key(&format!("xielu.{part}"), TestValue::F32s(numbers))
+        })
+    };
+    let folder = Folder::with(&[("x.gguf", file(&[0.75]))]);
+    let checkpoint = Checkpoint::open(&folder.source("x.gguf")).unwrap();
+    let beta = checkpoint.tensor("model.layers.0.mlp.act_fn.beta", &[1]).unwrap();
+    assert_eq!(beta.bytes, 0.75f32.to_le_bytes());
+    assert!(refusal(file(&[0.75, 0.5])).contains("xielu.alpha_p has 2 entries for 1 layers"));
+    assert!(refusal(with_tensors(keys("apertus"))).contains("the key xielu.alpha_p is missing"));
+}
+
+#[test]
+fn older_families_are_refused_by_what_they_lack() {
+    let file = |architecture: &str| {
+        let epsilon = format!("{architecture}.attention.layer_norm_epsilon");
+        with_tensors(keys(architecture)).key(&epsilon, TestValue::F32(0.5))
+    };
+    assert_eq!(config(file("starcoder"))["multi_query"], true);
+    let norm = file("falcon").tensor("blk.0.attn_norm_2.weight", &[8], 0, &[0; 32]);
+    for (file, reason) in [
+        (norm, "blk.0.attn_norm_2.weight belongs to a model with two norms before its branches"),
+        (file("mpt"), "mpt.attention.max_alibi_bias is 0, and learned positions are not supported"),
+        (
+            file("gpt2").key("gpt2.attention.max_alibi_bias", TestValue::F32(8.0)),
+            "gpt2.attention.max_alibi_bias says that the model has ALiBi positions",
+        ),
+    ] {
+        let text = refusal(file);
+        assert!(text.contains(reason), "{text}");
+    }
+    let found = config(file("mpt").key("mpt.attention.max_alibi_bias", TestValue::F32(4.0)));
+    assert_eq!(found["attn_config"], json!({"alibi": true, "alibi_bias_max": 4.0, "clip_qkv": null}));
+    assert_eq!(config(file("gpt2"))["millrace"], json!({"by_output": true}));
+    assert_eq!(config(file("gptneox"))["millrace"], json!({"stacked_qkv": true}));
+}
+
+#[test]
+fn encoders_are_described() {
+    let file = |architecture: &str| {
+        let epsilon = format!("{architecture}.attention.layer_norm_epsilon");
+        with_tensors(keys(architecture)).key(&epsilon, TestValue::F32(0.5))
+    };
+    let types = config(file("bert").tensor("token_types.weight", &[8, 2], 0, &[0; 64]));
+    assert_eq!((&types["type_vocab_size"], &types["layer_norm_eps"]), (&json!(2), &json!(0.5)));
+    let causal = refusal(file("nomic-bert").key("nomic-bert.attention.causal", TestValue::Bool(true)));
+    assert!(causal.contains("nomic-bert.attention.causal is true"), "{causal}");
+    let modern = |file: TestFile| {
+        file.key("modern-bert.attention.sliding_window_pattern", TestValue::U32(3))
+            .key("modern-bert.rope.freq_base_swa", TestValue::F32(250.0))
+            .key("modern-bert.hidden_act", TestValue::Text("silu"))
+    };
+    let window = "modern-bert.attention.sliding_window";
+    let found = config(modern(file("modern-bert")).key(window, TestValue::U32(64)));
+    for (key, want) in [
+        ("local_attention", json!(64)),
+        ("global_attn_every_n_layers", json!(3)),
+        ("local_rope_theta", json!(250.0)),
+        ("hidden_activation", json!("silu")),
+        ("norm_bias", json!(false)),
+    ] {
+        assert_eq!(found[key], want, "{key}");
+    }
+    assert!(found.get("sliding_window").is_none());
+    let missing = refusal(modern(file("modern-bert")));
+    assert!(missing.contains(&format!("the key {window} is missing")), "{missing}");
+    assert_eq!(config(file("gemma-embedding"))["use_bidirectional_attention"], true);
+}
+
 #[test]
 fn models_that_cannot_be_served_are_refused_by_their_keys() {
     let unknown = refusal(with_tensors(keys("mamba")));

@@ -1,26 +1,7 @@
-//! The names of tensors: those of GGUF, and those of Hugging Face for the same weights.
+//! The names of tensors: those of GGUF, and those of Hugging Face for the same weights. A table for
+//! each layout of decoders.
 
-/// The tensor with the divisors of the rotary frequencies.
-pub(super) const ROPE_DIVISORS: &str = "rope_freqs.weight";
-
-/// The names of a kind of models.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Naming {
-    /// The prefix of the names of a layer's tensors. The number of the layer follows.
-    layers: &'static str,
-    /// Pairs of names outside layers, without their suffix.
-    outer: &'static [(&'static str, &'static str)],
-    /// Pairs of names of a layer's modules.
-    inner: &'static [(&'static str, &'static str)],
-    /// Pairs that precede `inner`. A name with its suffix is translated as a whole.
-    special: &'static [(&'static str, &'static str)],
-    /// The modules with the matrices of all experts, and the name of the matrix of one expert, with
-    /// `*` for its number.
-    experts: &'static [(&'static str, &'static str)],
-}
-
-/// The prefix of the names of a layer's tensors in GGUF.
-const LAYERS: &str = "blk.";
+use super::naming::Naming;
 
 /// Llama and the models in its layout.
 pub(super) const LLAMA: Naming = Naming {
@@ -41,6 +22,7 @@ pub(super) const LLAMA: Naming = Naming {
     ],
     // Those of Mixtral, which Llama does not have.
     special: &[("ffn_gate_inp", "block_sparse_moe.gate")],
+    recurrent: &[],
     experts: &[
         ("ffn_gate_exps", "block_sparse_moe.experts.*.w1"),
         ("ffn_up_exps", "block_sparse_moe.experts.*.w3"),
@@ -95,17 +77,22 @@ pub(super) const DELTA_NET: Naming = Naming {
     ..LLAMA
 };
 
+/// The Mamba-2 layers of most families.
+const MAMBA: &[(&str, &str)] = &[
+    ("ssm_in", "mamba.in_proj"),
+    ("ssm_conv1d", "mamba.conv1d"),
+    ("ssm_a", "mamba.A_log"),
+    ("ssm_d", "mamba.D"),
+    ("ssm_dt.bias", "mamba.dt_bias"),
+    ("ssm_norm", "mamba.norm"),
+    ("ssm_out", "mamba.out_proj"),
+];
+
 /// Mamba-2 layers between layers of attention, and experts beside a shared one, or dense MLPs
 /// (Granite 4).
 pub(super) const GRANITE_HYBRID: Naming = Naming {
+    recurrent: MAMBA,
     special: &[
-        ("ssm_in", "mamba.in_proj"),
-        ("ssm_conv1d", "mamba.conv1d"),
-        ("ssm_a", "mamba.A_log"),
-        ("ssm_d", "mamba.D"),
-        ("ssm_dt.bias", "mamba.dt_bias"),
-        ("ssm_norm", "mamba.norm"),
-        ("ssm_out", "mamba.out_proj"),
         ("ffn_gate_inp", "block_sparse_moe.router.layer"),
         ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
         ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
@@ -119,19 +106,13 @@ pub(super) const GRANITE_HYBRID: Naming = Naming {
 /// Attention and a Mamba-2 layer beside each other (Falcon-H1). The converter writes the name of
 /// the norm before the MLP without a suffix.
 pub(super) const FALCON_H1: Naming = Naming {
+    recurrent: MAMBA,
     outer: &[
         ("token_embd", "model.embed_tokens"),
         ("output_norm", "model.final_layernorm"),
         ("output", "lm_head"),
     ],
     special: &[
-        ("ssm_in", "mamba.in_proj"),
-        ("ssm_conv1d", "mamba.conv1d"),
-        ("ssm_a", "mamba.A_log"),
-        ("ssm_d", "mamba.D"),
-        ("ssm_dt.bias", "mamba.dt_bias"),
-        ("ssm_norm", "mamba.norm"),
-        ("ssm_out", "mamba.out_proj"),
         ("ffn_norm.weight", "pre_ff_layernorm.weight"),
         ("ffn_norm", "pre_ff_layernorm.weight"),
         ("ffn_gate", "feed_forward.gate_proj"),
@@ -199,6 +180,7 @@ pub(super) const NEMOTRON_H: Naming = Naming {
         ("ffn_down_shexp", "mixer.shared_experts.down_proj"),
     ],
     special: &[],
+    recurrent: &[],
     experts: &[("ffn_up_exps", "mixer.experts.*.up_proj"), ("ffn_down_exps", "mixer.experts.*.down_proj")],
 };
 
@@ -405,86 +387,28 @@ pub(super) const CHATGLM: Naming = Naming {
         ("ffn_down", "mlp.dense_4h_to_h"),
     ],
     special: &[],
+    recurrent: &[],
     experts: &[],
 };
 
-impl Naming {
-    /// Returns the name in Hugging Face layout of the tensor `name`. A name that is not known stays
-    /// as it is; in a layer it gets the prefix of layers, so that it is refused when the model has
-    /// no use for it.
-    pub(super) fn translate(&self, name: &str) -> String {
-        let find = |pairs: &[(&str, &'static str)], name: &str| {
-            if let Some((_, translated)) = pairs.iter().find(|(from, _)| *from == name) {
-                return Some((*translated).to_owned());
-            }
-            let (module, suffix) = name.rsplit_once('.')?;
-            let (_, translated) = pairs.iter().find(|(from, _)| *from == module)?;
-            Some(format!("{translated}.{suffix}"))
-        };
-        match name.strip_prefix(LAYERS).and_then(|rest| rest.split_once('.')) {
-            Some((layer, rest)) => {
-                let known = find(self.special, rest).or_else(|| find(self.inner, rest));
-                let rest = known.unwrap_or_else(|| rest.to_owned());
-                format!("{}{layer}.{rest}", self.layers)
-            }
-            None => find(self.outer, name).unwrap_or_else(|| name.to_owned()),
-        }
-    }
+/// Norms with names of their own (Apertus).
+pub(super) const APERTUS: Naming = Naming {
+    special: &[("attn_norm", "attention_layernorm"), ("ffn_norm", "feedforward_layernorm")],
+    ..LLAMA
+};
 
-    /// Returns the names of the matrices of one expert, with `*` for its number, if the tensor
-    /// `name` has them of all experts of a layer: one matrix, or gate and up.
-    pub(super) fn matrices_of_expert(&self, name: &str) -> Vec<String> {
-        let rest = name.strip_prefix(LAYERS).and_then(|rest| rest.split_once('.'));
-        let parts = rest.and_then(|(layer, rest)| Some((layer, rest.rsplit_once('.')?)));
-        let Some((layer, (module, suffix @ ("weight" | "bias")))) = parts else { return Vec::new() };
-        let modules = match module {
-            "ffn_gate_up_exps" => &["ffn_gate_exps", "ffn_up_exps"][..],
-            _ => &[module],
-        };
-        let one = |module: &&str| self.experts.iter().find(|(stacked, _)| stacked == module);
-        let names = modules.iter().filter_map(one);
-        names.map(|(_, one)| format!("{}{layer}.{one}.{suffix}", self.layers)).collect()
-    }
-
-    /// Returns the names of query, key and value if the tensor `name` has all three, and the models
-    /// have them in tensors of their own.
-    pub(super) fn fused_qkv(&self, name: &str) -> Option<[String; 3]> {
-        const FUSED: &str = "attn_qkv";
-        let (layer, rest) = name.strip_prefix(LAYERS)?.split_once('.')?;
-        let suffix = rest.strip_prefix(FUSED)?.strip_prefix('.')?;
-        if self.special.iter().chain(self.inner).any(|(from, _)| *from == FUSED) {
-            return None;
-        }
-        let one = |part: &str| self.translate(&format!("{LAYERS}{layer}.{part}.{suffix}"));
-        Some(["attn_q", "attn_k", "attn_v"].map(one))
-    }
-
-    /// Returns the name in GGUF of the tensor that is `name` in Hugging Face layout, the reverse of
-    /// [`translate`](Self::translate). Returns nothing if GGUF has no name for it.
-    fn reverse(&self, name: &str) -> Option<String> {
-        let find = |pairs: &[(&'static str, &str)], name: &str| {
-            let (module, suffix) = name.rsplit_once('.')?;
-            let (translated, _) = pairs.iter().find(|(_, from)| *from == module)?;
-            Some(format!("{translated}.{suffix}"))
-        };
-        match name.strip_prefix(self.layers).and_then(|rest| rest.split_once('.')) {
-            Some((layer, rest)) => {
-                Some(format!("{LAYERS}{}.{}", layer.parse::<u32>().ok()?, find(self.inner, rest)?))
-            }
-            None => find(self.outer, name),
-        }
-    }
-}
-
-/// Returns the name of a layer's tensor without the number of the layer.
-pub(super) fn in_layer(name: &str) -> Option<&str> {
-    Some(name.strip_prefix(LAYERS)?.split_once('.')?.1)
-}
-
-/// Returns the number of the layer that a tensor belongs to, if it belongs to one.
-pub(super) fn layer(name: &str) -> Option<u64> {
-    name.strip_prefix(LAYERS)?.split_once('.')?.0.parse().ok()
-}
+/// K-EXAONE, whose norms come before both branches.
+pub(super) const EXAONE_MOE: Naming = Naming {
+    special: &[
+        ("ffn_gate_inp", "mlp.gate"),
+        ("exp_probs_b.bias", "mlp.e_score_correction_bias"),
+        ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+        ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+        ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+    ],
+    experts: EXPERTS,
+    ..LLAMA
+};
 
 /// Returns the name in GGUF of a tensor of Llama, or of a model in its layout, that is `name` in
 /// Hugging Face layout. Returns nothing if GGUF has no name for it.

@@ -233,6 +233,25 @@ fn every_encoder_gives_the_states_of_transformers() {
     }
 }
 
+/// The package `gguf` has written the same weights under its names.
+#[test]
+fn gguf_files_give_the_states_of_transformers() {
+    let files: Vec<PathBuf> = std::fs::read_dir(folder().join("../golden-gguf/encoders"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    assert!(files.len() >= 10, "{} files", files.len());
+    for file in files {
+        let case = folder().join(file.file_stem().unwrap());
+        let model = families::load(&Source::File(file.clone()), &Overrides::default()).unwrap();
+        let texts = texts(&case);
+        assert!(texts.len() >= 2, "{}", file.display());
+        let (cpu, limits) = (cpu(2), long_limits());
+        let mut harness = Harness::new(&cpu, &model.spec, &*model.weights, DType::F32, &limits);
+        assert_states(&mut harness, &file.display().to_string(), &texts);
+    }
+}
+
 #[test]
 fn two_shards_give_the_states_of_transformers() {
     let mut split = 0;

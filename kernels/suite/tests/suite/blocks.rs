@@ -24,6 +24,9 @@ fn matrix(kind: BlockType, rows: usize, cols: usize, seed: u64) -> HostTensor {
         if kind == BlockType::MXFP4 {
             block[0] = 118 + block[0] % 4;
         }
+        if kind == BlockType::NVFP4 {
+            block[..4].iter_mut().for_each(|scale| *scale = 8 + *scale % 16);
+        }
     }
     HostTensor { encoding: Encoding::Blocks(kind), rows, cols, bytes: bytes.into() }
 }
@@ -35,7 +38,7 @@ fn halves(kind: BlockType) -> &'static [usize] {
         BlockType::Q2K => &[80, 82],
         BlockType::Q3K => &[108],
         BlockType::Q6K => &[208],
-        BlockType::MXFP4 => &[],
+        BlockType::MXFP4 | BlockType::NVFP4 => &[],
         _ => &[0],
     }
 }
@@ -52,7 +55,8 @@ fn weights(parts: &[Part]) -> Vec<f32> {
 /// The kinds of two stacked parts, and the format that holds the numbers of both.
 fn pairs() -> Vec<([BlockType; 2], Option<WeightFormat>)> {
     use BlockType::{
-        IQ1_S, IQ2_XXS, IQ3_S, IQ4_NL, IQ4_XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0,
+        IQ1_S, IQ2_XXS, IQ3_S, IQ4_NL, IQ4_XS, MXFP4, NVFP4, Q1_0, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1,
+        Q5K, Q6K, Q8_0,
     };
     let int = |format| Some(WeightFormat::Int(format));
     let k = |format| Some(WeightFormat::K(format));
@@ -74,6 +78,9 @@ fn pairs() -> Vec<([BlockType; 2], Option<WeightFormat>)> {
         ([IQ4_NL, IQ4_NL], None),
         ([IQ4_XS, IQ4_XS], None),
         ([MXFP4, MXFP4], None),
+        ([NVFP4, NVFP4], None),
+        ([NVFP4, MXFP4], None),
+        ([Q1_0, Q1_0], None),
         ([IQ2_XXS, IQ2_XXS], None),
         ([IQ3_S, IQ1_S], None),
     ]
@@ -81,7 +88,7 @@ fn pairs() -> Vec<([BlockType; 2], Option<WeightFormat>)> {
 
 /// Stored codes hold these types, whose blocks are no integers or take more bits as integers.
 fn is_table(kind: BlockType) -> bool {
-    matches!(kind, BlockType::IQ4_NL | BlockType::IQ4_XS | BlockType::MXFP4)
+    matches!(kind, BlockType::IQ4_NL | BlockType::IQ4_XS | BlockType::MXFP4 | BlockType::NVFP4)
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use millrace_formats::vocabulary::TokenizerData;
+use millrace_formats::vocabulary::{TokenizerData, VocabularyError};
 use serde::Deserialize;
 
 mod added;
@@ -81,8 +81,8 @@ impl TextAssets {
     /// # Errors
     /// [`AssetError`] names the file and a remedy.
     pub fn read(files: &ModelFiles<'_>, tokenizer: Option<TokenizerData>) -> Result<Self, AssetError> {
-        let inside = match tokenizer.map(Vocabulary::from_gguf).transpose() {
-            Ok(vocabulary) => vocabulary.map(TokenizerSource::from),
+        let inside = match tokenizer.map(of_model_file).transpose() {
+            Ok(vocabulary) => vocabulary,
             // It matters only if there is no tokenizer beside the file.
             Err(_) if files.folder().is_some_and(|folder| folder.join("tokenizer.json").exists()) => None,
             Err(error) => return Err(AssetError::Vocabulary { file: "the model's file", error }),
@@ -159,6 +159,14 @@ impl TextAssets {
             bos_id: ids(generation.bos_token_id, model.bos_token_id).first().copied(),
             claims,
         })
+    }
+}
+
+/// Converts the tokenizer of a GGUF file.
+fn of_model_file(data: TokenizerData) -> Result<TokenizerSource, VocabularyError> {
+    match data.model.as_str() {
+        "bert" => word_pieces::tokenizer_json_of_file(&data).map(TokenizerSource::Json),
+        _ => Vocabulary::from_gguf(data).map(TokenizerSource::from),
     }
 }
 

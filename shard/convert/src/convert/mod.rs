@@ -79,6 +79,7 @@ pub fn convert(
     let json = |source_error| ConvertError::Json { file: source.path("config.json"), source: source_error };
     let config = serde_json::from_slice(&source.config()?).map_err(json)?;
     let model = Model { source, checkpoint: Checkpoint::open(source)?, config };
+    model.check_order()?;
     let job = job(&model, &target);
     match target {
         ConvertTarget::Safetensors { dtype, max_file_bytes, vocabulary } => {

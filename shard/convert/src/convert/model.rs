@@ -76,6 +76,19 @@ impl Model<'_> {
         changes.and_then(Value::as_bool).unwrap_or(false)
     }
 
+    /// Refuses a model file whose converter has reordered weights in a way that is not undone here.
+    pub(super) fn check_order(&self) -> Result<(), ConvertError> {
+        const KEPT: [&str; 3] = ["strided_value_heads", "stacked_qkv", "by_output"];
+        let changes = self.config.get("millrace");
+        match KEPT.iter().find(|key| changes.and_then(|changes| changes.get(**key)).is_some()) {
+            None => Ok(()),
+            Some(key) => Err(self.unsupported(format!(
+                "its converter has reordered the weights ({key}), and the order of other formats cannot be restored; \
+                 convert the model in Hugging Face layout instead"
+            ))),
+        }
+    }
+
     /// Returns the number of the pooling of vectors that a GGUF file has.
     pub(super) fn stored_pooling(&self) -> Option<u64> {
         self.config.get("millrace")?.get("pooling")?.get("type")?.as_u64()

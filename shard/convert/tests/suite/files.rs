@@ -243,3 +243,18 @@ fn what_a_format_cannot_express_is_refused_and_nothing_is_left() {
         assert_eq!(std::fs::read_dir(new.path()).unwrap().count(), 0, "{name}");
     }
 }
+
+/// The result would compute other numbers than the file.
+#[test]
+fn files_whose_weights_are_reordered_are_refused() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration-tests/golden-gguf");
+    for (case, key) in
+        [("qwen3_5", "strided_value_heads"), ("gpt_neox", "stacked_qkv"), ("gpt2", "by_output")]
+    {
+        let place = tempfile::tempdir().unwrap();
+        let from = Source::File(folder.join(format!("{case}.gguf")));
+        let error = write(&from, &place.path().join("new"), SAFETENSORS).unwrap_err().to_string();
+        assert!(error.contains(&format!("reordered the weights ({key})")), "{error}");
+        assert!(!place.path().join("new").exists());
+    }
+}

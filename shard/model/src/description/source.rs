@@ -15,7 +15,7 @@ pub enum WeightError {
     /// The element type of a stored tensor cannot be loaded.
     #[error(
         "tensor {tensor} in {file} has element type {dtype}, but weights must be F32, F16 or BF16, in blocks of \
-         GGML (Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4), or quantized as quantization_config says"
+         GGML, or quantized as quantization_config says"
     )]
     ElementType {
         /// Path of the file.

@@ -12,6 +12,7 @@ use super::config::Config;
 use super::dummy::DummyWeights;
 use super::error::LoadError;
 use super::family::Family;
+use super::names::Names;
 use super::overrides::Overrides;
 use super::quantization;
 use super::stored::StoredWeights;
@@ -27,13 +28,13 @@ use crate::description::{DecoderSpec, Model, ModelWarnings, WeightKind, WeightSl
 /// # Errors
 /// If the model is not supported, or its files are incomplete, damaged or contradict each other.
 pub fn load(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> {
-    let Description { config, family, mut spec, warnings } = read(source, overrides)?;
+    let Description { config, family, names, mut spec, warnings } = read(source, overrides)?;
     let checkpoint = Checkpoint::open(source)?;
     tied_head::resolve(&config, family, &checkpoint, &mut spec)?;
     let intended = config.dtype()?;
     let scheme = quantization::read(&config, source)?;
     let quantized = scheme.as_ref().map(Scheme::name);
-    let weights = StoredWeights::new(checkpoint, spec.clone(), &family.names, scheme)?;
+    let weights = StoredWeights::new(checkpoint, spec.clone(), names, scheme)?;
     let quantized = quantized.or(weights.has_blocks().then_some(ggml::NAME));
     let embedding = weights.parts(WeightSlot::Embedding)?;
     // The type of an embedding that is quantized is that of the activations.
@@ -84,11 +85,11 @@ pub struct MatrixNames {
 /// # Errors
 /// If the model is not supported.
 pub fn matrix_names(source: &Source) -> Result<MatrixNames, LoadError> {
-    let Description { family, spec, .. } = read(source, &Overrides::default())?;
+    let Description { names: stored, spec, .. } = read(source, &Overrides::default())?;
     let may_quantize =
         |slot: &WeightSlot| matches!(slot.info().kind, WeightKind::Matrix { may_quantize: true });
     let tensors = |slot| {
-        let pieces = family.names.pieces(&spec, slot).into_iter();
+        let pieces = stored.pieces(&spec, slot).into_iter();
         let mut names: Vec<String> = pieces.map(|piece| piece.tensor).collect();
         // Pieces of one tensor need not follow each other.
         names.sort();
@@ -96,7 +97,7 @@ pub fn matrix_names(source: &Source) -> Result<MatrixNames, LoadError> {
         names
     };
     // A quantized module has one matrix, so that a tensor with those of all experts stays as it is.
-    let is_module = |slot: &WeightSlot| family.names.pieces(&spec, *slot).iter().all(|p| p.shape.len() == 2);
+    let is_module = |slot: &WeightSlot| stored.pieces(&spec, *slot).iter().all(|p| p.shape.len() == 2);
     let mut layers: Vec<Vec<String>> = Vec::new();
     let mut listed = HashSet::new();
     for names in spec.slots().into_iter().filter(may_quantize).filter(is_module).map(tensors) {
@@ -106,7 +107,7 @@ pub fn matrix_names(source: &Source) -> Result<MatrixNames, LoadError> {
             layers.push(names);
         }
     }
-    let transposed = family.names.transposed;
+    let transposed = stored.transposed;
     Ok(MatrixNames { layers, embedding: tensors(WeightSlot::Embedding), transposed })
 }
 
@@ -116,7 +117,7 @@ pub fn matrix_names(source: &Source) -> Result<MatrixNames, LoadError> {
 /// # Errors
 /// If the model is not supported.
 pub fn vocabulary_tensors(source: &Source, exists: impl Fn(&str) -> bool) -> Result<Vec<String>, LoadError> {
-    let Description { family, spec, .. } = read(source, &Overrides::default())?;
+    let Description { names: stored, spec, .. } = read(source, &Overrides::default())?;
     let has_tokens = |slot: &WeightSlot| {
         matches!(
             slot,
@@ -124,9 +125,9 @@ pub fn vocabulary_tensors(source: &Source, exists: impl Fn(&str) -> bool) -> Res
         )
     };
     let slots = spec.slots().into_iter().filter(has_tokens);
-    let pieces = slots.flat_map(|slot| family.names.pieces(&spec, slot)).map(|piece| piece.tensor);
+    let pieces = slots.flat_map(|slot| stored.pieces(&spec, slot)).map(|piece| piece.tensor);
     // A head that is stored although it is tied is cut with the others.
-    let names = pieces.chain([family.names.head()]).map(|name| family.names.resolve(&name, &exists));
+    let names = pieces.chain([stored.head()]).map(|name| stored.resolve(&name, &exists));
     let mut names: Vec<String> = names.filter(|name| exists(name)).collect();
     names.sort();
     names.dedup();
@@ -137,6 +138,8 @@ pub fn vocabulary_tensors(source: &Source, exists: impl Fn(&str) -> bool) -> Res
 struct Description {
     config: Config,
     family: &'static Family,
+    /// The names of the family, with what a converter has changed.
+    names: Names,
     spec: DecoderSpec,
     /// A warning for each contradiction in the configuration.
     warnings: Vec<String>,
@@ -151,7 +154,8 @@ fn read(source: &Source, overrides: &Overrides) -> Result<Description, LoadError
     let mut spec = (family.spec)(&config)?;
     warnings.extend(spec.key_choice.map(|choice| choice.warning(&spec.model_type)));
     spec.head.is_absent |= !has_head;
-    Ok(Description { config, family, spec, warnings })
+    let names = family.names.converted(&config)?;
+    Ok(Description { config, family, names, spec, warnings })
 }
 
 /// Finds the family of the model in `source`.

@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use millrace_numbers::experts::ExpertRows;
 
+use super::config::Config;
+use super::error::ConfigError;
 use crate::description::{
     DecoderSpec, FeatureBlock, LayerSlot, RecurrentSlot, StoredTensors, WeightKind, WeightSlot,
 };
@@ -129,6 +131,18 @@ impl Piece {
 }
 
 impl Names {
+    /// Returns the names with the order in which a converter has stored the weights. The readers of
+    /// model files say so in an object of its own.
+    pub(super) fn converted(self, config: &Config) -> Result<Names, ConfigError> {
+        let Some(changes) = config.object("millrace")? else { return Ok(self) };
+        let (stacked, by_output) = (changes.flag("stacked_qkv", false)?, changes.flag("by_output", false)?);
+        Ok(Names {
+            grouped_qkv: self.grouped_qkv && !stacked,
+            transposed: self.transposed && !by_output,
+            ..self
+        })
+    }
+
     /// Returns the pieces that, stacked, are the weight for `slot`.
     pub(super) fn pieces(&self, spec: &DecoderSpec, slot: WeightSlot) -> Vec<Piece> {
         let mut pieces: Vec<Piece> = Vec::new();

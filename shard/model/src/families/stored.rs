@@ -22,7 +22,7 @@ const LONG_ROW: usize = 16 << 10;
 pub(super) struct StoredWeights {
     checkpoint: Checkpoint,
     spec: DecoderSpec,
-    names: &'static Names,
+    names: Names,
     /// The prefix of the names of this checkpoint's layers.
     layers: String,
     /// The meaning of quantized tensors, if there are any.
@@ -35,7 +35,7 @@ impl StoredWeights {
     pub(super) fn new(
         checkpoint: Checkpoint,
         spec: DecoderSpec,
-        names: &'static Names,
+        names: Names,
         scheme: Option<Scheme>,
     ) -> Result<Self, WeightError> {
         let mut weights = StoredWeights { checkpoint, spec, names, layers: names.layers.to_owned(), scheme };

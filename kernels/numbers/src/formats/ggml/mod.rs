@@ -10,7 +10,7 @@
 //! | `super_blocks` | integers with scales that are codes, for 256 columns |
 //! | `tables` | codes that index a table of 16 numbers |
 //! | `grids` | codes that stand for four or eight weights at once |
-//! | `ternary` | weights that are -1, 0 or 1, times a scale |
+//! | `ternary` | weights that are -1, 0 or 1, times a scale, also without 0 |
 //! | `k_quants` | `Q4_K` and `Q6_K`, which devices keep and weights are quantized to |
 //! | `rows` | rows of blocks without rounding, for devices |
 
@@ -137,6 +137,11 @@ block_types! {
     TQ1_0 = 34, "TQ1_0", SUPER_BLOCK, 54, ternary::decode_tq1_0;
     /// Codes of 2 bits as in `Q2_K`, then a scale.
     TQ2_0 = 35, "TQ2_0", SUPER_BLOCK, 66, ternary::decode_tq2_0;
+    /// `table[code] * scale` with e2m1 numbers: four scales of type e4m3, each for 16 columns, then
+    /// 8 bytes for each scale with the codes of columns `j` and `j + 8`.
+    NVFP4 = 40, "NVFP4", 64, 36, tables::decode_nvfp4;
+    /// `scale` where a bit is set, otherwise `-scale`: scale, bits from the lowest of each byte.
+    Q1_0 = 41, "Q1_0", 128, 18, ternary::decode_q1_0;
 }
 
 impl BlockType {

@@ -24,7 +24,7 @@ fn decode_signed(kind: BlockType, block: &[u8], out: &mut [f32]) {
 }
 
 pub(super) fn decode_q4_1(block: &[u8], out: &mut [f32]) {
-    decode_with_minimum(nibbles, block, out);
+    decode_with_minimum(|bytes, codes| nibbles(bytes, codes), block, out);
 }
 
 pub(super) fn decode_q5_1(block: &[u8], out: &mut [f32]) {

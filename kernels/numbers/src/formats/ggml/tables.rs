@@ -7,8 +7,11 @@ use super::{BlockType, SUPER_BLOCK};
 use crate::Result;
 use crate::codes::{CodeRow, CodeType, CodedWeights};
 
+/// Columns that share a scale of `NVFP4`.
+const NVFP4_SCALE_COLS: usize = 16;
+
 /// Twice the e2m1 numbers, which are integers.
-static MXFP4_VALUES: [f32; 16] =
+static E2M1_VALUES: [f32; 16] =
     [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0];
 
 pub(super) fn decode_iq4_nl(block: &[u8], out: &mut [f32]) {
@@ -23,11 +26,15 @@ pub(super) fn decode_mxfp4(block: &[u8], out: &mut [f32]) {
     decode(BlockType::MXFP4, block, out);
 }
 
+pub(super) fn decode_nvfp4(block: &[u8], out: &mut [f32]) {
+    decode(BlockType::NVFP4, block, out);
+}
+
 fn decode(kind: BlockType, block: &[u8], out: &mut [f32]) {
     let mut codes = [0; SUPER_BLOCK];
-    let codes = &mut codes[..out.len()];
+    let (codes, cols) = (&mut codes[..out.len()], kind.scale_cols());
     kind.table_codes(block, codes);
-    for (part, (out, codes)) in out.chunks_mut(SMALL_BLOCK).zip(codes.chunks(SMALL_BLOCK)).enumerate() {
+    for (part, (out, codes)) in out.chunks_mut(cols).zip(codes.chunks(cols)).enumerate() {
         let scale = kind.table_scale(block, part);
         for (out, code) in out.iter_mut().zip(codes) {
             *out = kind.values()[usize::from(*code)] * scale;
@@ -38,24 +45,41 @@ fn decode(kind: BlockType, block: &[u8], out: &mut [f32]) {
 impl BlockType {
     /// Returns whether the codes of these blocks index a table.
     pub(crate) const fn has_table(self) -> bool {
-        matches!(self, BlockType::IQ4_NL | BlockType::IQ4_XS | BlockType::MXFP4)
+        matches!(self, BlockType::IQ4_NL | BlockType::IQ4_XS | BlockType::MXFP4 | BlockType::NVFP4)
+    }
+
+    /// Returns the columns that share a scale in a block of a type with a table.
+    const fn scale_cols(self) -> usize {
+        match self {
+            BlockType::NVFP4 => NVFP4_SCALE_COLS,
+            _ => SMALL_BLOCK,
+        }
     }
 
     /// Writes the codes of a block of a type with a table.
     fn table_codes(self, block: &[u8], codes: &mut [u8]) {
         let bytes = match self {
+            BlockType::NVFP4 => {
+                let parts = block[4..].chunks_exact(NVFP4_SCALE_COLS / 2);
+                for (bytes, codes) in parts.zip(codes.chunks_exact_mut(NVFP4_SCALE_COLS)) {
+                    nibbles(bytes, codes);
+                }
+                return;
+            }
             BlockType::IQ4_XS => &block[8..],
             BlockType::MXFP4 => &block[1..],
             _ => &block[2..],
         };
-        for (bytes, codes) in bytes.as_chunks::<16>().0.iter().zip(codes.as_chunks_mut().0) {
+        for (bytes, codes) in bytes.as_chunks::<16>().0.iter().zip(codes.chunks_exact_mut(SMALL_BLOCK)) {
             nibbles(bytes, codes);
         }
     }
 
-    /// Returns the scale of 32 columns of a block of a type with a table.
+    /// Returns the scale of part `part` of a block of a type with a table. A part has
+    /// [`scale_cols`](Self::scale_cols) columns.
     fn table_scale(self, block: &[u8], part: usize) -> f32 {
         match self {
+            BlockType::NVFP4 => half_e4m3(block[part]),
             BlockType::MXFP4 => half_power_of_two(block[0]),
             BlockType::IQ4_XS => {
                 let high = u16::from_le_bytes([block[2], block[3]]);
@@ -78,7 +102,7 @@ impl CodedWeights for BlockType {
     }
 
     fn values(&self) -> &[f32] {
-        if *self == BlockType::MXFP4 { &MXFP4_VALUES } else { &IQ4_VALUES }
+        if matches!(self, BlockType::MXFP4 | BlockType::NVFP4) { &E2M1_VALUES } else { &IQ4_VALUES }
     }
 
     fn read_codes(&self, row: CodeRow<'_>, cols: Range<usize>, out: &mut [u8]) {
@@ -95,13 +119,14 @@ impl CodedWeights for BlockType {
     }
 
     fn block(&self, row: CodeRow<'_>, col: usize) -> (f32, usize) {
-        let part = col % self.cols() / SMALL_BLOCK;
+        let cols = self.scale_cols();
+        let part = col % self.cols() / cols;
         let scale = self.table_scale(self.block_of(row, col / self.cols()), part);
-        (scale, (col / SMALL_BLOCK + 1) * SMALL_BLOCK)
+        (scale, (col / cols + 1) * cols)
     }
 
     fn has_groups_of(&self, group: usize, _stored: usize, cols: &Range<usize>) -> bool {
-        SMALL_BLOCK.is_multiple_of(group) && cols.start.is_multiple_of(group)
+        self.scale_cols().is_multiple_of(group) && cols.start.is_multiple_of(group)
     }
 }
 
@@ -112,5 +137,16 @@ pub(super) fn half_power_of_two(exponent: u8) -> f32 {
         0 | 1 => f32::from_bits(1 << (21 + exponent)),
         255 => f32::NAN,
         exponent => f32::from_bits((u32::from(exponent) - 1) << 23),
+    }
+}
+
+/// Returns half of an e4m3 number without a sign. The number whose bits are all set is 0, as in
+/// llama.cpp; the highest bit is ignored otherwise.
+pub(super) fn half_e4m3(bits: u8) -> f32 {
+    let (exponent, mantissa) = (u32::from(bits >> 3 & 15), f32::from(bits & 7));
+    match exponent {
+        _ if bits == 0x7f => 0.0,
+        0 => mantissa * (-10f32).exp2(),
+        _ => (1.0 + mantissa / 8.0) * f32::from_bits((exponent + 119) << 23),
     }
 }

@@ -1,6 +1,6 @@
-//! The block types whose weights are -1, 0 or 1, times one scale for 256 columns.
+//! The block types whose weights are -1, 0 or 1, times one scale.
 //!
-//! Each decoder writes the weights of one block to `out` `[256]`.
+//! Each decoder writes the weights of one block to `out`: 256, or 128 of `Q1_0`.
 
 use super::super_blocks::two_bits;
 use super::words::half_at;
@@ -31,6 +31,14 @@ pub(super) fn decode_tq2_0(block: &[u8], out: &mut [f32]) {
     let scale = half_at(block, 64);
     for (col, out) in out.iter_mut().enumerate() {
         *out = (f32::from(two_bits(&block[..64], col)) - 1.0) * scale;
+    }
+}
+
+/// Decodes a scale, and a bit for the sign of each column.
+pub(super) fn decode_q1_0(block: &[u8], out: &mut [f32]) {
+    let scale = half_at(block, 0);
+    for (col, out) in out.iter_mut().enumerate() {
+        *out = if block[2 + col / 8] >> (col % 8) & 1 == 1 { scale } else { -scale };
     }
 }
 

@@ -22,9 +22,10 @@ pub(super) fn u32_at(block: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
 }
 
-/// Writes the codes in the lower halves of 16 bytes, then those in the upper halves.
-pub(super) fn nibbles(bytes: &[u8], codes: &mut [u8; SMALL_BLOCK]) {
-    let (low, high) = codes.split_at_mut(SMALL_BLOCK / 2);
+/// Writes the codes in the lower halves of bytes, then those in the upper halves. There are twice
+/// as many codes as bytes.
+pub(super) fn nibbles(bytes: &[u8], codes: &mut [u8]) {
+    let (low, high) = codes.split_at_mut(bytes.len());
     for ((byte, low), high) in bytes.iter().zip(low).zip(high) {
         (*low, *high) = (byte & 15, byte >> 4);
     }

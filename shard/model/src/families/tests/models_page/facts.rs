@@ -14,6 +14,7 @@ pub(in crate::families::tests) struct Fact {
 }
 
 const GOLDEN: &str = "shard/tests/suite/golden.rs";
+const ENCODERS: &str = "shard/tests/suite/encoders.rs";
 const QUANTIZED: &str = "shard/tests/suite/quantized.rs";
 const MODEL_FORMATS: &str = "integration-tests/tests/server/model_formats.rs";
 const FILES_AGAIN: &str = "shard/convert/tests/suite/files.rs";
@@ -52,6 +53,7 @@ pub(in crate::families::tests) const FILES: &[Fact] = &[
         families: "as the table of families says",
         tests: &[
             (GOLDEN, "gguf_files_give_the_logits_of_transformers"),
+            (ENCODERS, "gguf_files_give_the_states_of_transformers"),
             (CONVERT, "converted_models_give_what_the_model_gives"),
             (MODEL_FORMATS, "gguf_files_give_what_their_weights_give_as_safetensors"),
         ],

@@ -51,15 +51,21 @@ fn cases() -> BTreeMap<&'static str, Vec<Case>> {
 }
 
 /// Returns the families of the GGUF files beside the golden checkpoints, with the names of the
-/// files.
+/// files. A file may be read as another family than its checkpoint is: RoBERTa as BERT.
 fn gguf_cases() -> BTreeMap<&'static str, Vec<String>> {
     let mut cases: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    let Ok(folder) = fs::read_dir(root().join("integration-tests/golden-gguf")) else { return cases };
-    for path in folder.map(|entry| entry.unwrap().path()) {
-        if path.extension().is_some_and(|end| end == "gguf") {
-            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-            let family = find_family(&Source::File(path)).unwrap().model_type;
-            cases.entry(family).or_default().push(name);
+    for (files, checkpoints) in [("golden-gguf", "golden"), ("golden-gguf/encoders", "golden-encoders")] {
+        let [files, checkpoints] =
+            [files, checkpoints].map(|folder| root().join("integration-tests").join(folder));
+        let Ok(files) = fs::read_dir(files) else { continue };
+        for path in files.map(|entry| entry.unwrap().path()) {
+            if path.extension().is_some_and(|end| end == "gguf") {
+                let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+                let sources = [Source::File(path), Source::Directory(checkpoints.join(&name))];
+                let families: BTreeSet<&str> =
+                    sources.iter().map(|source| find_family(source).unwrap().model_type).collect();
+                families.into_iter().for_each(|family| cases.entry(family).or_default().push(name.clone()));
+            }
         }
     }
     cases.values_mut().for_each(|names| names.sort());

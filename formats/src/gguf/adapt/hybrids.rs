@@ -1,14 +1,16 @@
 //! Adds the keys of models with recurrent layers to a configuration.
 
-use super::adapt::{self, Config};
-use super::model::{KvHeads, Model};
-use super::value::Value as FileValue;
+use super::super::model::{KvHeads, Model};
+use super::super::value::Value as FileValue;
+use super::dense;
+use super::experts::sigmoid_experts;
+use super::keys::{self, Config};
 use crate::error::Error;
 
 /// The name of layers with attention in `layer_types`.
 const ATTENTION: &str = "full_attention";
 
-pub(super) fn lfm2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+pub(in super::super) fn lfm2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     config.insert("layer_types".into(), attention_layers(model, "conv")?.into());
     config.insert("conv_L_cache".into(), model.count("shortconv.l_cache")?.into());
     // The width of the file is the adjusted one.
@@ -19,11 +21,11 @@ pub(super) fn lfm2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> 
 
 /// Adds the experts of LFM2. Their weights are normalized and not scaled, which the file does not
 /// say.
-pub(super) fn lfm2_moe(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+pub(in super::super) fn lfm2_moe(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     lfm2(model, config)?;
-    adapt::insist_on_gating(model, adapt::SIGMOID)?;
-    adapt::copy_counts(model, config, &adapt::QWEN_EXPERTS)?;
-    adapt::copy_counts(model, config, &[("leading_dense_block_count", "num_dense_layers")])?;
+    keys::insist_on_gating(model, keys::SIGMOID)?;
+    keys::copy_counts(model, config, &keys::QWEN_EXPERTS)?;
+    keys::copy_counts(model, config, &[("leading_dense_block_count", "num_dense_layers")])?;
     config.insert("use_expert_bias".into(), model.is_in_a_layer("exp_probs_b.bias").into());
     Ok(())
 }
@@ -33,27 +35,27 @@ fn attention_layers(model: &Model<'_>, other: &'static str) -> Result<Vec<&'stat
     const KV_HEADS: &str = "attention.head_count_kv";
     let counts = model.header.array(&model.key(KV_HEADS), |array, key| array.counts(key))?;
     let counts = counts.ok_or_else(|| model.missing(KV_HEADS))?;
-    adapt::check_count(model, KV_HEADS, counts.len())?;
+    keys::check_count(model, KV_HEADS, counts.len())?;
     Ok(counts.into_iter().map(|heads| if heads == 0 { other } else { ATTENTION }).collect())
 }
 
 /// Adds the gated delta nets of Qwen3-Next and Qwen3.5, and their experts.
-pub(super) fn delta_net(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+pub(in super::super) fn delta_net(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     let keys = [
         ("ssm.conv_kernel", "linear_conv_kernel_dim"),
         ("ssm.state_size", "linear_key_head_dim"),
         ("ssm.group_count", "linear_num_key_heads"),
         ("ssm.time_step_rank", "linear_num_value_heads"),
     ];
-    adapt::copy_counts(model, config, &keys)?;
+    keys::copy_counts(model, config, &keys)?;
     let heads = model.count("ssm.time_step_rank")?;
     config.insert("linear_value_head_dim".into(), share_of_width(model, heads)?.into());
     config.insert("layer_types".into(), delta_layers(model)?.into());
     if model.has_experts()? {
-        adapt::insist_on_gating(model, adapt::SOFTMAX)?;
-        adapt::copy_counts(model, config, &adapt::QWEN_EXPERTS)?;
+        keys::insist_on_gating(model, keys::SOFTMAX)?;
+        keys::copy_counts(model, config, &keys::QWEN_EXPERTS)?;
         let shared = [("expert_shared_feed_forward_length", "shared_expert_intermediate_size")];
-        adapt::copy_counts(model, config, &shared)?;
+        keys::copy_counts(model, config, &shared)?;
         config.insert("norm_topk_prob".into(), true.into());
     }
     Ok(())
@@ -69,7 +71,7 @@ fn delta_layers(model: &Model<'_>) -> Result<Vec<&'static str>, Error> {
     let key = model.key(RECURRENT);
     if let Some(FileValue::Array(_)) = model.header.value(&key) {
         let kinds = model.header.array(&key, |array, key| array.truths(key))?.unwrap_or_default();
-        adapt::check_count(model, RECURRENT, kinds.len())?;
+        keys::check_count(model, RECURRENT, kinds.len())?;
         return Ok((0..layers).zip(kinds).map(|(_, is_recurrent)| name(is_recurrent)).collect());
     }
     let every = model.header.count(&model.key(INTERVAL))?.unwrap_or(4);
@@ -97,13 +99,13 @@ fn mamba(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
         ("ssm.group_count", "mamba_n_groups"),
         ("ssm.time_step_rank", "mamba_n_heads"),
     ];
-    adapt::copy_counts(model, config, &keys)?;
+    keys::copy_counts(model, config, &keys)?;
     config.insert("mamba_conv_bias".into(), model.has_bias("ssm_conv1d").into());
     Ok(())
 }
 
-pub(super) fn granite(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
-    adapt::granite(model, config)?;
+pub(in super::super) fn granite(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    dense::granite(model, config)?;
     mamba(model, config)?;
     let hidden = model.count("embedding_length")?;
     config.insert("mamba_expand".into(), share_of_width(model, hidden)?.into());
@@ -117,7 +119,7 @@ pub(super) fn granite(model: &Model<'_>, config: &mut Config) -> Result<(), Erro
             ("expert_used_count", "num_experts_per_tok"),
             ("expert_shared_feed_forward_length", "shared_intermediate_size"),
         ];
-        adapt::copy_counts(model, config, &keys)
+        keys::copy_counts(model, config, &keys)
     } else {
         config.insert("num_local_experts".into(), 0.into());
         let width = model.mlp_width(KvHeads::SomeLayers)?;
@@ -127,7 +129,7 @@ pub(super) fn granite(model: &Model<'_>, config: &mut Config) -> Result<(), Erro
 }
 
 /// Adds the Mamba-2 layers of Falcon-H1. The converter multiplies the matrices by all factors.
-pub(super) fn falcon_h1(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+pub(in super::super) fn falcon_h1(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     mamba(model, config)?;
     let heads = model.count("ssm.time_step_rank")?;
     config.insert("mamba_d_head".into(), share_of_width(model, heads)?.into());
@@ -136,11 +138,31 @@ pub(super) fn falcon_h1(model: &Model<'_>, config: &mut Config) -> Result<(), Er
     // The file does not say so, and llama.cpp computes no other order.
     config.insert("mamba_norm_before_gate".into(), false.into());
     let keys = [("attn_q", "attention_bias"), ("ffn_up", "mlp_bias"), ("ssm_out", "projectors_bias")];
-    adapt::biases(model, config, &keys);
+    keys::biases(model, config, &keys);
     Ok(())
 }
 
-pub(super) fn nemotron_h(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+/// Adds the sizes of a Mamba-2. It has no attention, and the file has zeros for its sizes.
+pub(in super::super) fn mamba2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    for key in ["num_attention_heads", "num_key_value_heads", "intermediate_size", "rope_theta"] {
+        config.remove(key);
+    }
+    let keys = [
+        ("ssm.conv_kernel", "conv_kernel"),
+        ("ssm.state_size", "state_size"),
+        ("ssm.group_count", "n_groups"),
+        ("ssm.time_step_rank", "num_heads"),
+    ];
+    keys::copy_counts(model, config, &keys)?;
+    let heads = model.count("ssm.time_step_rank")?;
+    config.insert("head_dim".into(), share_of_width(model, heads)?.into());
+    let hidden = model.count("embedding_length")?;
+    config.insert("expand".into(), share_of_width(model, hidden)?.into());
+    keys::biases(model, config, &[("ssm_conv1d", "use_conv_bias"), ("ssm_in", "use_bias")]);
+    Ok(())
+}
+
+pub(in super::super) fn nemotron_h(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     const LATENT: &str = "moe_latent_size";
     let keys = [
         ("ssm.conv_kernel", "conv_kernel"),
@@ -148,10 +170,10 @@ pub(super) fn nemotron_h(model: &Model<'_>, config: &mut Config) -> Result<(), E
         ("ssm.group_count", "n_groups"),
         ("ssm.time_step_rank", "mamba_num_heads"),
     ];
-    adapt::copy_counts(model, config, &keys)?;
+    keys::copy_counts(model, config, &keys)?;
     let heads = model.count("ssm.time_step_rank")?;
     config.insert("mamba_head_dim".into(), share_of_width(model, heads)?.into());
-    adapt::biases(model, config, &[("ssm_conv1d", "use_conv_bias"), ("ffn_up", "mlp_bias")]);
+    keys::biases(model, config, &[("ssm_conv1d", "use_conv_bias"), ("ffn_up", "mlp_bias")]);
     let branch = |layer: u64| {
         let has = |name: &str| model.has(&format!("blk.{layer}.{name}.weight"));
         match () {
@@ -170,6 +192,6 @@ pub(super) fn nemotron_h(model: &Model<'_>, config: &mut Config) -> Result<(), E
         return Err(model.fault(LATENT, reason.to_owned()));
     }
     let shared = [("expert_shared_feed_forward_length", "moe_shared_expert_intermediate_size")];
-    adapt::copy_counts(model, config, &shared)?;
-    adapt::sigmoid_experts(model, config)
+    keys::copy_counts(model, config, &shared)?;
+    sigmoid_experts(model, config)
 }

@@ -1,0 +1,41 @@
+"""What is different in GGUF files of Apertus, MiniCPM3 and models with LongRoPE.
+
+Numbers that a layer has in tensors of their own may be arrays in the file, and a file may have the
+divisors of frequencies.
+"""
+
+import math
+
+import numpy as np
+
+XIELU = ("alpha_p", "alpha_n", "beta", "eps")
+
+
+def add_xielu(writer, stored, layers):
+    """The numbers of the activation function of each layer, which the file has in arrays."""
+    for part in XIELU:
+        numbers = [float(stored[f"model.layers.{layer}.mlp.act_fn.{part}"].reshape(-1)[0]) for layer in range(layers)]
+        getattr(writer, f"add_xielu_{part}")(numbers)
+
+
+def add_long_rope(writer, rope, architecture):
+    """The divisors of short and of long texts."""
+    for kind in ("long", "short"):
+        writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], "<f4"))
+    if architecture == "minicpm3":
+        return
+    original = rope["original_max_position_embeddings"]
+    writer.add_rope_scaling_orig_ctx_len(original)
+    factor = rope["longest"] / original
+    attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    writer.add_rope_scaling_attn_factors(rope.get("short_mscale", attention))
+
+
+def add_llama3(writer, rope, head):
+    """The divisors of Llama 3.1: 1 for short waves, the factor for long ones, and a transition."""
+    low, high, divisors = rope["low_freq_factor"], rope["high_freq_factor"], []
+    for pair in range(head // 2):
+        waves = rope["original_max_position_embeddings"] / (2 * math.pi * rope["rope_theta"] ** (2 * pair / head))
+        share = min(max((waves - low) / (high - low), 0.0), 1.0)
+        divisors.append(1 / ((1 - share) / rope["factor"] + share))
+    writer.add_tensor("rope_freqs.weight", np.array(divisors, "<f4"))
