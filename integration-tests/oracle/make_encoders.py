@@ -84,6 +84,11 @@ CASES = {
     "xlm_roberta_padding": ("XLMRobertaModel", dict(ROBERTA, pad_token_id=3), (40, 6), [dict(pad_token_id=1)]),
     "xlm_roberta_scores": ("XLMRobertaForSequenceClassification", dict(ROBERTA, num_labels=1), (20, 7),
                            [dict(hidden_act="relu")]),
+    "xlm_roberta_classes": ("XLMRobertaForSequenceClassification",
+                            dict(ROBERTA, num_hidden_layers=1, id2label={0: "no", 1: "yes", 2: "perhaps"}), (20, 7),
+                            [dict(hidden_act="relu")]),
+    "bert_classes": ("BertForSequenceClassification", dict(SIZES, num_hidden_layers=1, num_labels=2), (20, 7),
+                     [dict(hidden_act="relu")]),
     "gemma3_both_ways": ("Gemma3TextModel", GEMMA, (48, 17, 1),
                          [dict(use_bidirectional_attention=False), dict(sliding_window=6), dict(sliding_window=10),
                           dict(layer_types=[SLIDING, FULL, FULL]), dict(query_pre_attn_scalar=9),
@@ -101,6 +106,8 @@ CASES = {
                       [dict(local_attention=10), dict(global_attn_every_n_layers=3), dict(global_rope_theta=1e4)]),
     "modernbert_scores": ("ModernBertForSequenceClassification", dict(MODERN, num_labels=1), (20, 7),
                           [dict(local_attention=6)]),
+    "modernbert_classes": ("ModernBertForSequenceClassification", dict(MODERN, num_hidden_layers=2, num_labels=4),
+                           (20, 7), [dict(local_attention=6)]),
     "modernbert_scores_mean": ("ModernBertForSequenceClassification",
                                dict(MODERN_BIASES, num_labels=1, classifier_pooling="mean", classifier_bias=True),
                                (20, 7), [dict(local_attention=4)]),
@@ -169,19 +176,25 @@ def write(name: str, out: Path) -> None:
         keys = json.loads(path.read_text())
         path.write_text(json.dumps({key: keys[key] for key in keys if key not in removed} | written, indent=2))
     again = model_class.from_pretrained(folder).eval()
-    golden, pairs = {}, []
+    golden, pairs, classes = {}, [], []
     if hasattr(again, "classifier"):
         write_tokenizer(folder, config["vocab_size"])
     for index, length in enumerate(lengths):
         # Padding tokens have positions of their own in RoBERTa, so texts have none.
         ids = torch.randint(4, config["vocab_size"], (length,), dtype=torch.int32)
         golden[f"ids.{index}"], golden[f"states.{index}"] = ids, states(again, ids).contiguous()
-        if hasattr(again, "classifier"):
+        words = " ".join(f"w{i}" for i in ids.tolist())
+        if hasattr(again, "classifier") and again.config.num_labels > 1:
+            classes.append(classified(again, words, [0, *ids.tolist(), 2]))
+            # BERT has a type of its own for the second text, which the server does not know.
+            if kind != "BertForSequenceClassification":
+                classes.append(classified(again, ["w5 w6", words], [0, 5, 6, 2, 2, *ids.tolist(), 2]))
+        elif hasattr(again, "classifier"):
             # <s> w5 w6 </s> </s> the text </s>
             pair = torch.tensor([0, 5, 6, 2, 2, *ids.tolist(), 2])
             with torch.no_grad():
                 output = again(pair[None]).logits[0, 0].item()
-            pairs.append(dict(query="w5 w6", text=" ".join(f"w{i}" for i in ids.tolist()), output=output))
+            pairs.append(dict(query="w5 w6", text=words, output=output))
     least = min(
         (states(changed(model_class, folder, mutant), golden["ids.0"]) - golden["states.0"]).abs().max().item()
         for mutant in mutants
@@ -192,10 +205,19 @@ def write(name: str, out: Path) -> None:
         (folder / "config.json").write_text(json.dumps(OWN_CONFIGS[name], indent=2))
     if pairs:
         (folder / "pairs.json").write_text(json.dumps(pairs))
+    if classes:
+        (folder / "classes.json").write_text(json.dumps(classes))
     for path in folder.iterdir():
         path.chmod(0o644)
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{name:28} {size:7} bytes  least seen {least:.1e}", flush=True)
+
+
+def classified(model: torch.nn.Module, inputs: str | list[str], ids: list[int]) -> dict:
+    with torch.no_grad():
+        logits = model(torch.tensor(ids)[None]).logits[0]
+    names = [model.config.id2label[index] for index in range(len(logits))]
+    return dict(inputs=inputs, names=names, logits=logits.tolist(), shares=logits.softmax(0).tolist())
 
 
 def write_tokenizer(folder: Path, size: int) -> None:

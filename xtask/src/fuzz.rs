@@ -8,8 +8,19 @@ use std::process::Command;
 
 use crate::cargo::{cargo_path, cargo_with};
 
-const TARGETS: &[&str] =
-    &["bodies", "grammars", "model_files", "pytorch", "templates", "tokenizers", "vocabularies"];
+const TARGETS: &[&str] = &[
+    "bodies",
+    "embedders",
+    "grammars",
+    "model_files",
+    "models",
+    "pytorch",
+    "safetensors",
+    "templates",
+    "text_files",
+    "tokenizers",
+    "vocabularies",
+];
 
 /// Compiler flags that count the edges reached and report comparisons to libFuzzer.
 const INSTRUMENTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \

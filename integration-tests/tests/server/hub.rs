@@ -88,6 +88,21 @@ fn a_model_is_downloaded_once_and_without_files_that_nobody_reads() {
 }
 
 #[test]
+fn a_model_is_planned_before_its_weights_are_downloaded() {
+    let (hub, folder) = (FakeHub::with_demo_model(), folder());
+    // The second time, the small files are in the cache.
+    for _ in 0..2 {
+        let output = hub.millrace(folder.path(), &["inspect", "org/tiny"]).output().unwrap();
+        assert!(output.status.success(), "{}", log(&output));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains("no weights here") && text.contains("Memory for weights"), "{text}");
+    }
+    assert!(hub.downloads_of(WEIGHTS).is_empty(), "the weights were downloaded");
+    let output = hub.millrace(folder.path(), &["inspect", "org/none"]).output().unwrap();
+    assert!(!output.status.success() && log(&output).contains("org/none"), "{}", log(&output));
+}
+
+#[test]
 fn the_token_is_for_the_hub_alone_and_is_never_printed() {
     let token = "hf_a-secret-for-this-test";
     for variable in ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"] {

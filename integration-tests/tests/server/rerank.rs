@@ -70,6 +70,35 @@ fn check_scores(name: &str) {
 }
 
 #[test]
+fn classes_are_those_of_transformers() {
+    for name in ["bert_classes", "xlm_roberta_classes", "modernbert_classes"] {
+        let cases = std::fs::read(folder(name).join("classes.json")).unwrap();
+        let cases: Vec<Value> = serde_json::from_slice(&cases).unwrap();
+        let server = start(name, &[]);
+        for case in &cases {
+            for (raw_scores, key) in [(true, "logits"), (false, "shares")] {
+                let body = json!({"inputs": case["inputs"], "raw_scores": raw_scores});
+                let answer = post(&server.url("/predict"), &body);
+                assert_eq!(answer.status, 200, "{name}: {}", answer.body);
+                let classes = answer.body.as_array().unwrap();
+                let sorted = classes.is_sorted_by(|a, b| a["score"].as_f64() >= b["score"].as_f64());
+                assert!(sorted && classes.len() == case["names"].as_array().unwrap().len(), "{classes:?}");
+                for class in classes {
+                    let place = case["names"].as_array().unwrap().iter().position(|n| *n == class["label"]);
+                    let expected = case[key][place.unwrap()].as_f64().unwrap();
+                    let error = (class["score"].as_f64().unwrap() - expected).abs();
+                    assert!(error < 1e-4 * (1.0 + expected.abs()), "{name}: {class} is not {expected}");
+                }
+            }
+        }
+        let pair = post(&server.url("/predict"), &json!({"inputs": ["w5", "w6"]}));
+        // BERT would need a type for the tokens of the second text. The tokenizer of this one has
+        // none.
+        assert_eq!(pair.status, 200, "{}", pair.body);
+    }
+}
+
+#[test]
 fn an_encoder_makes_vectors_and_no_tokens() {
     let server = start(SCORES, &["--max-batch-prefill-tokens", "20"]);
     let embed = |inputs: Value| post(&server.url("/embed"), &json!({"inputs": inputs}));

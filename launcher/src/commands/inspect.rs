@@ -1,11 +1,14 @@
 //! `millrace inspect`: the contents of a checkpoint, the memory it needs, and estimates for several
 //! devices.
 
+use std::path::Path;
+
 use anyhow::Result;
+use millrace_formats::Source;
 use millrace_model::estimate::{EstimateReport, LayerSplitEstimate, ShardEstimate, Workload};
 use millrace_model::inspect::Inspection;
 
-use crate::cli::{GPU_BATCH, GPU_PREFILL_TOKENS, InspectArgs, PlanArgs};
+use crate::cli::{GPU_BATCH, GPU_PREFILL_TOKENS, InspectArgs, LoadFormat, ModelArgs, PlanArgs};
 use crate::model;
 
 /// Prints the report.
@@ -13,8 +16,22 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     let dtype = args.model.dtype();
     let kv_format = args.model.kv_format();
     let quantize = args.model.quantize;
-    let mut report =
-        Inspection::new(&model::source(&args.model)?, dtype, quantize, kv_format, &args.model.overrides())?;
+    let mut model = args.model.clone();
+    let source = source(&mut model)?;
+    let overrides = model.overrides();
+    let plan_only = || Inspection::of_configuration(&source, dtype, quantize, kv_format, &overrides);
+    let mut report = match model.load_format {
+        LoadFormat::Dummy => plan_only()?,
+        LoadFormat::Auto => match Inspection::new(&source, dtype, quantize, kv_format, &overrides) {
+            // The cache may have the list of the files with weights, and not all of these files.
+            Err(error) if is_of_hub(&args.model) => {
+                let mut report = plan_only().map_err(|_| anyhow::anyhow!("{error}"))?;
+                report.warnings.push(format!("the weights are left out: {error}"));
+                report
+            }
+            report => report?,
+        },
+    };
     if !args.tensors {
         report.tensors.clear();
     }
@@ -33,6 +50,27 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
         print!("{plan}");
     }
     Ok(())
+}
+
+/// Returns whether the model is in the cache of the hub, and not in a folder or file of the user.
+fn is_of_hub(model: &ModelArgs) -> bool {
+    model.model_id != "demo" && !Path::new(&model.model_id).exists()
+}
+
+/// Returns the files of the model. Of a repository that is not in the cache, only the small files
+/// are downloaded: they suffice for a plan, and `model` says so then.
+fn source(model: &mut ModelArgs) -> Result<Source> {
+    let found = model::source(model);
+    if found.is_err() {
+        let format = std::mem::replace(&mut model.load_format, LoadFormat::Dummy);
+        let name = model.model_id.clone();
+        model::fetch(model)?;
+        if model.model_id != name {
+            return model::source(model);
+        }
+        model.load_format = format;
+    }
+    found
 }
 
 /// Splits the layers between a GPU and the CPU: for the batch and the prompts of the flags, or for

@@ -26,6 +26,12 @@ pub struct Assets {
     /// Whether `config.json` says that the model generates texts or classifies them, so that it is
     /// of use without vectors.
     pub has_head: bool,
+    /// The names of the classes of a classifier, from `id2label` of `config.json`. Empty if it has
+    /// none.
+    pub class_names: Vec<String>,
+    /// Whether the model has embeddings of several types of tokens, so that the texts of a pair
+    /// differ, as BERT does.
+    pub has_token_types: bool,
 }
 
 impl Assets {
@@ -76,8 +82,26 @@ impl Assets {
             embedding,
             hidden_size: hidden_size(&config),
             has_head: has_head(&config),
+            class_names: class_names(&config),
+            has_token_types: has_token_types(&config),
         })
     }
+}
+
+/// The most names of classes that are read. Shards refuse a classifier with fewer outputs than
+/// that.
+const MAX_CLASSES: usize = 1024;
+
+/// Returns the names of classes in the order of their numbers, up to the first number without one.
+fn class_names(config: &Value) -> Vec<String> {
+    let name = |class: usize| config.get("id2label")?.get(class.to_string())?.as_str().map(str::to_owned);
+    (0..MAX_CLASSES).map_while(name).collect()
+}
+
+/// Whether a model has embeddings of several types of tokens. BERT has two by default.
+fn has_token_types(config: &Value) -> bool {
+    let usual = u64::from(config.get("model_type").is_some_and(|name| name == "bert"));
+    config.get("type_vocab_size").and_then(Value::as_u64).unwrap_or(1 + usual) > 1
 }
 
 /// Returns the number of features of a state, if `config.json` has it under a usual name.

@@ -1,11 +1,13 @@
-//! The entry point for bodies of requests, which may not panic, hang, or lead to a server error.
-//! `cargo xtask fuzz` runs it with libFuzzer. The inputs in `fuzz/seeds` also run as normal tests.
+//! The entry points for bodies of requests, which may not panic, hang, or lead to a server error,
+//! and for the files of models of vectors. `cargo xtask fuzz` runs them with libFuzzer. The inputs
+//! in `fuzz/seeds` also run as normal tests.
 //! Other kinds of untrusted input have their entry points in `millrace-text` and
 //! `millrace-answers`.
 #![allow(clippy::unwrap_used, missing_docs, reason = "the targets search for panics")]
 
 pub mod cost;
 
+use std::borrow::Cow;
 use std::sync::OnceLock;
 
 use axum::Router;
@@ -15,6 +17,7 @@ use serde_json::Value;
 use tokio::runtime::Runtime;
 use tower_service::Service as _;
 
+use crate::embedding::{self, EmbeddingFiles, PoolingMode};
 use crate::http::{HttpConfig, router};
 use crate::service::{ModelInfo, RequestLimits, Service};
 use crate::test_support::{self, FakeEngine, Script};
@@ -80,6 +83,40 @@ pub fn bodies(data: &[u8]) {
     assert_no_server_error(app(), post(path, parts.next().unwrap_or_default().to_vec()));
 }
 
+/// The small files of a model of vectors.
+const EMBEDDING_FILES: [&str; 6] = [
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
+    "2_Dense/config.json",
+    "config.json",
+];
+
+/// Reads the files that describe a model of vectors. NUL bytes, which JSON cannot have, separate
+/// them, and the rest is `2_Dense/model.safetensors`. An empty file counts as absent.
+pub fn embedders(data: &[u8]) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut parts = data.splitn(EMBEDDING_FILES.len() + 1, |&byte| byte == 0);
+    let files: Vec<_> = EMBEDDING_FILES.into_iter().zip(&mut parts).collect();
+    if let Some(weights) = parts.next() {
+        std::fs::create_dir(folder.path().join("2_Dense")).unwrap();
+        std::fs::write(folder.path().join("2_Dense/model.safetensors"), weights).unwrap();
+    }
+    let find = |name: &str| files.iter().find(|(file, bytes)| *file == name && !bytes.is_empty());
+    let read = |name: &str| Ok(find(name).map(|(_, bytes)| Cow::Borrowed(*bytes)));
+    let config = find("config.json").and_then(|(_, bytes)| serde_json::from_slice(bytes).ok());
+    let config: Value = config.unwrap_or_default();
+    let read = embedding::read(Some(folder.path()), &read, &config, &config);
+    let EmbeddingFiles::Usable(model) = read else { return };
+    let Ok(pooling) = model.pooling(None, || PoolingMode::Mean) else { return };
+    for hidden in [8, 32] {
+        let Ok(features) = model.output_features(hidden, pooling.modes.len()) else { continue };
+        let vector = model.apply(vec![0.5; hidden * pooling.modes.len()]);
+        assert_eq!(vector.len(), features);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use millrace_text::test_support::{replay_seeds, seeds};
@@ -96,5 +133,10 @@ mod tests {
             let is_served = super::post_paths().iter().any(|path| *path == line);
             assert!(is_served, "{path}: the first line must be the path of a route, not {line:?}");
         }
+    }
+
+    #[test]
+    fn embedder_seeds_pass() {
+        replay_seeds("embedders", super::embedders);
     }
 }

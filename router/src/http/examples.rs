@@ -24,6 +24,12 @@ pub(super) fn example(path: &str) -> Option<Value> {
         "/rerank" => {
             json!({"query": "Who has a lantern?", "texts": ["A fox with a lantern", "A boat on a river"]})
         }
+        "/predict" => json!({"inputs": "A fox with a lantern", "raw_scores": false}),
+        "/similarity" => {
+            let inputs =
+                json!({"source_sentence": "A fox with a lantern", "sentences": ["A boat on a river"]});
+            json!({"inputs": inputs})
+        }
         "/v1/rerank" | "/v2/rerank" => {
             json!({"query": "Who has a lantern?", "documents": ["A fox with a lantern", "A boat on a river"]})
         }

@@ -65,7 +65,7 @@ pub fn router(service: Service, config: HttpConfig) -> Router {
     let app = App::new(service, config);
     let config = &app.config;
     let needs_key = !config.api_keys.is_empty();
-    let (routes, docs) = routes::described().split_for_parts();
+    let (routes, docs) = routes::described(&config.platform).split_for_parts();
     let mut routes = routes
         .merge(routes::chosen(&config.platform))
         .merge(web::api_docs::routes(&openapi::complete(docs, needs_key), !config.disable_ui));

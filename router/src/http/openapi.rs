@@ -6,6 +6,7 @@ use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder
 use utoipa::openapi::{Components, ContentBuilder, OpenApi, Ref, ResponseBuilder, SecurityRequirement};
 
 use super::api::Api;
+use super::app::PlatformRoutes;
 use super::{examples, routes};
 use crate::web;
 
@@ -26,7 +27,7 @@ const ERRORS: &[(u16, &str)] = &[
 
 /// Returns the description of the API as JSON, for a server that needs no key.
 pub fn openapi() -> String {
-    web::api_docs::to_json(&complete(routes::described().into_openapi(), false))
+    web::api_docs::to_json(&complete(routes::described(&PlatformRoutes::default()).into_openapi(), false))
 }
 
 /// Completes the description of all routes with the errors that they share. `needs_key` says

@@ -28,11 +28,11 @@ struct MillraceDocs;
 const PAGES: [&str; 3] = [api_docs::PAGE_PATH, api_docs::JSON_PATH, ui::PATH];
 
 /// Returns all routes with their descriptions, except for the pages and the paths that a platform
-/// has chosen.
-pub(super) fn described() -> OpenApiRouter<App> {
+/// has chosen with `platform`.
+pub(super) fn described(platform: &PlatformRoutes) -> OpenApiRouter<App> {
     OpenApiRouter::with_openapi(MillraceDocs::openapi())
         .merge(tgi::routes())
-        .merge(tei::routes())
+        .merge(tei::routes(platform.predict.as_deref()))
         .merge(openai::routes())
         .merge(anthropic::routes())
         .merge(models::routes())
@@ -56,8 +56,9 @@ pub(super) fn chosen(paths: &PlatformRoutes) -> Router<App> {
 
 /// Returns the paths of all described routes and of the pages, in axum's syntax.
 pub(super) fn paths() -> impl Iterator<Item = &'static str> {
-    static DESCRIBED: LazyLock<Vec<String>> =
-        LazyLock::new(|| described().into_openapi().paths.paths.into_keys().collect());
+    static DESCRIBED: LazyLock<Vec<String>> = LazyLock::new(|| {
+        described(&PlatformRoutes::default()).into_openapi().paths.paths.into_keys().collect()
+    });
     DESCRIBED.iter().map(String::as_str).chain(PAGES)
 }
 
@@ -84,7 +85,11 @@ impl PlatformRoutes {
             Some(path) => Err(RouteTaken(path)),
             None => Ok(None),
         };
-        let predict = checked(predict, |path| path == "/vertex")?;
+        // The platform needs the path that it has chosen more than clients of TEI need theirs.
+        let predict = match predict {
+            Some(path) if path == tei::PREDICT => Some(path),
+            predict => checked(predict, |path| path == "/vertex")?,
+        };
         let health = checked(health, |path| path == "/" || PROBE_PATHS.contains(&path))?;
         match (predict, health) {
             (Some(predict), Some(health)) if predict == health => Err(RouteTaken(health)),
@@ -128,6 +133,7 @@ mod tests {
         assert_eq!(new("/vertex/a", "/health/a"), Ok(routes(Some("/vertex/a"), Some("/health/a"))));
         let long = "/v1/endpoints/1/deployedModels/2:predict";
         assert_eq!(new(long, "/health"), Ok(routes(Some(long), None)));
+        assert!(PlatformRoutes::new(None, Some("/predict".into())).is_err());
         for wrong in [
             "",
             "predict",

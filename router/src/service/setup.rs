@@ -7,7 +7,7 @@ use millrace_answers::reasoning::{ReasoningFormat, ReasoningParser};
 use millrace_answers::tools::ToolFormat;
 use millrace_proto::Ready;
 use millrace_text::assets::AssetError;
-use millrace_text::{ChatTemplate, TemplateError, TextError, Tokenizer, end_tokens};
+use millrace_text::{ChatTemplate, PairAffixes, TemplateError, TextError, Tokenizer, end_tokens};
 
 use super::budget::AnswerBudget;
 use super::context::RequestContext;
@@ -55,6 +55,9 @@ pub(super) struct Inner {
     /// The format of the model's reasoning; `None` if it is not separated from the answer.
     pub(super) reasoning: Option<ReasoningFormat>,
     pub(super) embedding: Result<Arc<EmbeddingModel>, EmbeddingError>,
+    /// The names of the classes of the model's classifier, as far as its files have them.
+    pub(super) class_names: Vec<String>,
+    pub(super) has_token_types: bool,
     pub(super) limits: RequestLimits,
     pub(super) engine: Engine,
     pub(super) model: ModelInfo,
@@ -141,6 +144,8 @@ impl Service {
             tool_format,
             reasoning,
             embedding,
+            class_names: assets.class_names.clone(),
+            has_token_types: assets.has_token_types,
             limits,
             engine,
             model,
@@ -152,6 +157,28 @@ impl Service {
             turns,
             answers: AnswerBudget::default(),
         })))
+    }
+
+    /// Returns the name of a class of the model's classifier. A class without a name has the one
+    /// that transformers gives it.
+    pub fn class_name(&self, class: usize) -> String {
+        self.0.class_names.get(class).cloned().unwrap_or_else(|| format!("LABEL_{class}"))
+    }
+
+    /// Returns the tokens around a pair of texts.
+    ///
+    /// # Errors
+    /// If the tokenizer has no form for pairs, or the second text has another type of tokens than
+    /// the first one, which shards do not compute.
+    pub fn pair_affixes(&self) -> Result<&PairAffixes, ServiceError> {
+        let refusal = |reason: &str| Err(ServiceError::invalid("model", reason));
+        match self.0.tokenizer.pair_affixes() {
+            Some(pair) if pair.has_types() && self.0.has_token_types => refusal(
+                "the model cannot read pairs of texts: they have different token types, which are not supported",
+            ),
+            Some(pair) => Ok(pair),
+            None => refusal("the model cannot read pairs of texts: its tokenizer has no form for them"),
+        }
     }
 
     /// The model.

@@ -80,6 +80,36 @@ pub fn vocabularies(data: &[u8]) {
     }
 }
 
+/// The JSON files from which a tokenizer and its templates are made.
+const TEXT_FILES: [&str; 5] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "config.json",
+    "generation_config.json",
+    "chat_template.json",
+];
+
+/// Reads the JSON files that describe the text of a model, converts a text to tokens and back, and
+/// builds the chat template. NUL bytes, which JSON cannot have, separate the files. An empty file
+/// counts as absent.
+pub fn text_files(data: &[u8]) {
+    let files = data.splitn(TEXT_FILES.len(), |&byte| byte == 0);
+    let files: Vec<_> = TEXT_FILES.into_iter().zip(files).filter(|(_, bytes)| !bytes.is_empty()).collect();
+    let Ok(assets) = TextAssets::from_files(&files) else { return };
+    if let Some(template) = &assets.chat_template {
+        let (bos, eos) = (assets.bos_token.clone(), assets.eos_token.clone());
+        let _ = ChatTemplate::new(template, assets.tool_template.as_deref(), bos, eos, 1);
+    }
+    let Ok(tokenizer) = Tokenizer::new(&assets) else { return };
+    for text in ["", " a  b\n", "Ａé😀<s>▁12"] {
+        // A tokenizer may have no token for a character, and none for unknown ones.
+        let Ok(encoded) = tokenizer.encode_now(text, SpecialTokens::Add) else { continue };
+        let mut detokenizer = tokenizer.detokenizer(false, false);
+        encoded.ids.iter().for_each(|&id| drop(detokenizer.push(id)));
+        drop(detokenizer.finish());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use crate::test_support::replay_seeds;
@@ -97,5 +127,10 @@ mod tests {
     #[test]
     fn vocabulary_seeds_pass() {
         replay_seeds("vocabularies", super::vocabularies);
+    }
+
+    #[test]
+    fn text_file_seeds_pass() {
+        replay_seeds("text_files", super::text_files);
     }
 }

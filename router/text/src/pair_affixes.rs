@@ -8,6 +8,7 @@ pub struct PairAffixes {
     before: Vec<u32>,
     between: Vec<u32>,
     after: Vec<u32>,
+    has_types: bool,
 }
 
 impl PairAffixes {
@@ -16,7 +17,9 @@ impl PairAffixes {
     pub(super) fn of(library: &Library) -> Option<PairAffixes> {
         let ids = |text, add| Some(library.encode(text, add).ok()?.get_ids().to_vec());
         let (first, second) = (ids("a", false)?, ids("b", false)?);
-        let whole = library.encode(("a", "b"), true).ok()?.get_ids().to_vec();
+        let whole = library.encode(("a", "b"), true).ok()?;
+        let has_types = whole.get_type_ids().iter().any(|&kind| kind != 0);
+        let whole = whole.get_ids().to_vec();
         let find = |from: usize, part: &[u32]| {
             let last = whole.len().checked_sub(part.len())?;
             (from..=last).find(|&at| whole[at..].starts_with(part))
@@ -28,6 +31,7 @@ impl PairAffixes {
             before: whole[..begin].to_vec(),
             between: whole[middle..second_at].to_vec(),
             after: whole[second_at + second.len()..].to_vec(),
+            has_types,
         };
         (!affixes.between.is_empty()).then_some(affixes)
     }
@@ -35,6 +39,11 @@ impl PairAffixes {
     /// Returns the number of tokens around the texts.
     pub fn len(&self) -> usize {
         self.before.len() + self.between.len() + self.after.len()
+    }
+
+    /// Returns whether the tokens of the second text have another type than those of the first one.
+    pub fn has_types(&self) -> bool {
+        self.has_types
     }
 
     /// Returns whether there are no tokens around the texts.

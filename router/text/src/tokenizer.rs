@@ -325,9 +325,11 @@ fn load(assets: &TextAssets) -> Result<BuiltTokenizer, TextError> {
     match &assets.tokenizer {
         TokenizerSource::Json(json) => {
             let wrong = |error: serde_json::Error| TextError::Tokenizer(error.to_string());
+            // The library panics if a decoder is not valid JSON, so the whole file is read first.
+            let mut file: serde_json::Value = serde_json::from_slice(json).map_err(wrong)?;
             let library: Library = serde_json::from_slice(json).map_err(wrong)?;
             library.get_normalizer().map_or(Ok(()), TextNormalizer::check)?;
-            let mut file: serde_json::Value = serde_json::from_slice(json).map_err(wrong)?;
+            check_templates(&file["post_processor"])?;
             let decoder = file.get_mut("decoder").map(serde_json::Value::take).unwrap_or_default();
             Ok(BuiltTokenizer { library, decoder, markers: HashSet::new() })
         }
@@ -344,6 +346,27 @@ fn load(assets: &TextAssets) -> Result<BuiltTokenizer, TextError> {
             };
             build(vocabulary, &is_marker)
         }
+    }
+}
+
+/// Checks that templates of the post-processor use no special token that they do not list. The
+/// library panics when it looks for such a token.
+///
+/// # Errors
+/// The name of the first one.
+fn check_templates(step: &serde_json::Value) -> Result<(), TextError> {
+    // A sequence of steps is a list in an object.
+    let lists = step.as_object().into_iter().flatten().filter_map(|(_, value)| value.as_array());
+    lists.flatten().try_for_each(check_templates)?;
+    let pieces = ["single", "pair"].map(|form| step[form].as_array().into_iter().flatten());
+    let used = pieces.into_iter().flatten().filter_map(|piece| piece["SpecialToken"]["id"].as_str());
+    match used.into_iter().find(|id| step["special_tokens"].get(id).is_none()) {
+        Some(id) => {
+            let reason =
+                format!("the post_processor uses the token {id:?}, which its special_tokens do not have");
+            Err(TextError::Tokenizer(reason))
+        }
+        None => Ok(()),
     }
 }
 

@@ -7,7 +7,7 @@ use millrace_formats::{self as formats, Checkpoint, Source, TensorInfo};
 use millrace_numbers::DType;
 
 use crate::description::{
-    Attention, DecoderSpec, LayerSpec, Quantize, StorageError, WeightSlot, WeightStorage,
+    Attention, DecoderSpec, LayerSpec, Model, Quantize, StorageError, WeightSlot, WeightStorage,
 };
 use crate::families::{self, LoadError, Overrides};
 use crate::memory_plan::{self, UnpaddedDevice};
@@ -73,6 +73,32 @@ impl Inspection {
             Err(formats::Error::NoWeights { .. }) => (families::load_dummy(source, overrides)?, None),
             Err(error) => return Err(LoadError::from(error).into()),
         };
+        Self::of_model(source, (model, checkpoint), dtype, quantize, kv_format)
+    }
+
+    /// Inspects the `config.json` of `source` as [`Inspection::new`] does, whatever weights are
+    /// beside it: a download may have brought the list of their files, and not the files.
+    ///
+    /// # Errors
+    /// If the model is not supported, or `quantize` does not fit it.
+    pub fn of_configuration(
+        source: &Source,
+        dtype: Option<DType>,
+        quantize: Option<Quantize>,
+        kv_format: Option<KvFormat>,
+        overrides: &Overrides,
+    ) -> Result<Self, InspectError> {
+        let model = families::load_dummy(source, overrides)?;
+        Self::of_model(source, (model, None), dtype, quantize, kv_format)
+    }
+
+    fn of_model(
+        source: &Source,
+        (model, checkpoint): (Model, Option<Checkpoint>),
+        dtype: Option<DType>,
+        quantize: Option<Quantize>,
+        kv_format: Option<KvFormat>,
+    ) -> Result<Self, InspectError> {
         let matrix = model.spec.vocab * model.spec.hidden;
         let (rows, cols) = model.spec.shape(WeightSlot::PerLayerEmbedding);
         let per_layer = rows * cols;

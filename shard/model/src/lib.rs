@@ -12,6 +12,8 @@
 mod description;
 pub mod estimate;
 pub mod families;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 pub mod inspect;
 pub mod memory_plan;
 mod readable;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::module::{Element, ModuleError, StoredModule};
+use super::written::WrittenTensor;
 use crate::integers::{CodeLayout, ColumnGroups, Integers, Offsets, WordLayout, words};
 use crate::scales::{Numbers, ScaleGrid};
 use crate::{Encoding, Error, HostTensor, Result};
@@ -33,6 +34,21 @@ impl Awq {
 
     pub(super) fn name(&self) -> &'static str {
         Self::NAME
+    }
+
+    /// Returns the tensors of a module with a matrix `[rows, cols]`, as most checkpoints have them.
+    pub(super) fn layout(&self, rows: usize, cols: usize) -> Vec<WrittenTensor> {
+        let groups = cols.div_ceil(self.group.unwrap_or(cols).max(1));
+        let (weight, zeros, scales) = if self.gemv {
+            ([rows, words(cols, 4)], [rows, words(groups, 4)], [rows, groups])
+        } else {
+            ([cols, words(rows, 4)], [groups, words(rows, 4)], [groups, rows])
+        };
+        vec![
+            WrittenTensor::of_rows("qweight", Element::I32, &weight),
+            WrittenTensor::of_rows("qzeros", Element::I32, &zeros),
+            WrittenTensor::of_rows("scales", Element::F16, &scales),
+        ]
     }
 
     pub(super) fn read(&self, module: &StoredModule<'_>) -> Result<Option<HostTensor>, ModuleError> {

@@ -41,6 +41,9 @@ pub(super) const TENSORS: &[&str] = &[
     STATES[1],
 ];
 
+/// Weights of a block, unless a tensor says another number.
+const BLOCK: usize = 64;
+
 /// A checkpoint of bitsandbytes. Its tensors describe themselves; the configuration says only what
 /// most modules are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +67,28 @@ impl Bitsandbytes {
             Bitsandbytes::Nf4 => "bitsandbytes-nf4",
             Bitsandbytes::Fp4 => "bitsandbytes-fp4",
         }
+    }
+
+    /// Returns the tensors of a module with a matrix `[rows, cols]`, as most checkpoints have them.
+    pub(super) fn layout(&self, rows: usize, cols: usize) -> Vec<WrittenTensor> {
+        let table = match self {
+            Bitsandbytes::Int8 => {
+                return vec![
+                    WrittenTensor::of_rows("weight", Element::I8, &[rows, cols]),
+                    WrittenTensor::of_rows("SCB", Element::F32, &[rows]),
+                ];
+            }
+            Bitsandbytes::Nf4 => STATES[0],
+            Bitsandbytes::Fp4 => STATES[1],
+        };
+        let all = rows * cols;
+        let state = json!({"blocksize": BLOCK, "shape": [rows, cols]}).to_string().into_bytes();
+        vec![
+            WrittenTensor::of_rows("weight", Element::U8, &[all.div_ceil(2), 1]),
+            WrittenTensor::of_rows("weight.absmax", Element::F32, &[all.div_ceil(BLOCK)]),
+            WrittenTensor::of_rows("weight.quant_map", Element::F32, &[16]),
+            WrittenTensor::constant(table, Element::U8, state.len(), state),
+        ]
     }
 
     pub(super) fn read(&self, module: &StoredModule<'_>) -> Result<Option<HostTensor>, ModuleError> {

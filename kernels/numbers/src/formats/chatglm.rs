@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::compressed_tensors::{ByteTensors, PackedTensors, packed, signed_bytes};
 use super::module::{Element, ModuleError, StoredModule};
+use super::written::WrittenTensor;
 use crate::HostTensor;
 
 /// The ends of the names of a module's tensors.
@@ -19,6 +20,15 @@ pub struct ChatGlm {
 impl ChatGlm {
     pub(super) fn name(&self) -> &'static str {
         "chatglm"
+    }
+
+    /// Returns the tensors of a module with a matrix `[rows, cols]`, as most checkpoints have them.
+    pub(super) fn layout(&self, rows: usize, cols: usize) -> Vec<WrittenTensor> {
+        let bytes = if self.bits == 8 { cols } else { cols.div_ceil(2) };
+        vec![
+            WrittenTensor::of_rows("weight", Element::I8, &[rows, bytes]),
+            WrittenTensor::of_rows("weight_scale", Element::F16, &[rows]),
+        ]
     }
 
     pub(super) fn read(&self, module: &StoredModule<'_>) -> Result<Option<HostTensor>, ModuleError> {

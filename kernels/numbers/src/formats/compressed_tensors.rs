@@ -69,6 +69,28 @@ impl CompressedTensors {
         Self::NAME
     }
 
+    /// Returns the tensors of a module with a matrix `[rows, cols]`, in the first group
+    /// of modules.
+    pub(super) fn layout(&self, rows: usize, cols: usize) -> Vec<WrittenTensor> {
+        let Some(group) = self.groups.first() else { return Vec::new() };
+        let (name, element, shape, zeros) = match group.kind {
+            CompressedKind::Packed => {
+                ("weight_packed", Element::I32, [rows, words(cols, group.bits)], words(rows, group.bits))
+            }
+            CompressedKind::Bytes => ("weight", Element::I8, [rows, cols], rows),
+            CompressedKind::Float8 => ("weight", Element::F8_E4M3, [rows, cols], rows),
+        };
+        let mut tensors = vec![
+            WrittenTensor::of_rows(name, element, &shape),
+            WrittenTensor::of_rows("weight_scale", Element::F16, &group.sharing.shapes(rows, cols)[0]),
+        ];
+        if !group.symmetric {
+            let groups = cols.div_ceil(group.sharing.group_cols(cols).max(1));
+            tensors.push(WrittenTensor::of_rows("weight_zero_point", element, &[zeros, groups]));
+        }
+        tensors
+    }
+
     pub(super) fn read(&self, module: &StoredModule<'_>) -> Result<Option<HostTensor>, ModuleError> {
         let (kind, codes) = if module.has("weight_packed") {
             (CompressedKind::Packed, "weight_packed")

@@ -91,6 +91,18 @@ impl Fp8 {
         Self::NAME
     }
 
+    /// Returns the tensors of a module with a matrix `[rows, cols]`, as most checkpoints have them.
+    pub(super) fn layout(&self, rows: usize, cols: usize) -> Vec<WrittenTensor> {
+        let (name, sharing) = match self.block {
+            Some(block) => ("weight_scale_inv", Sharing::Block(block)),
+            None => ("weight_scale", Sharing::Row),
+        };
+        vec![
+            WrittenTensor::of_rows("weight", Element::F8_E4M3, &[rows, cols]),
+            WrittenTensor::of_rows(name, Element::F32, &sharing.shapes(rows, cols)[0]),
+        ]
+    }
+
     pub(super) fn read(&self, module: &StoredModule<'_>) -> Result<Option<HostTensor>, ModuleError> {
         if !module.is("weight", Element::F8_E4M3) {
             return Ok(None);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::module::{Element, ModuleError, StoredModule};
+use super::written::WrittenTensor;
 use crate::integers::{CodeLayout, ColumnGroups, Integers, Offsets, WordLayout, words};
 use crate::scales::{Numbers, ScaleGrid};
 use crate::{Encoding, HostTensor, Result};
@@ -31,6 +32,16 @@ impl Gptq {
 
     pub(super) fn name(&self) -> &'static str {
         Self::NAME
+    }
+
+    /// Returns the tensors of a module with a matrix `[rows, cols]`, as most checkpoints have them.
+    pub(super) fn layout(&self, rows: usize, cols: usize) -> Vec<WrittenTensor> {
+        let groups = cols.div_ceil(self.group.unwrap_or(cols).max(1));
+        vec![
+            WrittenTensor::of_rows("qweight", Element::I32, &[words(cols, self.bits), rows]),
+            WrittenTensor::of_rows("qzeros", Element::I32, &[groups, words(rows, self.bits)]),
+            WrittenTensor::of_rows("scales", Element::F16, &[groups, rows]),
+        ]
     }
 
     pub(super) fn read(&self, module: &StoredModule<'_>) -> Result<Option<HostTensor>, ModuleError> {

@@ -71,6 +71,12 @@ macro_rules! schemes {
             pub fn read(&self, module: &StoredModule<'_>) -> Result<Option<HostTensor>, ModuleError> {
                 match self { $(Scheme::$name(scheme) => scheme.read(module),)* }
             }
+
+            /// Returns the tensors of a quantized module with a matrix `[rows, cols]`. There are
+            /// none if modules are dense.
+            pub fn layout(&self, rows: usize, cols: usize) -> Vec<WrittenTensor> {
+                match self { $(Scheme::$name(scheme) => scheme.layout(rows, cols),)* }
+            }
         }
     };
 }
@@ -86,6 +92,15 @@ schemes! {
 }
 
 impl Scheme {
+    /// Returns the tensors of the matrices `[rows, cols]` of all experts, whose rows are stored in
+    /// `order`. There are none if experts are stored as other modules are.
+    pub fn expert_layout(&self, rows: usize, cols: usize, order: ExpertRows) -> Vec<WrittenTensor> {
+        match self {
+            Scheme::Mxfp4(scheme) => scheme.expert_layout(rows, cols, order),
+            _ => Vec::new(),
+        }
+    }
+
     /// Returns the matrices of all experts, whose rows are stored in `order`, or `None` if they are
     /// not quantized, or not in one tensor.
     ///

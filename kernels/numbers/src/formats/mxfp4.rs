@@ -6,6 +6,7 @@ use std::ops::Range;
 use bytes::Bytes;
 
 use super::module::{Element, ModuleError, StoredModule};
+use super::written::WrittenTensor;
 use crate::codes::{CodeRow, CodeType, CodedWeights};
 use crate::experts::ExpertRows;
 use crate::scales::{NumberType, Numbers};
@@ -31,6 +32,22 @@ pub struct Mxfp4;
 impl Mxfp4 {
     pub(super) fn name(&self) -> &'static str {
         "mxfp4"
+    }
+
+    /// Modules are dense.
+    pub(super) fn layout(&self, _rows: usize, _cols: usize) -> Vec<WrittenTensor> {
+        Vec::new()
+    }
+
+    /// Returns the tensors of the matrices `[rows, cols]` of all experts, whose rows are stored in
+    /// `order`.
+    pub(super) fn expert_layout(&self, rows: usize, cols: usize, order: ExpertRows) -> Vec<WrittenTensor> {
+        let [blocks, scales] = EXPERT_TENSORS;
+        let shape = [rows / order.rows.max(1), order.rows, cols / BLOCK, BLOCK / 2];
+        vec![
+            WrittenTensor::of_rows(blocks, Element::U8, &shape),
+            WrittenTensor::of_rows(scales, Element::U8, &shape[..3]),
+        ]
     }
 
     pub(super) fn read(&self, _module: &StoredModule<'_>) -> Result<Option<HostTensor>, ModuleError> {

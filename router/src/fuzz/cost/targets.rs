@@ -95,6 +95,17 @@ const BODIES: &[(&str, &[InputFrame])] = &[
         ],
     ),
     (
+        "/predict",
+        &[
+            frame(r#"{"inputs":[["#, ",", "]]}", &alphabets::TEXTS),
+            frame(r#"{"inputs":["a",""#, "", r#""]}"#, &alphabets::STRING),
+        ],
+    ),
+    (
+        "/similarity",
+        &[frame(r#"{"inputs":{"source_sentence":"a","sentences":["#, ",", "]}}", &alphabets::TEXTS)],
+    ),
+    (
         "/rerank",
         &[
             frame(r#"{"query":"a","texts":["#, ",", "]}", &alphabets::TEXTS),

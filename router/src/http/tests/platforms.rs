@@ -80,14 +80,17 @@ async fn vertex_answers_each_instance_in_order() {
 
 #[tokio::test]
 async fn a_platform_may_choose_paths() {
-    let platform =
-        PlatformRoutes::new(Some("/v1/endpoints/1:predict".into()), Some("/alive".into())).unwrap();
-    let server = Server::with(Script::Say("x".into()), 8, HttpConfig { platform, ..HttpConfig::default() });
-    let reply = server.post("/v1/endpoints/1:predict", json!({"instances": [{"inputs": "a"}]})).await;
-    assert_eq!(reply.json(), json!({"predictions": ["x"]}));
-    assert_eq!(server.get("/alive").await.status, StatusCode::OK);
-    server.engine.state.send(EngineState::Draining).unwrap();
-    assert_eq!(server.get("/alive").await.status, StatusCode::SERVICE_UNAVAILABLE);
+    // The second one is a route of text-embeddings-inference, which gives way.
+    for path in ["/v1/endpoints/1:predict", "/predict"] {
+        let platform = PlatformRoutes::new(Some(path.into()), Some("/alive".into())).unwrap();
+        let config = HttpConfig { platform, ..HttpConfig::default() };
+        let server = Server::with(Script::Say("x".into()), 8, config);
+        let reply = server.post(path, json!({"instances": [{"inputs": "a"}]})).await;
+        assert_eq!(reply.json(), json!({"predictions": ["x"]}));
+        assert_eq!(server.get("/alive").await.status, StatusCode::OK);
+        server.engine.state.send(EngineState::Draining).unwrap();
+        assert_eq!(server.get("/alive").await.status, StatusCode::SERVICE_UNAVAILABLE);
+    }
 }
 
 #[tokio::test]

@@ -7,8 +7,9 @@ use millrace_proto::Ready;
 use millrace_scheduler::Pooling;
 use serde_json::{Value, json};
 
-use super::Server;
+use super::{HttpConfig, Script, Server};
 use crate::engine::EngineState;
+use crate::service::RequestLimits;
 use crate::test_support::{BOS, EOS};
 
 const PATH: &str = "/embed";
@@ -183,4 +184,136 @@ async fn documents_are_ordered_for_clients_of_cohere_and_jina() {
         assert!(reply.status.is_client_error(), "{field}: {} {}", reply.status, reply.body);
         assert!(reply.body.contains(field), "{field}: {}", reply.body);
     }
+}
+
+/// Returns a server whose classifier has `classes` outputs with these names.
+fn classifier(classes: u32, names: &[&str]) -> Server {
+    let class_names = names.iter().map(|name| (*name).to_owned()).collect();
+    let assets = crate::assets::Assets { class_names, ..crate::test_support::assets() };
+    let limits = RequestLimits::default();
+    let server = Server::serving(&assets, Script::Say("x".into()), limits, HttpConfig::default());
+    let ready = Ready { classes, ..Ready::clone(&server.engine.ready()) };
+    server.engine.state.send_replace(EngineState::Ready(Arc::new(ready)));
+    server
+}
+
+/// The outputs of the test's classifier are 3n, 0, -4n and 0 for a prompt of n tokens.
+#[tokio::test]
+async fn texts_and_pairs_are_classified() {
+    let mut server = classifier(3, &["good", "fair"]);
+    let body = server.post("/predict", json!({"inputs": "a", "raw_scores": true})).await.json();
+    let class = |label: &str, score: f64| json!({"score": score, "label": label});
+    // A class without a name has the one of transformers.
+    assert_eq!(body, json!([class("good", 6.0), class("fair", 0.0), class("LABEL_2", -8.0)]));
+    let request = server.engine.requests.recv().await.unwrap();
+    assert_eq!((request.prompt, request.pooling), (vec![BOS, 97], Some(Pooling::Classes)));
+
+    let shares = server.post("/predict", json!({"inputs": "a"})).await.json();
+    let scores: Vec<f64> = shares.as_array().unwrap().iter().map(|p| p["score"].as_f64().unwrap()).collect();
+    let expected: Vec<f64> = [6f64, 0.0, -8.0].iter().map(|x| x.exp()).collect();
+    let sum: f64 = expected.iter().sum();
+    assert!(scores.iter().zip(&expected).all(|(a, b)| (a - b / sum).abs() < 1e-6), "{shares}");
+    server.engine.requests.recv().await.unwrap();
+
+    let pair = server.post("/predict", json!({"inputs": ["a", "b"], "raw_scores": true})).await.json();
+    assert_eq!(pair[0], class("good", 15.0));
+    assert_eq!(server.engine.requests.recv().await.unwrap().prompt, [BOS, 97, EOS, 98, EOS]);
+
+    let many = json!({"inputs": [["a"], ["a", "bc"]], "raw_scores": true});
+    let many = server.post("/predict", many).await.json();
+    assert_eq!((&many[0][0], &many[1][0]), (&class("good", 6.0), &class("good", 18.0)));
+    let one = server.post("/predict", json!({"inputs": [["a"]]})).await.json();
+    assert!(one[0].is_array(), "{one}");
+}
+
+#[tokio::test]
+async fn a_classifier_with_one_output_returns_its_sigmoid() {
+    let server = classifier(1, &["score"]);
+    let body = server.post("/predict", json!({"inputs": "a"})).await.json();
+    assert_eq!(body[0]["label"], "score");
+    let score = body[0]["score"].as_f64().unwrap();
+    assert!((score - 1.0 / (1.0 + (-6f64).exp())).abs() < 1e-6, "{score}");
+}
+
+/// The second text of the test's tokenizer has another type, which changes nothing unless the model
+/// has embeddings of types.
+#[tokio::test]
+async fn pairs_with_token_types_are_refused() {
+    let assets = crate::assets::Assets { has_token_types: true, ..crate::test_support::assets() };
+    let limits = RequestLimits::default();
+    let server = Server::serving(&assets, Script::Say("x".into()), limits, HttpConfig::default());
+    for (path, body) in
+        [("/predict", json!({"inputs": ["a", "b"]})), ("/rerank", json!({"query": "a", "texts": ["b"]}))]
+    {
+        let reply = server.post(path, body).await;
+        assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY, "{path}");
+        assert!(reply.body.contains("token types"), "{}", reply.body);
+    }
+    assert_eq!(server.post("/predict", json!({"inputs": "a"})).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn texts_to_classify_are_checked() {
+    let mut server = classifier(2, &[]);
+    let long = "b".repeat(3000);
+    for (body, word) in [
+        (json!({"inputs": []}), "1 to 2048"),
+        (json!({"inputs": ""}), "empty"),
+        (json!({"inputs": ["a", "b", "c"]}), "list"),
+        (json!({"inputs": [["a", "b", "c"]]}), "one or two"),
+        (json!({"inputs": long}), "tokens"),
+        (json!({"inputs": [["a"], ["a", long]]}), "the input at index 1: "),
+    ] {
+        let reply = server.post("/predict", body.clone()).await;
+        assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY, "{}", reply.body);
+        assert!(reply.body.contains(word), "{word}: {}", reply.body);
+    }
+    for inputs in [json!(long), json!(["a", long])] {
+        let request = json!({"inputs": inputs, "truncate": true});
+        assert_eq!(server.post("/predict", request).await.status, StatusCode::OK);
+        assert_eq!(server.engine.requests.recv().await.unwrap().prompt.len(), 1023);
+    }
+    let reply = classifier(0, &[]).post("/predict", json!({"inputs": "a"})).await;
+    assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert!(reply.body.contains("has no classifier"), "{}", reply.body);
+}
+
+#[tokio::test]
+async fn sentences_are_compared_with_a_source() {
+    let mut server = Server::saying("x");
+    let inputs = json!({"source_sentence": "a", "sentences": ["b", "cd"]});
+    let body = server.post("/similarity", json!({"inputs": inputs, "parameters": {"truncate": true}})).await;
+    // The vectors of the test differ only in their length.
+    let scores = floats(&body.json());
+    assert!(scores.len() == 2 && scores.iter().all(|score| (score - 1.0).abs() < 1e-6), "{scores:?}");
+    for prompt in [vec![BOS, 97], vec![BOS, 98], vec![BOS, 99, 100]] {
+        assert_eq!(server.engine.requests.recv().await.unwrap().prompt, prompt);
+    }
+    for (inputs, parameters, word) in [
+        (json!({"source_sentence": "a", "sentences": []}), Value::Null, "`sentences`"),
+        (json!({"source_sentence": "", "sentences": ["a"]}), Value::Null, "the input at index 0: "),
+        (inputs, json!({"prompt_name": "query"}), "no prompts"),
+    ] {
+        let reply = server.post("/similarity", json!({"inputs": inputs, "parameters": parameters})).await;
+        assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY, "{}", reply.body);
+        assert!(reply.body.contains(word), "{word}: {}", reply.body);
+    }
+}
+
+#[tokio::test]
+async fn the_kind_of_the_model_is_that_of_text_embeddings_inference() {
+    let kind = |server: Server| async move { server.get("/info").await.json()["model_type"].clone() };
+    let names = json!({"id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}});
+    assert_eq!(kind(classifier(2, &["no", "yes"])).await, json!({"classifier": names}));
+    let name = json!({"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}});
+    assert_eq!(kind(classifier(1, &[])).await, json!({"reranker": name}));
+    assert_eq!(kind(classifier(0, &[])).await, Value::Null);
+    let server = classifier(0, &[]);
+    let headless = Ready { headless: true, ..Ready::clone(&server.engine.ready()) };
+    server.engine.state.send_replace(EngineState::Ready(Arc::new(headless)));
+    let info = server.get("/info").await.json();
+    assert_eq!(info["model_type"], json!({"embedding": {"pooling": "last_token"}}));
+    let limits = ["max_input_length", "max_batch_tokens", "max_batch_requests"].map(|key| info[key].clone());
+    assert_eq!(limits, [json!(1024), json!(64), json!(8)]);
+    assert_eq!((&info["auto_truncate"], info["tokenization_workers"].is_u64()), (&json!(false), true));
 }

@@ -394,6 +394,9 @@ async fn info_has_the_model_and_the_limits() {
             "max_input_tokens": 1023, "max_input_tokens_source": "max_input_tokens", "prompts": [],
             "default_prompt": null,
         },
+        "model_type": {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}},
+        "max_input_length": 1023, "max_batch_tokens": 64, "max_batch_requests": 8, "auto_truncate": false,
+        "tokenization_workers": 2,
     });
     assert_eq!(info, expected);
 }

@@ -1,5 +1,6 @@
 //! `/info` and `/version`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
@@ -11,6 +12,7 @@ use utoipa::ToSchema;
 use super::error::{ErrorBody, TgiError};
 use crate::assets::SamplingDefaults;
 use crate::chat::THINKING_VARIABLES;
+use crate::embedding::PoolingMode;
 use crate::http::app::App;
 use crate::service::{Service, VectorPlan};
 
@@ -61,6 +63,72 @@ pub(super) struct Info {
     thinking: Option<ThinkingInfo>,
     /// How vectors of texts are made; null if the model makes none. An extension of this server.
     embeddings: Option<EmbeddingInfo>,
+    /// The use of the model, as text-embeddings-inference names it; null if it generates text.
+    model_type: Option<TeiModelType>,
+    /// The same as `max_input_tokens`, or less if a file of the model limits texts for vectors. The
+    /// name is that of text-embeddings-inference, and so are those below.
+    max_input_length: usize,
+    /// The most tokens of a step.
+    max_batch_tokens: u32,
+    /// The most sequences of a step.
+    max_batch_requests: u32,
+    /// Whether texts that are too long are cut although the request does not ask for it.
+    auto_truncate: bool,
+    /// The same as `validation_workers`.
+    tokenization_workers: usize,
+}
+
+/// The use of a model that generates no text.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum TeiModelType {
+    /// A classifier of several classes.
+    Classifier(ClassNames),
+    /// A classifier with one output, which scores pairs of texts.
+    Reranker(ClassNames),
+    /// A model of vectors.
+    Embedding(TeiPooling),
+}
+
+/// The names of the classes by their numbers, and the other way round.
+#[derive(Debug, Serialize, ToSchema)]
+struct ClassNames {
+    id2label: BTreeMap<String, String>,
+    label2id: BTreeMap<String, usize>,
+}
+
+/// The pooling of a model of vectors.
+#[derive(Debug, Serialize, ToSchema)]
+struct TeiPooling {
+    /// `cls`, `mean` or `last_token`, or a name of this server for poolings that
+    /// text-embeddings-inference does not have.
+    pooling: String,
+}
+
+impl TeiModelType {
+    /// Returns the use of the model, which has announced `classes` and whether it is `headless`.
+    fn of(service: &Service, classes: u32, headless: bool, plan: Option<&VectorPlan>) -> Option<Self> {
+        if classes > 0 {
+            let names: Vec<String> = (0..classes as usize).map(|class| service.class_name(class)).collect();
+            let numbered = || names.iter().enumerate();
+            let names = ClassNames {
+                id2label: numbered().map(|(class, name)| (class.to_string(), name.clone())).collect(),
+                label2id: numbered().map(|(class, name)| (name.clone(), class)).collect(),
+            };
+            return Some(if classes == 1 {
+                TeiModelType::Reranker(names)
+            } else {
+                TeiModelType::Classifier(names)
+            });
+        }
+        let name = |mode: &PoolingMode| match mode {
+            PoolingMode::First => "cls".to_owned(),
+            PoolingMode::Last => "last_token".to_owned(),
+            other => other.to_string(),
+        };
+        let modes: Vec<String> = plan.filter(|_| headless)?.pooling.modes.iter().map(name).collect();
+        Some(TeiModelType::Embedding(TeiPooling { pooling: modes.join("+") }))
+    }
 }
 
 /// How requests control the reasoning of the model.
@@ -141,6 +209,8 @@ pub(super) async fn info(State(app): State<App>) -> Result<Json<Info>, TgiError>
     let (model, limits) = (app.service.model(), app.service.limits());
     let (tokens, tokenizer) = (limits.tokens(&ready), app.service.tokenizer());
     let ends = app.service.end_tokens().iter();
+    let vectors = app.service.vectors(&ready).ok();
+    let shortest = vectors.as_ref().filter(|_| ready.headless).map(|plan| plan.max_input);
     Ok(Json(Info {
         model_id: model.id.clone(),
         model_sha: model.sha.clone(),
@@ -163,6 +233,12 @@ pub(super) async fn info(State(app): State<App>) -> Result<Json<Info>, TgiError>
         end_tokens: ends.filter_map(|&id| tokenizer.vocabulary_text(id)).collect(),
         sampling_defaults: app.service.sampling_defaults(),
         thinking: ThinkingInfo::of(&app.service),
-        embeddings: app.service.vectors(&ready).ok().map(EmbeddingInfo::from),
+        model_type: TeiModelType::of(&app.service, ready.classes, ready.headless, vectors.as_ref()),
+        max_input_length: shortest.unwrap_or(tokens.max_input),
+        max_batch_tokens: ready.max_step_tokens,
+        max_batch_requests: ready.max_sequences,
+        auto_truncate: false,
+        tokenization_workers: limits.validation_workers,
+        embeddings: vectors.map(EmbeddingInfo::from),
     }))
 }

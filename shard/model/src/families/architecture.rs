@@ -74,15 +74,29 @@ pub(super) fn find(config: &Config) -> Result<FoundFamily, ConfigError> {
     if let Some(found) = of_another_family(model_type.as_deref(), &architectures) {
         return Ok(found);
     }
-    let supported: Vec<String> =
-        FAMILIES.iter().map(|f| format!("{} ({})", f.model_type, f.architectures.join(", "))).collect();
+    let nearest = nearest(model_type.as_deref(), &architectures);
     let given = |text: String| if text.is_empty() { "(not given)".to_owned() } else { text };
     Err(ConfigError::UnknownModel {
         file: config.file().to_owned(),
         model_type: given(model_type.unwrap_or_default()),
         architectures: given(architectures.join(", ")),
-        supported: supported.join("; "),
+        nearest: nearest.model_type,
+        classes: nearest.architectures.join(", "),
     })
+}
+
+/// Returns the family whose names are the most similar to those of a configuration. It is a hint
+/// for people who have misspelled a name, or whose model is a variant of a family.
+fn nearest(model_type: Option<&str>, architectures: &[String]) -> &'static Family {
+    let likeness = |family: &Family| {
+        let of_type = model_type.map_or(0.0, |name| strsim::jaro_winkler(name, family.model_type));
+        let pairs = architectures
+            .iter()
+            .flat_map(|class| family.architectures.iter().map(move |known| (class, known)));
+        of_type + pairs.map(|(class, known)| strsim::jaro_winkler(class, known)).fold(0.0, f64::max)
+    };
+    let (first, others) = FAMILIES.split_first().map_or((&super::llama::FAMILY, FAMILIES), |found| found);
+    others.iter().fold(first, |best, family| if likeness(family) >= likeness(best) { family } else { best })
 }
 
 /// Whether both keys of a configuration, as far as it has them, are those of a family.

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use millrace_numbers::{DType, HostTensor, Part};
 
+use super::dummy_quantized::{DummyQuantized, mix};
 use crate::description::{DecoderSpec, WeightError, WeightKind, WeightSlot, WeightSource};
 
 /// Number of elements of the buffer that all weights are cut from.
@@ -22,10 +23,12 @@ pub(super) struct DummyWeights {
     dtype: DType,
     pool: Bytes,
     ones: Bytes,
+    /// The matrices that a `quantization_config` quantizes.
+    quantized: Option<DummyQuantized>,
 }
 
 impl DummyWeights {
-    pub(super) fn new(spec: DecoderSpec, dtype: DType) -> Self {
+    pub(super) fn new(spec: DecoderSpec, dtype: DType, quantized: Option<DummyQuantized>) -> Self {
         let mut pool = Vec::with_capacity(POOL * dtype.size());
         for index in 0..POOL as u64 {
             dtype.push(normal(index) * SCALE, &mut pool);
@@ -45,7 +48,7 @@ impl DummyWeights {
             .chain(spec.per_layer.map(|table| table.width))
             .fold(spec.hidden, usize::max);
         (0..longest).for_each(|_| dtype.push(1.0, &mut ones));
-        DummyWeights { spec, dtype, pool: pool.into(), ones: ones.into() }
+        DummyWeights { spec, dtype, pool: pool.into(), ones: ones.into(), quantized }
     }
 }
 
@@ -57,6 +60,21 @@ impl WeightSource for DummyWeights {
         if slot.info().kind == WeightKind::NormScale {
             return Ok(vec![part(self.ones.slice(..cols * size), 1, cols)]);
         }
+        if let Some(quantized) = &self.quantized {
+            let dense = |rows, cols| self.dense_parts(slot, rows, cols);
+            if let Some(parts) = quantized.parts(&self.spec, slot, dense)? {
+                return Ok(parts);
+            }
+        }
+        Ok(self.dense_parts(slot, rows, cols))
+    }
+}
+
+impl DummyWeights {
+    /// Returns a dense matrix `[rows, cols]`, or a vector, as parts.
+    fn dense_parts(&self, slot: WeightSlot, rows: usize, cols: usize) -> Vec<Part> {
+        let size = self.dtype.size();
+        let part = |bytes, rows, cols| Part::whole(HostTensor::dense(self.dtype, rows, cols, bytes));
         // A vector is cut like a matrix of one column. Rows have at most 2^20 columns, so at least
         // one row fits into the buffer.
         let (rows, cols) = if slot.is_vector() { (cols, 1) } else { (rows, cols) };
@@ -68,7 +86,7 @@ impl WeightSource for DummyWeights {
             let bytes = self.pool.slice(start * size..(start + count * cols) * size);
             parts.push(if slot.is_vector() { part(bytes, 1, count) } else { part(bytes, count, cols) });
         }
-        Ok(parts)
+        parts
     }
 }
 
@@ -97,15 +115,6 @@ fn seed(slot: WeightSlot) -> u64 {
         // There are at most 64 other weights of a layer.
         WeightSlot::Recurrent(index, slot) => 128 * (index as u64 + 1) + 64 + slot as u64,
     })
-}
-
-/// Mixes the bits of a number. This is the finalizer of SplitMix64 (Steele et al., "Fast splittable
-/// pseudorandom number generators").
-fn mix(index: u64) -> u64 {
-    let mut z = index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// Returns a nearly normally distributed number of variance 1: the sum of four uniform numbers.

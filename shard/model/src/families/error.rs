@@ -62,7 +62,8 @@ pub enum ConfigError {
     },
     /// The model belongs to no known family.
     #[error(
-        "{file}: no model of type {model_type} with architecture {architectures}; supported are {supported}"
+        "{file}: a model of type {model_type} with architecture {architectures} is not supported; the nearest family \
+         is {nearest} ({classes})"
     )]
     UnknownModel {
         /// Path of the file.
@@ -71,7 +72,9 @@ pub enum ConfigError {
         model_type: String,
         /// The values of `architectures`.
         architectures: String,
-        /// The known families.
-        supported: String,
+        /// The `model_type` of the family whose names are the most similar.
+        nearest: &'static str,
+        /// The architectures of that family.
+        classes: String,
     },
 }

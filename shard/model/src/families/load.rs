@@ -10,6 +10,7 @@ use super::architecture::{self, FoundFamily};
 use super::chatglm_6b;
 use super::config::Config;
 use super::dummy::DummyWeights;
+use super::dummy_quantized::{DenseModules, DummyQuantized};
 use super::error::LoadError;
 use super::family::Family;
 use super::names::Names;
@@ -49,15 +50,15 @@ pub fn load(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> 
 /// # Errors
 /// If the model is not supported.
 pub fn load_dummy(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> {
-    let Description { config, spec, warnings, .. } = read(source, overrides)?;
-    if quantization::read(&config, source)?.is_some() {
-        let reason = "there are no dummy weights that are quantized; remove the key to measure dense weights";
-        return Err(config.unsupported("quantization_config", reason).into());
-    }
+    let Description { config, family, spec, warnings } = read(source, overrides)?;
+    let scheme = quantization::read(&config, source)?;
+    let quantized = scheme.as_ref().map(Scheme::name);
+    let dense = DenseModules::read(&config)?;
+    let matrices = scheme.map(|scheme| DummyQuantized::new(scheme, &family.names, dense));
     let dtype = config.dtype()?.unwrap_or(DType::F32);
-    let weights = Box::new(DummyWeights::new(spec.clone(), dtype));
+    let weights = Box::new(DummyWeights::new(spec.clone(), dtype, matrices));
     let warnings = ModelWarnings { configuration: warnings, dtype: None };
-    Ok(Model { weights, spec, dtype, quantized: None, warnings })
+    Ok(Model { weights, spec, dtype, quantized, warnings })
 }
 
 /// Reads the specification of the decoder from the `config.json` of `source`.

@@ -10,6 +10,7 @@ mod config;
 mod decoder;
 mod delta;
 mod dummy;
+mod dummy_quantized;
 mod encoder;
 mod error;
 mod experts;

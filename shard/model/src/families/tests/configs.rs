@@ -334,8 +334,8 @@ const BAD_LLAMAS: &[(&str, &str)] = &[
     (r#"{"max_position_embeddings": "absent"}"#, "max_position_embeddings is missing"),
     (r#"{"hidden_act": "relu6"}"#, "hidden_act = \"relu6\" is not supported: it must be silu, gelu"),
     (
-        r#"{"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64}}"#,
-        "quantization_config = {…} is not supported: there are no dummy weights that are quantized",
+        r#"{"quantization_config": {"quant_method": "awq", "bits": 3, "group_size": 64}}"#,
+        "quantization_config.bits = 3 is not supported: AWQ has 4",
     ),
     (r#"{"attention_bias": "yes"}"#, "attention_bias cannot be used: invalid type: string"),
     (
@@ -388,15 +388,19 @@ const BAD_LLAMAS: &[(&str, &str)] = &[
     ),
     (
         r#"{"model_type": "rwkv", "architectures": ["RwkvForCausalLM"]}"#,
-        "no model of type rwkv with architecture RwkvForCausalLM; supported are llama (LlamaForCausalLM); mistral (",
+        "a model of type rwkv with architecture RwkvForCausalLM is not supported; the nearest family is ",
+    ),
+    (
+        r#"{"model_type": "qwen4", "architectures": ["Qwen4ForCausalLM"]}"#,
+        "a model of type qwen4 with architecture Qwen4ForCausalLM is not supported; the nearest family is qwen3 (Qwen3ForCausalLM)",
     ),
     (
         r#"{"architectures": ["LlamaForSequenceClassification"]}"#,
-        "no model of type llama with architecture LlamaForSequenceClassification; supported are",
+        "a model of type llama with architecture LlamaForSequenceClassification is not supported; the nearest family is llama (LlamaForCausalLM)",
     ),
     (
         r#"{"architectures": "absent", "model_type": "absent"}"#,
-        "no model of type (not given) with architecture (not given); supported are",
+        "a model of type (not given) with architecture (not given) is not supported; the nearest family is ",
     ),
     (r#"{"architectures": "Llama"}"#, "architectures cannot be used: invalid type: string"),
 ];

@@ -3,6 +3,7 @@
 mod chatglm_6b;
 mod configs;
 mod contradictions;
+mod dummy_quantized;
 mod gemma4;
 mod golden;
 mod key_choice;
