@@ -125,6 +125,7 @@ mod tests {
                 score: sample.then_some(count),
                 mask_follows: !sample,
                 save_state: sample.then_some(start),
+                drafts: vec![count; slot as usize % 4],
             })
             .collect();
         ToShard { message: Some(to_shard::Message::Step(Step { id, rows, ..Default::default() })) }

@@ -219,9 +219,9 @@ unsafe fn normal<S: Simd>(x: S::V) -> S::V {
 
 /// A function of one number.
 ///
-/// This is a trait because nothing forces the compiler to put a closure into the loop that calls it.
-/// A closure that becomes a function of its own has no vector instructions: each operation in it is
-/// a call.
+/// This is a trait because nothing forces the compiler to put a closure into the loop that calls
+/// it. A closure that becomes a function of its own has no vector instructions: each operation in
+/// it is a call.
 trait OfOne: Copy {
     /// Returns the function of each lane.
     ///

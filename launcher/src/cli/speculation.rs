@@ -44,7 +44,10 @@ mod tests {
     fn a_configuration_for_repetitions_gives_the_number_of_drafts() {
         let of = |rest: &str| speculative_config(&format!(r#"{{"method": "ngram", {rest}}}"#));
         assert_eq!(of(r#""num_speculative_tokens": 4"#), Ok(4));
-        assert_eq!(of(r#""num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4"#), Ok(5));
+        assert_eq!(
+            of(r#""num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4"#),
+            Ok(5)
+        );
         for (rest, reason) in [
             (r#""num_speculative_tokens": 33"#, "more than 32"),
             (r#""num_speculative_tokens": 4, "prompt_lookup_max": 2"#, "searched for 3 tokens"),

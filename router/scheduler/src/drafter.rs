@@ -96,7 +96,8 @@ mod tests {
 
     #[test]
     fn a_right_guess_stays_at_its_place() {
-        // After the second 1 2 3 4 the place is the one behind the first, although 2 3 4 stood later.
+        // After the second 1 2 3 4 the place is the one behind the first, although 2 3 4 stood
+        // later.
         let tokens = [1, 2, 3, 4, 5, 8, 2, 3, 4, 6, 1, 2, 3, 4];
         assert_eq!(read(&tokens, 0).guesses(&tokens).next(), Some(5));
     }

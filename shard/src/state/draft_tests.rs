@@ -63,12 +63,9 @@ fn drafts_run_behind_their_row_and_count_in_the_places_after_them() {
 
 #[test]
 fn the_tokens_up_to_the_first_wrong_draft_are_kept() {
-    for (sampled, kept) in [
-        (&[5, 6, 7][..], &[5, 6, 7][..]),
-        (&[5, 9, 7], &[5, 9]),
-        (&[9, 6, 7], &[9]),
-        (&[6, 5, 5], &[6]),
-    ] {
+    for (sampled, kept) in
+        [(&[5, 6, 7][..], &[5, 6, 7][..]), (&[5, 9, 7], &[5, 9]), (&[9, 6, 7], &[9]), (&[6, 5, 5], &[6])]
+    {
         let mut state = Drafted::new();
         state.rows(vec![drafted(3, &[5, 6])]).unwrap();
         assert_eq!(state.answer(sampled), kept, "{sampled:?}");

@@ -27,7 +27,7 @@ const DENSE_KEYS: [&str; 4] = ["modules_to_not_convert", "ignore", "ignored_laye
 /// The quantized weights of a model without files.
 pub(super) struct DummyQuantized {
     scheme: Scheme,
-    names: &'static Names,
+    names: Names,
     dense: DenseModules,
     codes: Bytes,
     exponents: Bytes,
@@ -82,7 +82,7 @@ impl DenseModules {
 }
 
 impl DummyQuantized {
-    pub(super) fn new(scheme: Scheme, names: &'static Names, dense: DenseModules) -> Self {
+    pub(super) fn new(scheme: Scheme, names: Names, dense: DenseModules) -> Self {
         // Without this bit, no byte is a NaN of e4m3.
         let codes = (0..POOL as u64 / 8).flat_map(|index| mix(index).to_le_bytes());
         let codes: Vec<u8> = codes.map(|byte| byte & 0xbf).collect();

@@ -50,11 +50,11 @@ pub fn load(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> 
 /// # Errors
 /// If the model is not supported.
 pub fn load_dummy(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> {
-    let Description { config, family, spec, warnings } = read(source, overrides)?;
+    let Description { config, names, spec, warnings, .. } = read(source, overrides)?;
     let scheme = quantization::read(&config, source)?;
     let quantized = scheme.as_ref().map(Scheme::name);
     let dense = DenseModules::read(&config)?;
-    let matrices = scheme.map(|scheme| DummyQuantized::new(scheme, &family.names, dense));
+    let matrices = scheme.map(|scheme| DummyQuantized::new(scheme, names, dense));
     let dtype = config.dtype()?.unwrap_or(DType::F32);
     let weights = Box::new(DummyWeights::new(spec.clone(), dtype, matrices));
     let warnings = ModelWarnings { configuration: warnings, dtype: None };

@@ -375,7 +375,8 @@ impl<D: Sizing> PlanSearch<'_, D> {
     }
 
     fn limits(&self, max_sequence_tokens: usize, num_blocks: usize) -> ShardLimits {
-        let PlanRequest { max_step_tokens, max_sequences, block_size, kv_format, max_drafts, .. } = *self.request;
+        let PlanRequest { max_step_tokens, max_sequences, block_size, kv_format, max_drafts, .. } =
+            *self.request;
         let usual = usual_state_checkpoints(self.spec, max_sequences);
         let wanted = self.request.state_checkpoints.filter(|_| has_checkpoints(self.spec));
         ShardLimits {
