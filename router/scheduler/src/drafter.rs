@@ -13,7 +13,7 @@ const GRAM: usize = 3;
 /// Factor by which the weight of a guess falls with each later one.
 const MEMORY: f64 = 0.9;
 
-/// What is known of the repetitions of one sequence.
+/// The repetitions in one sequence.
 #[derive(Debug, Default)]
 pub(super) struct Drafter {
     /// The place after the last occurrence of these tokens.

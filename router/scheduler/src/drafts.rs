@@ -1,4 +1,4 @@
-//! Which rows of a step get drafts, and how many.
+//! The rows of a step that get drafts, and how many.
 //!
 //! A draft is worth its time if it raises the number of tokens per second. With the linear
 //! [cost model](super::cost_model), one more token in a step adds the same time whatever else is in

@@ -1,6 +1,5 @@
 //! Upper bounds on the encoded sizes of the parts of a step and of its answer, in bytes.
 
-use super::frame_budget::RowBytes;
 use millrace_proto::Sampling;
 use millrace_proto::frame::encoded_len;
 use millrace_proto::rules::{MAX_ROW_ERROR, MAX_TOP_N};
@@ -45,9 +44,14 @@ pub(super) fn sampling(sampling: &Sampling) -> usize {
     encoded_len(sampling)
 }
 
-/// Sizes of `count` drafts, and of the tokens in their places with `top_n` alternatives.
-pub(super) fn drafts(count: usize, top_n: usize) -> RowBytes {
-    RowBytes { step: DRAFTS + count * varint(usize::MAX), answer: count * (SAMPLED + top_n * ALTERNATIVE) }
+/// Size of `count` drafts.
+pub(super) fn drafts(count: usize) -> usize {
+    DRAFTS + count * varint(usize::MAX)
+}
+
+/// Size of a sampled token with `top_n` alternatives.
+pub(super) fn sampled_token(top_n: usize) -> usize {
+    SAMPLED + top_n * ALTERNATIVE
 }
 
 /// Size of a scored token of a prompt with `top_n` alternatives.

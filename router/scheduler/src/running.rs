@@ -5,7 +5,7 @@ use millrace_proto::{self as proto, Admission, Row};
 
 use super::cache::{BlockHash, BlockTable, CheckpointId};
 use super::cost_model::StepLoad;
-use super::frame_budget::{FrameBudget, RowContent};
+use super::frame_budget::{FrameBudget, RowBytes, RowContent};
 use super::id::SlotId;
 use super::in_flight::{FinalResult, RowInFlight};
 use super::limits::SchedulerLimits;
@@ -212,7 +212,8 @@ impl RunningSequence {
     pub(super) fn plan_drafts(&mut self, count: usize, budget: &mut FrameBudget) {
         let sequence = &self.sequence;
         let Some(drafter) = sequence.ready_drafter() else { return };
-        if budget.take(message_size::drafts(count, sequence.sampling.top_n as usize)) {
+        let answer = count * message_size::sampled_token(sequence.sampling.top_n as usize);
+        if budget.take(RowBytes { step: message_size::drafts(count), answer }) {
             self.drafts = drafter.guesses(&sequence.tokens).take(count).collect();
         }
     }

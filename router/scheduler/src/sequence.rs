@@ -55,7 +55,7 @@ pub(super) struct Sequence {
     /// Total work of the sequences that overtook this one since it is in the queue, in positions.
     pub(super) overtaken: usize,
     pub(super) loss_history: LossHistory,
-    /// What the sequence repeats, if it may have drafts.
+    /// The repetitions in the sequence, if it may have drafts.
     drafter: Option<Box<Drafter>>,
 }
 
