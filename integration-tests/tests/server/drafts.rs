@@ -25,6 +25,7 @@ fn ways() -> Vec<Value> {
         json!({"temperature": 0.3, "seed": 2, "top_k": 5, "min_tokens": 30}),
         json!({"temperature": 0.1, "seed": 3, "max_tokens": 33, "echo": true}),
         json!({"temperature": 0, "logit_bias": {"9": 4.0}}),
+        json!({"temperature": 0, "stop": ["M@", "8Q"]}),
     ]
 }
 

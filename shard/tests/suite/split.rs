@@ -121,7 +121,6 @@ fn check<B: HostMemory>(
     spec: &DecoderSpec,
     seed: u64,
     (world_size, transport): (usize, Transport),
-    bound: f64,
 ) -> Result<(), TestCaseError> {
     let mut random = Random(!seed);
     let mut prompt: Vec<u32> = (0..24).map(|_| random.below(spec.vocab) as u32).collect();
@@ -138,10 +137,14 @@ fn check<B: HostMemory>(
     for (position, (found, expected)) in found[0].iter().zip(&expected).enumerate() {
         let expected: Vec<f64> = expected.iter().map(|logit| f64::from(*logit)).collect();
         let error = row_error(found, &expected);
-        prop_assert!(error < bound, "position {position}: {error} is not below {bound}");
+        prop_assert!(error < ROUNDING, "position {position}: {error} is not below {ROUNDING}");
     }
     Ok(())
 }
+
+/// Bound on the error of a row of logits. Ranks add in another order than the whole model, and the
+/// CPU's GELU and hyperbolic tangent have errors of 2e-7; later norms amplify both.
+const ROUNDING: f64 = 5e-5;
 
 fn cpu() -> Cpu {
     Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap()
@@ -159,9 +162,8 @@ proptest! {
         // There must be at least as many query heads as ranks.
         let group = group * world_size.div_ceil(kv);
         let spec = divisible(spec, kv, group);
-        check(|| Reference, &spec, seed, (world_size, Transport::Shm), 1e-5)?;
-        // Its GELU and its hyperbolic tangent have errors of 2e-7, which later norms amplify.
-        check(cpu, &spec, seed, (world_size, Transport::Shm), 5e-5)?;
+        check(|| Reference, &spec, seed, (world_size, Transport::Shm))?;
+        check(cpu, &spec, seed, (world_size, Transport::Shm))?;
     }
 }
 
@@ -173,8 +175,8 @@ proptest! {
         spec in specs().prop_map(prefix_model), kv in prop::sample::select(vec![1usize, 2, 4]), seed: u64,
     ) {
         let spec = divisible(spec, kv, 2);
-        check(|| Reference, &spec, seed, (2, Transport::Shm), 1e-5)?;
-        check(cpu, &spec, seed, (2, Transport::Shm), 5e-5)?;
+        check(|| Reference, &spec, seed, (2, Transport::Shm))?;
+        check(cpu, &spec, seed, (2, Transport::Shm))?;
     }
 
     #[test]
@@ -182,8 +184,8 @@ proptest! {
         spec in specs().prop_map(encoder), kv in prop::sample::select(vec![1usize, 2, 4]), seed: u64,
     ) {
         let spec = divisible(spec, kv, 2);
-        check(|| Reference, &spec, seed, (2, Transport::Shm), 1e-5)?;
-        check(cpu, &spec, seed, (2, Transport::Shm), 5e-5)?;
+        check(|| Reference, &spec, seed, (2, Transport::Shm))?;
+        check(cpu, &spec, seed, (2, Transport::Shm))?;
     }
 }
 
