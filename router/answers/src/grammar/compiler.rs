@@ -202,6 +202,12 @@ impl GrammarCompiler {
         let PendingCompilation { outcome, waiters } = {
             let mut pending = self.pending();
             let key = job.key;
+            // A compilation that ended after the cache was searched has left its result there.
+            if !pending.contains_key(&key)
+                && let Some(known) = self.cache().get(key)
+            {
+                return known;
+            }
             // The task continues when its client disconnects, and ends within the limits.
             let start = || {
                 let waiters = Arc::new(());
