@@ -1,4 +1,4 @@
-//! The entry points of `cargo xtask fuzz` for files that hold a whole model, for those of PyTorch,
+//! The entry points of `cargo xtask fuzz` for files that hold a whole model, for PyTorch's files,
 //! and for safetensors files and indices. The inputs in `fuzz/seeds` also run as normal tests.
 #![allow(clippy::unwrap_used, reason = "the target searches for panics")]
 

@@ -26,8 +26,8 @@ pub(super) struct Architecture {
     /// Whether the converter has reordered the value heads of recurrent layers, so that the
     /// value heads of a key head no longer follow each other.
     pub(super) strided_value_heads: bool,
-    /// Whether a tensor with query, key and value has all queries before all keys and values, where
-    /// the original model has those of a key head together.
+    /// Whether a tensor with query, key and value has all queries before all keys and values. The
+    /// original model keeps the queries, the key and the value of a key head together.
     pub(super) stacked_qkv: bool,
     /// Whether matrices are stored by output feature, where the original model has them by input
     /// feature.

@@ -246,8 +246,8 @@ impl Model<'_> {
         Ok(())
     }
 
-    /// Returns the parameters of LongRoPE. The length of the pre-training is that of the longest
-    /// text if the file has no other.
+    /// Returns the parameters of LongRoPE. If the file does not say how long the texts of the
+    /// pre-training were, the length of the context counts.
     fn long_rope(&self, long: &[f32], short: &[f32]) -> Result<Map<String, Value>, Error> {
         let original = self.header.count(&self.key("rope.scaling.original_context_length"))?;
         let original = original.map_or_else(|| self.count("context_length"), Ok)?;

@@ -81,8 +81,8 @@ pub(in super::super) fn olmoe(model: &Model<'_>, config: &mut Config) -> Result<
 /// Experts of the larger Llama 4, whose heads are not normalized.
 const LLAMA4_MAVERICK_EXPERTS: u64 = 128;
 
-/// Adds the experts of Llama 4. Chunks, rotated layers and factors on queries are those of the
-/// published models, and the file does not have them.
+/// Adds the experts of Llama 4. The file lacks the chunks, the rotated layers and the factors on
+/// queries, so they are taken from the published models.
 pub(in super::super) fn llama4(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     const WINDOW: &str = "attention.sliding_window";
     insist_on_gating(model, SIGMOID)?;

@@ -6,7 +6,7 @@ use super::super::model::Model;
 use super::super::value::Value as FileValue;
 use crate::error::Error;
 
-/// The configuration to which keys are added.
+/// A `config.json` that is being written.
 pub(in super::super) type Config = Map<String, Value>;
 
 pub(in super::super) fn nothing(_: &Model<'_>, _: &mut Config) -> Result<(), Error> {

@@ -78,8 +78,8 @@ fn latent_sizes(model: &Model<'_>, config: &mut Config, value: u64) -> Result<()
     Ok(())
 }
 
-/// Adds the sizes of MiniCPM3. The factors on embedding, branches and logits are those of the
-/// published model, and the file does not have them.
+/// Adds the sizes of MiniCPM3. The file lacks the factors on embedding, branches and logits, so
+/// they are taken from the published model.
 pub(in super::super) fn minicpm3(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     let value = model.header.count(&model.key("attention.value_length"))?;
     let heads = model.count("attention.head_count")?;
