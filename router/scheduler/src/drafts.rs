@@ -2,10 +2,9 @@
 //!
 //! A draft is worth its time if it raises the number of tokens per second. With the linear
 //! [cost model](super::cost_model), one more token in a step adds the same time whatever else is in
-//! it. So drafts are taken in the order of their chance to be accepted, as long as the next one is
-//! likely enough (Cai et al. call the first part of such an order the verification budget). The
-//! chance of the n-th draft of a sequence is the n-th power of its
-//! [confidence](super::drafter::Drafter::confidence).
+//! it. So drafts of all sequences are taken in the order of their chance to be accepted, as long as
+//! the next one is likely enough, as DSpark does. The chance of the n-th draft of a sequence is the
+//! n-th power of its [confidence](super::drafter::Drafter::confidence).
 //!
 //! Drafts need the last token of their sequence, so they cannot be planned while a row of it is in
 //! flight. If drafts are expected to pay, the scheduler plans no step ahead; otherwise it does as
@@ -84,7 +83,7 @@ impl Scheduler {
         }
         let chosen = self.choose_drafts(self.unplanned_tokens(), true);
         for (running, count) in self.running.iter_mut().zip(chosen) {
-            // Nothing is evicted or preempted for a guess that does not fit into the blocks.
+            // No sequence is preempted for a guess that does not fit into the blocks.
             let positions = running.positions_after(1 + count);
             if count > 0 && self.cache.cover(&mut running.table, positions) {
                 running.plan_drafts(count, bytes);
