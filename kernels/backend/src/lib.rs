@@ -9,6 +9,7 @@
 //! | [`StepQueue`] | the order of a step's calls, sampling, and the tokens that come back |
 //! | [`ForwardOps`] | the operations of a forward pass, fused where a device gains from it |
 //! | [`AttentionOps`], [`RecurrentOps`], [`ExpertOps`] | its operations in layers of one kind |
+//! | [`AdapterOps`] | what the adapters of sequences add to products |
 //! | [`TransferOps`] | copies of activations between device and host |
 //!
 //! [`reference::Reference`] is the slow and obvious implementation that every device is tested
@@ -23,6 +24,7 @@
 //! model, a request or a process.
 
 mod activation;
+mod adapters;
 mod backend;
 mod error;
 mod experts;
@@ -41,6 +43,7 @@ mod thread_pool;
 mod types;
 
 pub use activation::{Activation, Gating, MlpKind, Xielu};
+pub use adapters::{AdapterOps, AdapterSpec, AdapterWeights, LowRankProduct};
 pub use backend::{Backend, HostMemory};
 pub use error::{Error, Result};
 pub use experts::{ExpertGroups, GroupScore, RouterScores, RouterSpec, RoutingSpec};

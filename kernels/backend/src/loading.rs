@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use millrace_numbers::tensor::{flatten, stacked_shape};
 use millrace_numbers::{DType, Part, WeightFormat};
 
+use crate::adapters::{AdapterSpec, AdapterWeights};
 use crate::experts::RoutingSpec;
 use crate::format::KvSpec;
 use crate::recurrent::StateSpec;
@@ -192,6 +193,35 @@ pub trait ModelLoading: DeviceTypes {
     /// # Errors
     /// As [`ModelLoading::matrix`].
     fn head_matrices(&self, heads: &[Vec<Part>], rows: HeadRows, dtype: DType) -> Result<Self::HeadMatrices>;
+
+    /// Tells whether the device has the operation of adapters.
+    fn computes_adapters(&self) -> bool {
+        false
+    }
+
+    /// Allocates the pool of adapters of one matrix. No place of it changes the matrix yet.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the device has no adapters, [`Error::OutOfMemory`] if it lacks
+    /// memory.
+    fn adapters(&self, _spec: &AdapterSpec) -> Result<Self::Adapters> {
+        Err(Error::Unsupported("LoRA adapters".to_owned()))
+    }
+
+    /// Replaces an adapter by `weights`, rounded to the type that the pool keeps. This is also
+    /// allowed after [`ModelLoading::seal`], between steps.
+    ///
+    /// # Errors
+    /// The errors of [`AdapterWeights::check`], and [`Error::Unsupported`] if the device has no
+    /// adapters.
+    fn load_adapter(
+        &self,
+        _adapters: &mut Self::Adapters,
+        _place: usize,
+        _weights: &AdapterWeights,
+    ) -> Result<()> {
+        Err(Error::Unsupported("LoRA adapters".to_owned()))
+    }
 
     /// Allocates the working memory of experts.
     ///

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::activation::{Activation, Gating, MlpKind};
+use crate::adapters::AdapterOps;
 use crate::recurrent::{ChannelRecurrence, Convolution, GateFunction, Recurrence, StateCopy};
 use crate::step::OpenStep;
 use crate::types::DeviceTypes;
@@ -320,7 +321,7 @@ pub struct ExpertMlp<'a, E, V> {
 /// the device has failed.
 ///
 /// Callers keep to the shapes given at allocation; a violation is a bug and may panic.
-pub trait ForwardOps: AttentionOps + RecurrentOps + ExpertOps + TransferOps {
+pub trait ForwardOps: AttentionOps + RecurrentOps + ExpertOps + AdapterOps + TransferOps {
     /// `out[t] = factor * embedding[token[t] - first]`, `[n, cols]`. A token whose row is not in
     /// the embedding gets zeros.
     fn embed(

@@ -2,6 +2,7 @@
 
 use millrace_numbers::{DType, Part, WeightFormat};
 
+use crate::adapters::AdapterSpec;
 use crate::experts::RoutingSpec;
 use crate::format::{KvFormat, KvSpec};
 use crate::ops::AttentionSpec;
@@ -84,6 +85,11 @@ pub trait Sizing {
     /// heads, padding included.
     fn head_matrices_bytes(&self, count: usize, inputs: usize, outputs: usize, dtype: DType) -> usize {
         count.saturating_mul(inputs).saturating_mul(outputs).saturating_mul(dtype.size())
+    }
+
+    /// Returns the bytes of the pool of adapters of one matrix, padding included.
+    fn adapters_bytes(&self, spec: &AdapterSpec) -> usize {
+        spec.bytes()
     }
 
     /// Returns the bytes of the working memory of experts.

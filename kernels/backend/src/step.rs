@@ -53,6 +53,9 @@ pub struct SeqRow<'a> {
     /// The sequence's prefix. Only attention in both directions and rotations with two axes read
     /// it.
     pub prefix: SequencePrefix,
+    /// The adapter that changes the layers for the sequence, by its place in the pools of
+    /// [`ModelLoading::adapters`](crate::ModelLoading::adapters).
+    pub adapter: Option<usize>,
 }
 
 impl<'a> SeqRow<'a> {
@@ -66,19 +69,27 @@ impl<'a> SeqRow<'a> {
             kind: RowKind::Prefill,
             blocks,
             prefix: SequencePrefix::default(),
+            adapter: None,
         }
     }
 
     /// Creates a row of the one sampled token at `position` of the sequence in `slot`.
     pub fn decode(slot: usize, position: usize, blocks: &'a [u32]) -> Self {
         let (start, count, kind) = (position, 1, RowKind::Decode);
-        SeqRow { slot, start, count, kind, blocks, prefix: SequencePrefix::default() }
+        let prefix = SequencePrefix::default();
+        SeqRow { slot, start, count, kind, blocks, prefix, adapter: None }
     }
 
     /// Sets the sequence's prefix.
     #[must_use]
     pub fn with_prefix(self, prefix: SequencePrefix) -> Self {
         SeqRow { prefix, ..self }
+    }
+
+    /// Sets the sequence's adapter.
+    #[must_use]
+    pub fn with_adapter(self, adapter: Option<usize>) -> Self {
+        SeqRow { adapter, ..self }
     }
 
     /// Tells whether the row is one of [`RowKind::Decode`].

@@ -12,6 +12,8 @@ pub trait DeviceTypes: 'static {
     type Experts;
     /// A small weight matrix of each query head of a layer, all of one shape.
     type HeadMatrices;
+    /// The adapters of one matrix, each in a place of its own.
+    type Adapters;
     /// The experts that were chosen for the tokens of a step, and the working memory to compute
     /// with them. Layers use it one after the other.
     type Routing;

@@ -8,6 +8,7 @@
 
 #![allow(clippy::needless_range_loop, reason = "loops over registers read better with indices")]
 
+mod adapters;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod attention;
@@ -44,6 +45,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use millrace_backend::{Error, Result, ThreadPool};
 
+pub use adapters::Adapters;
 pub use cache::{CacheMode, CacheOptions};
 pub use experts::Routing;
 pub use heads::HeadMatrices;

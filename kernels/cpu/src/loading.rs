@@ -1,8 +1,8 @@
 //! Sizes, allocation and weights.
 
 use millrace_backend::{
-    DeviceTypes, Error, HeadRows, KvSpec, ModelLoading, ProductShape, Result, RoutingSpec, Segment, Sizing,
-    StateSpec, StepSize,
+    AdapterSpec, AdapterWeights, DeviceTypes, Error, HeadRows, KvSpec, ModelLoading, ProductShape, Result,
+    RoutingSpec, Segment, Sizing, StateSpec, StepSize,
 };
 use millrace_numbers::codes::CodeRows;
 use millrace_numbers::codes::StoredCodes;
@@ -17,7 +17,7 @@ use super::quant::{self, IntPanels};
 use super::queue::Queue;
 use super::super_blocks::{self, KPanels};
 use super::tables::{QUANTIZED_FP8, QUANTIZED_NF4, TablePanels};
-use super::{Buf, Cpu, HeadMatrices, Kv, Matrix, Routing, States, attention, gemm, lock};
+use super::{Adapters, Buf, Cpu, HeadMatrices, Kv, Matrix, Routing, States, attention, gemm, lock};
 
 impl DeviceTypes for Cpu {
     type Buf = Buf;
@@ -25,6 +25,7 @@ impl DeviceTypes for Cpu {
     type Matrix = Matrix;
     type Experts = Vec<Matrix>;
     type HeadMatrices = HeadMatrices;
+    type Adapters = Adapters;
     type Routing = Routing;
     type Kv = Kv;
     type States = States;
@@ -60,6 +61,10 @@ impl Sizing for Cpu {
 
     fn routing_bytes(&self, spec: &RoutingSpec) -> usize {
         Routing::bytes(spec)
+    }
+
+    fn adapters_bytes(&self, spec: &AdapterSpec) -> usize {
+        Adapters::bytes(spec)
     }
 
     fn kv_bytes(&self, spec: &KvSpec) -> usize {
@@ -158,6 +163,18 @@ impl ModelLoading for Cpu {
 
     fn head_matrices(&self, heads: &[Vec<Part>], rows: HeadRows, dtype: DType) -> Result<HeadMatrices> {
         HeadMatrices::new(heads, rows, dtype)
+    }
+
+    fn computes_adapters(&self) -> bool {
+        true
+    }
+
+    fn adapters(&self, spec: &AdapterSpec) -> Result<Adapters> {
+        Adapters::new(spec, self.target.panel_width())
+    }
+
+    fn load_adapter(&self, adapters: &mut Adapters, place: usize, weights: &AdapterWeights) -> Result<()> {
+        adapters.load(place, weights)
     }
 
     fn routing(&self, spec: &RoutingSpec) -> Result<Routing> {

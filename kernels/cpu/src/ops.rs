@@ -2,10 +2,10 @@
 //! called.
 
 use millrace_backend::{
-    Activation, AttentionOps, AttentionSpec, ChannelRecurrence, Convolution, DistanceBias, Error, ExpertMlp,
-    ExpertOps, ForwardOps, GateFunction, Gating, KvSpec, LatentPrologue, LatentSpec, Norm, OpenStep,
-    Prologue, QkvLayout, Recurrence, RecurrentOps, Result, RouterTerms, RowParts, ScoreTerms, StateCopy,
-    TransferOps,
+    Activation, AdapterOps, AttentionOps, AttentionSpec, ChannelRecurrence, Convolution, DistanceBias, Error,
+    ExpertMlp, ExpertOps, ForwardOps, GateFunction, Gating, KvSpec, LatentPrologue, LatentSpec, Norm,
+    OpenStep, Prologue, QkvLayout, Recurrence, RecurrentOps, Result, RouterTerms, RowParts, ScoreTerms,
+    StateCopy, TransferOps,
 };
 
 use super::attention::{HeadDims, Scoring};
@@ -20,7 +20,7 @@ use super::prologue::Token;
 use super::queue::Queue;
 use super::rows::{Activate, Add, Gate, Scale, SoftCap};
 use super::tile::Tiles;
-use super::{Buf, Cpu, HeadMatrices, Kv, Matrix, PackedInputs, Routing, States, latent, lock};
+use super::{Adapters, Buf, Cpu, HeadMatrices, Kv, Matrix, PackedInputs, Routing, States, latent, lock};
 
 impl ForwardOps for Cpu {
     fn embed(
@@ -202,6 +202,20 @@ impl ForwardOps for Cpu {
         assert_eq!(x.cols, out.cols, "columns of the copied rows");
         let cols = x.cols;
         out.rows_mut(to + n)[to * cols..].copy_from_slice(&x.rows(from + n)[from * cols..]);
+        Ok(())
+    }
+}
+
+impl AdapterOps for Cpu {
+    fn adapt(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        x: &Buf,
+        adapters: &Adapters,
+        mid: &mut Buf,
+        out: &mut Buf,
+    ) -> Result<()> {
+        self.adapt_rows(step.queue(), x, adapters, mid, out);
         Ok(())
     }
 }

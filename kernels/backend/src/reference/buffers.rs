@@ -86,5 +86,7 @@ pub struct Queue {
     pub(super) slots: Vec<usize>,
     /// The prefix of each sequence in `tables`.
     pub(super) prefixes: Vec<SequencePrefix>,
+    /// The adapter of each sequence in `tables`.
+    pub(super) adapters: Vec<Option<usize>>,
     pub(super) sampled: Vec<Sampled>,
 }

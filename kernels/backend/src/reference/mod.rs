@@ -5,6 +5,7 @@
 //! f32. The reference is slow: it is meant for tests and for trying out a decoder, never for
 //! serving.
 
+mod adapters;
 mod attention;
 mod buffers;
 mod experts;
@@ -16,6 +17,7 @@ mod recurrent;
 
 use std::convert::Infallible;
 
+pub use adapters::Adapters;
 pub use buffers::{Buf, Kv, Matrix, Queue};
 pub use experts::Routing;
 pub use latent::HeadMatrices;
@@ -27,9 +29,9 @@ use millrace_numbers::{DType, Part, WeightFormat};
 
 use crate::sampling::{SampleRow, Sampled, ScoreRow, Scored};
 use crate::{
-    Backend, BegunStep, ComputedStep, DeviceTypes, Error, HeadRows, HostMemory, KvSpec, ModelLoading,
-    OpenStep, ProductShape, Result, RoutingSpec, SampledRows, Segment, Sizing, StateSpec, StepInput,
-    StepQueue, StepSize, SynchronousStep, sampling,
+    AdapterSpec, AdapterWeights, Backend, BegunStep, ComputedStep, DeviceTypes, Error, HeadRows, HostMemory,
+    KvSpec, ModelLoading, OpenStep, ProductShape, Result, RoutingSpec, SampledRows, Segment, Sizing,
+    StateSpec, StepInput, StepQueue, StepSize, SynchronousStep, sampling,
 };
 
 /// The slow, obvious implementation of [`Backend`].
@@ -42,6 +44,7 @@ impl DeviceTypes for Reference {
     type Matrix = Matrix;
     type Experts = Vec<Matrix>;
     type HeadMatrices = HeadMatrices;
+    type Adapters = Adapters;
     type Routing = Routing;
     type Kv = Kv;
     type States = States;
@@ -61,6 +64,10 @@ impl Sizing for Reference {
 
     fn matrix_bytes(&self, out: usize, cols: usize, _format: WeightFormat) -> usize {
         out * cols * size_of::<f32>()
+    }
+
+    fn adapters_bytes(&self, spec: &AdapterSpec) -> usize {
+        AdapterSpec { dtype: DType::F32, ..*spec }.bytes()
     }
 
     fn kv_bytes(&self, spec: &KvSpec) -> usize {
@@ -101,6 +108,18 @@ impl ModelLoading for Reference {
 
     fn head_matrices(&self, heads: &[Vec<Part>], rows: HeadRows, dtype: DType) -> Result<HeadMatrices> {
         HeadMatrices::new(heads, rows, dtype)
+    }
+
+    fn computes_adapters(&self) -> bool {
+        true
+    }
+
+    fn adapters(&self, spec: &AdapterSpec) -> Result<Adapters> {
+        Ok(Adapters::new(*spec))
+    }
+
+    fn load_adapter(&self, adapters: &mut Adapters, place: usize, weights: &AdapterWeights) -> Result<()> {
+        adapters.load(place, weights)
     }
 
     fn routing(&self, spec: &RoutingSpec) -> Result<Routing> {
@@ -153,6 +172,7 @@ impl StepQueue for Reference {
             queue.tables.push(row.blocks.to_vec());
             queue.slots.push(row.slot);
             queue.prefixes.push(row.prefix);
+            queue.adapters.push(row.adapter);
         }
         Ok(BegunStep::new(queue, input))
     }

@@ -2,13 +2,13 @@
 
 use super::math::{activate, dot, gate, normalize, soft_cap};
 use super::{
-    Buf, HeadMatrices, Kv, Matrix, Queue, Reference, Routing, States, attention, experts, latent, prologue,
-    recurrent,
+    Adapters, Buf, HeadMatrices, Kv, Matrix, Queue, Reference, Routing, States, attention, experts, latent,
+    prologue, recurrent,
 };
 use crate::{
-    Activation, AttentionOps, AttentionSpec, ChannelRecurrence, Convolution, ExpertMlp, ExpertOps,
-    ForwardOps, GateFunction, Gating, LatentPrologue, LatentSpec, Norm, OpenStep, Prologue, Recurrence,
-    RecurrentOps, Result, RouterTerms, RowParts, ScoreTerms, StateCopy, TransferOps,
+    Activation, AdapterOps, AttentionOps, AttentionSpec, ChannelRecurrence, Convolution, ExpertMlp,
+    ExpertOps, ForwardOps, GateFunction, Gating, LatentPrologue, LatentSpec, Norm, OpenStep, Prologue,
+    Recurrence, RecurrentOps, Result, RouterTerms, RowParts, ScoreTerms, StateCopy, TransferOps,
 };
 
 impl ForwardOps for Reference {
@@ -144,6 +144,20 @@ impl ForwardOps for Reference {
         for i in 0..n {
             out.row_mut(to + i).copy_from_slice(x.row(from + i));
         }
+        Ok(())
+    }
+}
+
+impl AdapterOps for Reference {
+    fn adapt(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        x: &Buf,
+        adapters: &Adapters,
+        mid: &mut Buf,
+        out: &mut Buf,
+    ) -> Result<()> {
+        adapters.adapt(step.queue(), x, mid, out);
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 //! `faer`.
 //!
 //! `cargo bench -p millrace-cpu --bench cpu [--features faer] -- [--threads N] [--only
-//! linear|quantized|packing|attention|decode|prefill|sampling|staging] [--dtype
+//! linear|adapters|quantized|packing|attention|decode|prefill|sampling|staging] [--dtype
 //! bfloat16|float16|float32] [--kv bfloat16|float16|float32|int8] [--rows 1,8,512] [--format
 //! int8|q8_0|q4_0|int4|q4_k|q6_k|fp8|nf4] [--activations rounded|exact] [--isa NAME]`
 //!
@@ -14,6 +14,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed benchmark")]
 
+mod adapters;
 mod attention;
 mod harness;
 mod linear;
@@ -53,6 +54,9 @@ fn main() {
                 linear::linear(&cpu, shape, dtype, &rows);
             }
         }
+    }
+    if on("adapters") {
+        adapters::adapters(&cpu, &rows);
     }
     if on("quantized") {
         quantized::quantized(&cpu, flag("--format").as_deref(), &rows);

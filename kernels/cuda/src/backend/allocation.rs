@@ -1,5 +1,6 @@
 //! Sizes, allocation and weights.
 
+use std::convert::Infallible;
 use std::sync::PoisonError;
 
 use millrace_backend::{
@@ -26,6 +27,7 @@ impl DeviceTypes for Cuda {
     type Matrix = Matrix;
     type Experts = Experts;
     type HeadMatrices = HeadMatrices;
+    type Adapters = Infallible;
     type Routing = Routing;
     type Kv = Kv;
     type States = States;

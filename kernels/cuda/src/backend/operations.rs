@@ -1,9 +1,11 @@
 //! The operations of a forward pass.
 
+use std::convert::Infallible;
+
 use millrace_backend::{
-    Activation, AttentionOps, AttentionSpec, ChannelRecurrence, Convolution, Error, ExpertMlp, ExpertOps,
-    ForwardOps, GateFunction, Gating, LatentPrologue, LatentSpec, Norm, NormKind, OpenStep, Prologue,
-    Recurrence, RecurrentOps, Result, RouterTerms, RowParts, ScoreTerms, StateCopy, TransferOps,
+    Activation, AdapterOps, AttentionOps, AttentionSpec, ChannelRecurrence, Convolution, Error, ExpertMlp,
+    ExpertOps, ForwardOps, GateFunction, Gating, LatentPrologue, LatentSpec, Norm, NormKind, OpenStep,
+    Prologue, Recurrence, RecurrentOps, Result, RouterTerms, RowParts, ScoreTerms, StateCopy, TransferOps,
 };
 
 use super::activations::activation_kind;
@@ -144,6 +146,21 @@ impl ForwardOps for Cuda {
     fn copy_rows(&self, x: &Buf, from: usize, n: usize, out: &mut Buf, to: usize) -> Result<()> {
         let of = |start: usize| start * x.cols..(start + n) * x.cols;
         self.device.copy(x.rows(from + n).slice(of(from)), out.rows(to + n).slice(of(to)))
+    }
+}
+
+/// There are no adapters on GPUs:
+/// [`ModelLoading::adapters`](millrace_backend::ModelLoading::adapters) refuses them.
+impl AdapterOps for Cuda {
+    fn adapt(
+        &self,
+        _step: &OpenStep<'_, Queue>,
+        _x: &Buf,
+        adapters: &Infallible,
+        _mid: &mut Buf,
+        _out: &mut Buf,
+    ) -> Result<()> {
+        match *adapters {}
     }
 }
 

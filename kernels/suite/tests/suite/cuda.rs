@@ -6,8 +6,8 @@ use std::sync::{Arc, LazyLock};
 
 use millrace_backend::reference::Reference;
 use millrace_backend::{
-    Backend, ForwardOps, HeadRows, ModelLoading, NormKind, RowParts, SampleRow, Sampled, SampledRows,
-    SamplingParams, ScoreRow, SeqRow, StepInput, StepQueue, StepSize, TransferOps,
+    AdapterSpec, Backend, ForwardOps, HeadRows, ModelLoading, NormKind, RowParts, SampleRow, Sampled,
+    SampledRows, SamplingParams, ScoreRow, SeqRow, StepInput, StepQueue, StepSize, TransferOps,
 };
 use millrace_cuda::{Cuda, Device, Simulated};
 use millrace_numbers::DType;
@@ -227,6 +227,13 @@ fn rows_travel_between_host_and_device() {
         let cuda = Cuda::new(Device::new(Arc::new(Simulated::new().unwrap())), dtype);
         assert_eq!(rows::travel(&cuda, &x, 33), rows::travelled(&x, 33, dtype), "{dtype:?}");
     }
+}
+
+#[test]
+fn adapters_are_refused_by_name() {
+    let spec = AdapterSpec { inputs: 4, outputs: 4, places: 1, rank: 1, dtype: DType::F32 };
+    let error = CUDA.adapters(&spec).unwrap_err().to_string();
+    assert!(error.contains("unsupported on this device: LoRA adapters"), "{error}");
 }
 
 /// Covers ties, NaN and infinity, a row without finite logits, the largest number of rows, and no
