@@ -15,13 +15,11 @@ use serde::Deserialize;
 use crate::dtype::DType;
 use crate::error::{Error, IndexFault, TensorFault};
 use crate::header::{self, Entry, Pairs};
+use crate::identity::MAX_IDENTITY;
 use crate::mapped_file::MappedFile;
 use crate::pytorch;
 use crate::source::Source;
 use crate::translated::{Derivation, DerivedTensor, ModelFile};
-
-/// The longest identity that is passed on. Linux limits an argument of a process to 128 KiB.
-const MAX_IDENTITY: usize = 100_000;
 
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
@@ -134,6 +132,28 @@ impl Checkpoint {
             checkpoint.add_pytorch(source)?;
         }
         Ok(checkpoint)
+    }
+
+    /// Maps the first of the files `names` that a folder has, and nothing else. Files whose names
+    /// end with `.bin` are those of PyTorch, and the others safetensors files.
+    ///
+    /// # Errors
+    /// If a file contradicts itself.
+    pub fn open_only(source: &Source, names: &[&str]) -> Result<Option<Self>, Error> {
+        let mut checkpoint = Checkpoint {
+            place: source.place(),
+            source: source.clone(),
+            identity: String::new(),
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+        };
+        for name in names {
+            if let Some(file) = source.map(name)? {
+                checkpoint.add(file, |_| true)?;
+                return Ok(Some(checkpoint));
+            }
+        }
+        Ok(None)
     }
 
     /// Returns whether the tensor `name` exists.

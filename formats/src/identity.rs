@@ -5,8 +5,33 @@
 //! another one of the same size and time counts as a copy.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+
+/// The longest text that is passed on. Linux limits an argument of a process to 128 KiB.
+pub(crate) const MAX_IDENTITY: usize = 100_000;
+
+/// Returns the sizes and times of those of these files that exist, as text, for
+/// [`Source::check_unchanged`](crate::Source::check_unchanged). The files may be anywhere.
+pub fn identity_of<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> String {
+    let line = |path: &PathBuf| {
+        let path = std::path::absolute(path).ok()?;
+        let name = path.to_str().filter(|name| !name.contains('\n'))?;
+        Some(Stamp::of(&path).ok()?.line(name))
+    };
+    files.into_iter().filter_map(line).collect()
+}
+
+/// Joins the identity of a checkpoint and those of other files. What makes the text too long for a
+/// command line is left out.
+pub fn join_identities<'a>(checkpoint: String, others: impl Iterator<Item = &'a str>) -> String {
+    others.fold(checkpoint, |mut all, other| {
+        if all.len() + other.len() <= MAX_IDENTITY {
+            all.push_str(other);
+        }
+        all
+    })
+}
 
 /// The size of a file, and the time of its last change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -135,21 +135,22 @@ impl Source {
     }
 
     /// Checks that the files that `identity` describes have not changed. [`Checkpoint::identity`]
-    /// returns such a text. A missing file does not count as changed, because it may come back.
+    /// and [`identity_of`](crate::identity_of) return such texts, and they may be joined. A missing
+    /// file does not count as changed, because it may come back.
     ///
     /// [`Checkpoint::identity`]: crate::Checkpoint::identity
     ///
     /// # Errors
     /// [`Error::Changed`] names the first file that differs.
     pub fn check_unchanged(&self, identity: &str) -> Result<(), Error> {
-        if let Source::Memory(_) = self {
-            return Ok(());
-        }
         let folder = self.folder();
+        // A path from the root replaces the folder.
         for (was, name) in identity.lines().filter_map(Stamp::parse) {
             let how = Stamp::of(&folder.join(name)).ok().and_then(|now| was.change(now));
             if let Some(how) = how {
-                return Err(Error::Changed { file: self.path(name), how });
+                let is_beside = Path::new(name).is_absolute();
+                let file = if is_beside { name.to_owned() } else { self.path(name) };
+                return Err(Error::Changed { file, how });
             }
         }
         Ok(())

@@ -351,6 +351,18 @@ fn a_file_that_is_replaced_is_noticed_and_one_that_is_missing_may_come_back() {
     assert_eq!(identity.lines().count(), 2, "{identity}");
     source.check_unchanged(&identity).unwrap();
 
+    let elsewhere = tempfile::tempdir().unwrap();
+    let beside = elsewhere.path().join("a file.bin");
+    fs::write(&beside, [1, 2, 3]).unwrap();
+    let both = identity.clone() + &crate::identity_of([&beside, &elsewhere.path().join("no file")]);
+    assert_eq!(both.lines().count(), 3, "{both}");
+    source.check_unchanged(&both).unwrap();
+    fs::write(&beside, [1, 2, 3, 4]).unwrap();
+    for source in [&source, &Source::Memory(&[])] {
+        let text = source.check_unchanged(&both).unwrap_err().to_string();
+        assert!(text.contains("a file.bin has been changed since this server read it"), "{text}");
+    }
+
     let away = folder.path().join("away");
     fs::rename(&path, &away).unwrap();
     source.check_unchanged(&identity).unwrap();

@@ -3,6 +3,7 @@
 //! A helper that cannot do its work panics, which fails the test.
 #![allow(clippy::unwrap_used, reason = "everything here runs inside tests")]
 
+mod adapter;
 mod client;
 mod gpus;
 pub mod hub;
@@ -17,6 +18,7 @@ mod worker_node;
 
 use std::path::PathBuf;
 
+pub use adapter::{AdapterFolder, adapter_files};
 pub use client::{EventStream, JsonResponse, post, post_with, stream};
 pub use gpus::{SMALL_SERVER_FLAGS, require_simulated_gpus, start_small_server};
 pub use limits::{is_running, seconds, wait_for_end_of, wait_limit, wait_until};

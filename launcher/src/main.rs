@@ -1,5 +1,7 @@
 //! The `millrace` binary: serves a language model, chats with it, or inspects its files.
 
+mod adapter_config;
+mod adapters;
 mod allocator;
 mod cli;
 mod commands;

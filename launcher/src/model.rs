@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use millrace_formats::Source;
 use millrace_formats::{dangling_link, regular_file};
 
+use crate::adapter_config::{AdapterConfiguration, CONFIGURATION};
 use crate::cli::{LoadFormat, ModelArgs};
 use crate::demo;
 use crate::hub::{self, FetchedModel, HubSettings, Repository, WeightDownload};
@@ -246,13 +247,15 @@ const MAX_FILES: usize = 10_000;
 /// The folder, unless it holds something that is known and no model.
 fn checked(folder: PathBuf, needs_weights: bool) -> Result<Location> {
     let has = |file: &str| folder.join(file).exists();
-    if has("adapter_config.json") && !has("config.json") {
-        let base = adapted_model(&folder.join("adapter_config.json"));
+    if has(CONFIGURATION) && !has("config.json") {
+        let config = AdapterConfiguration::read(&folder).ok();
+        let rank = config.as_ref().and_then(|config| config.rank().ok());
+        let rank = rank.map(|rank| format!(" of rank {rank}")).unwrap_or_default();
+        let base = config.and_then(|config| config.base());
         let base = base.map(|base| format!(" for {base}")).unwrap_or_default();
         bail!(
-            "this folder holds a LoRA adapter{base}. Millrace serves complete models: merge the \
-             adapter into its model with peft's `merge_and_unload()`, save the result with `save_pretrained`, and \
-             serve that folder"
+            "this folder holds a LoRA adapter{rank}{base}: give its model as the model, and this folder with \
+             --lora-modules NAME=FOLDER"
         );
     }
     if needs_weights {
@@ -267,16 +270,6 @@ fn checked(folder: PathBuf, needs_weights: bool) -> Result<Location> {
         }
     }
     Ok(Location::Folder(folder))
-}
-
-/// Returns the base model of an adapter.
-fn adapted_model(config: &Path) -> Option<String> {
-    /// Limit in bytes. Configurations of adapters have less than 2 kB.
-    const LARGEST: u64 = 1 << 20;
-    let config = regular_file::read(config, LARGEST).ok()?;
-    let config: serde_json::Value = serde_json::from_slice(&config).ok()?;
-    let base = config.get("base_model_name_or_path")?.as_str()?;
-    Some(base.chars().filter(|c| !c.is_control()).take(200).collect())
 }
 
 /// Returns the names of the GGUF files of a folder without safetensors, sorted: those of whole
@@ -344,14 +337,11 @@ mod tests {
 
     #[test]
     fn adapters_and_several_models_are_named_in_the_error() {
-        let adapter = ("adapter_config.json", r#"{"base_model_name_or_path": "org/base"}"#);
+        let adapter = ("adapter_config.json", r#"{"base_model_name_or_path": "org/base", "r": 16}"#);
         let text = of_folder(&[adapter, ("adapter_model.safetensors", "")], "auto").unwrap();
-        assert!(
-            text.contains("holds a LoRA adapter for org/base. Millrace serves complete models"),
-            "{text}"
-        );
+        assert!(text.contains("holds a LoRA adapter of rank 16 for org/base: give its model"), "{text}");
         let text = of_folder(&[("adapter_config.json", "{")], "auto").unwrap();
-        assert!(text.contains("holds a LoRA adapter. "), "{text}");
+        assert!(text.contains("holds a LoRA adapter: give"), "{text}");
         let several = of_folder(&[("a-Q4_K_M.gguf", ""), ("a-Q8_0.gguf", "")], "auto").unwrap();
         assert!(several.contains("several GGUF models, such as a-Q4_K_M.gguf and a-Q8_0.gguf"), "{several}");
         let split = [("a-00001-of-00002.gguf", ""), ("a-00002-of-00002.gguf", ""), ("mmproj-a.gguf", "")];

@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use millrace_shard::ShardOptions;
+use millrace_shard::{AdapterOptions, ShardOptions};
 use serde::{Deserialize, Serialize};
 
 use crate::cli::{ActivationsArg, EngineArgs, ModelArgs};
@@ -32,7 +32,13 @@ pub(crate) struct ShardMessage {
 
 impl ShardMessage {
     /// Creates the message for the ranks of this machine.
-    pub(crate) fn new(model: &ModelArgs, engine: &EngineArgs, ranks: LocalRanks, json_output: bool) -> Self {
+    pub(crate) fn new(
+        model: &ModelArgs,
+        engine: &EngineArgs,
+        adapters: &AdapterOptions,
+        ranks: LocalRanks,
+        json_output: bool,
+    ) -> Self {
         let options = ShardOptions {
             device: engine.device(),
             host_ranks: ranks.count,
@@ -55,6 +61,7 @@ impl ShardMessage {
             block_size: BLOCK_SIZE,
             state_checkpoints: engine.state_checkpoints(),
             max_drafts: engine.max_drafts(),
+            adapters: adapters.clone(),
             graph_sizes: engine.cuda_graphs.clone(),
             batch_invariant: engine.batch_invariant,
             threads: engine.cpus_per_shard,
@@ -93,7 +100,8 @@ mod tests {
         let cli = Cli::parse_from([&["millrace", "serve"][..], flags].concat());
         let Command::Serve(args) = cli.command else { panic!("not serve") };
         let ranks = LocalRanks { count: 2, transport: Transport::Shm };
-        ShardMessage::new(&args.model, &args.engine, ranks, true)
+        let adapters = AdapterOptions { folders: vec!["/adapters/a b".into()], max_rank: 16 };
+        ShardMessage::new(&args.model, &args.engine, &adapters, ranks, true)
     }
 
     #[test]

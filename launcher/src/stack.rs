@@ -18,6 +18,7 @@ use millrace_router::service::{ModelInfo, RequestLimits, Service};
 use millrace_shard::collective::Transport;
 use tokio::task::JoinHandle;
 
+use crate::adapters::ServedAdapters;
 use crate::cli::{EngineArgs, LoadFormat, ModelArgs, own_executable};
 use crate::hub::BackgroundDownload;
 use crate::model::{Location, locate};
@@ -32,6 +33,8 @@ use crate::{demo, logging, progress};
 pub(crate) struct ServingOptions {
     /// Limits of one request.
     pub(crate) limits: RequestLimits,
+    /// The adapters that requests may name.
+    pub(crate) adapters: ServedAdapters,
     /// Limit of waiting requests.
     pub(crate) max_queue_requests: Option<usize>,
     /// Limit of the prompt tokens of waiting requests.
@@ -65,9 +68,12 @@ impl Stack {
     /// If the tokenizer or configuration of the model is missing or broken.
     pub(crate) fn start(model: &ModelArgs, engine: &EngineArgs, serving: ServingOptions) -> Result<Stack> {
         let ServingOptions { limits, max_queue_requests, max_queue_tokens, queue_timeout, .. } = serving;
-        let ServingOptions { kv_events, drain_timeout, leader, download, .. } = serving;
+        let ServingOptions { adapters, kv_events, drain_timeout, leader, download, .. } = serving;
         let asked = AskedSizes::new(engine, limits.max_input_tokens);
         let location = locate(model)?;
+        let id = limits.model_names.first().cloned().unwrap_or_else(|| location.name(&model.model_id));
+        let names = limits.model_names.iter().map(String::as_str);
+        adapters.check_names(names.chain([id.as_str()]))?;
         let mut assets = assets(&location, model.load_format)?;
         if let Some(path) = &model.tokenizer_config_path {
             assets.text = assets.text.with_tokenizer_config(path).context("--tokenizer-config-path")?;
@@ -79,14 +85,17 @@ impl Stack {
         let ranks = leader.as_ref().map_or(all_here, Leader::local_ranks);
         let command = ShardCommand {
             program,
-            args: ShardMessage::new(model, engine, ranks, false).arguments()?,
+            args: ShardMessage::new(model, engine, &adapters.options, ranks, false).arguments()?,
             env: shard_environment(engine),
         };
         ensure!(
             kv_events.is_none() || engine.prefix_caching,
             "--kv-events-config needs the prefix cache, which --prefix-caching=false turns off"
         );
-        let kv_events = kv_events.map(KvEvents::start).transpose().map_err(anyhow::Error::msg)?;
+        let kv_events = kv_events
+            .map(|config| KvEvents::start(config, &adapters.names()))
+            .transpose()
+            .map_err(anyhow::Error::msg)?;
         let config = EngineConfig {
             bounds: AdmissionBounds {
                 in_flight: limits.max_concurrent_requests,
@@ -113,8 +122,8 @@ impl Stack {
             Some(download) => engine::start_after(preparation(download), config, command),
             None => engine::start(config, command),
         };
-        let id = limits.model_names.first().cloned().unwrap_or_else(|| location.name(&model.model_id));
-        let info = ModelInfo { id, sha: location.revision(), pipeline_tag: None };
+        let info =
+            ModelInfo { id, sha: location.revision(), pipeline_tag: None, adapters: adapters.infos.into() };
         let service = Service::new(&assets, engine, limits, info)?;
         Ok(Stack { service, engine_task, asked })
     }

@@ -105,6 +105,10 @@ pub struct Admission {
     /// starts at the position at which they were saved.
     #[prost(uint32, optional, tag = "7")]
     pub restore_state: ::core::option::Option<u32>,
+    /// If set, the sequence is computed with this adapter, by its number in the order of the shard's
+    /// list.
+    #[prost(uint32, optional, tag = "8")]
+    pub adapter: ::core::option::Option<u32>,
 }
 /// Runs the positions [start, start + count) of the sequence in `slot` through the model.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -364,6 +368,9 @@ pub struct Ready {
     /// Maximum number of drafts of all rows of one step together; 0 if rows cannot have drafts.
     #[prost(uint32, tag = "33")]
     pub max_drafts: u32,
+    /// Number of adapters that are loaded.
+    #[prost(uint32, tag = "34")]
+    pub adapters: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MemoryItem {

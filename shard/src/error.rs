@@ -1,5 +1,6 @@
 //! The errors of a shard, in words for the operator.
 
+use millrace_model::adapters::AdapterError;
 use millrace_model::families::{ConfigError, LoadError};
 use millrace_model::memory_plan::PlanError;
 use millrace_model::{WeightError, WeightSlot};
@@ -108,6 +109,9 @@ pub enum Error {
     /// The log of the steps on no device could not be opened or written.
     #[error("the log of the steps: {0}")]
     StepLog(std::io::Error),
+    /// An adapter cannot be used.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
     /// The device computed a row of a benchmark, and its result is no token.
     #[error("a sequence of the benchmark failed: {0}")]
     BrokenRow(String),

@@ -24,10 +24,10 @@ mod worker;
 pub use error::Error;
 pub use millrace_proto::handshake::Secret;
 pub use options::{
-    AllReduce, DeviceKind, GpuMemory, NullCosts, NullOptions, PreviousPool, RankPlacement, RouterAddress,
-    ShardOptions, WeightCacheOptions,
+    AdapterOptions, AllReduce, DeviceKind, GpuMemory, NullCosts, NullOptions, PreviousPool, RankPlacement,
+    RouterAddress, ShardOptions, WeightCacheOptions,
 };
 pub use platform::{
     GpuRequirement, HostCollectives, HostPlatform, OpenDevice, Platform, check_gpu_requirements, usable_gpus,
 };
-pub use process::{Connection, compute_threads, run, serve};
+pub use process::{Connection, OpenedModel, compute_threads, run, serve};

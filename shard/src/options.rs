@@ -188,6 +188,8 @@ pub struct ShardOptions {
     pub state_checkpoints: Option<usize>,
     /// Maximum number of drafts of all rows of one step together.
     pub max_drafts: usize,
+    /// The adapters of the model.
+    pub adapters: AdapterOptions,
     /// Numbers of rows of the decode steps that a GPU records as graphs. If absent, sizes up to
     /// `max_sequences`.
     pub graph_sizes: Option<Vec<usize>>,
@@ -196,6 +198,16 @@ pub struct ShardOptions {
     pub batch_invariant: bool,
     /// Number of threads of the CPU backend. If absent, one per physical core.
     pub threads: Option<usize>,
+}
+
+/// The adapters that a shard loads.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdapterOptions {
+    /// The folder of each adapter, in the order of their numbers.
+    pub folders: Vec<PathBuf>,
+    /// The largest rank that a matrix of an adapter may have.
+    pub max_rank: usize,
 }
 
 /// A cache of packed weights, which makes the next start faster.
@@ -274,6 +286,7 @@ mod tests {
             block_size: 16,
             state_checkpoints: Some(4),
             max_drafts: 12,
+            adapters: AdapterOptions { folders: vec!["/adapters/polite".into()], max_rank: 64 },
             graph_sizes: Some(vec![1, 8]),
             batch_invariant: true,
             threads: None,

@@ -9,6 +9,7 @@ use std::process::Command;
 use crate::cargo::{cargo_path, cargo_with};
 
 const TARGETS: &[&str] = &[
+    "adapters",
     "bodies",
     "embedders",
     "grammars",

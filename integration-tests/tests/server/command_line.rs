@@ -81,7 +81,7 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
             &[],
             "--kv-cache-dtype int8 needs the CPU",
         ),
-        (&["serve", "--lora-adapters", "a"], &[], "merge the adapter into the weights"),
+        (&["serve", "--lora-adapters", "a"], &[], "--lora-adapters: adapter \"a\": there is no folder a"),
         (
             &["serve"],
             &[("ROPE_SCALING", "dynamic"), ("ROPE_FACTOR", "0.5")],

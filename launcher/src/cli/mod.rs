@@ -1,6 +1,7 @@
 //! The command line. Flags and environment variables have the names of text-generation-inference
 //! where it has them.
 
+mod adapters;
 mod arguments;
 mod bench;
 mod bench_http;
@@ -29,6 +30,7 @@ use millrace_shard::{DeviceKind, NullOptions, WeightCacheOptions};
 use serde::{Deserialize, Serialize};
 use values::{bytes, quantize, rope_factor};
 
+pub(crate) use adapters::{AdapterArgs, RequestedAdapter};
 pub(crate) use arguments::{of_server, with_subcommand};
 pub(crate) use bench::BenchArgs;
 pub(crate) use bench_http::{BenchHttpArgs, BenchRoute};
@@ -240,6 +242,8 @@ pub(crate) struct ServeArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) adapters: AdapterArgs,
     #[command(flatten)]
     pub(crate) http: HttpArgs,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! Flags of vLLM and llama.cpp that are understood.
+//! Flags of vLLM, llama.cpp and SGLang that are understood.
 //!
 //! A flag that has a counterpart here is replaced by it, one that asks for what Millrace does
 //! anyway is removed, and both are announced. Flags whose meaning differs are refused with a
@@ -35,6 +35,7 @@ use Treatment::{GpuLayers, Refuse, Remove, Replace, Repository};
 const BATCHES: &str = "prompts are computed in chunks beside running requests";
 const MAPPED: &str = "the files of a model are mapped, and its weights are copied where that is faster";
 const LOGGED: &str = "only --log-requests logs prompts";
+const GGUF_ADAPTER: &str = "adapters are read in PEFT's layout; use --lora-modules NAME=FOLDER";
 const KV_TYPE: &str = "use --kv-cache-dtype float16, bfloat16, float32 or int8, for keys and values together";
 
 const FLAGS: &[(&str, Treatment)] = &[
@@ -57,6 +58,8 @@ const FLAGS: &[(&str, Treatment)] = &[
     ("--metrics", Remove(Value::None, "/metrics is always there")),
     ("--mlock", Remove(Value::None, MAPPED)),
     ("--no-mmap", Remove(Value::None, MAPPED)),
+    ("--lora", Refuse(GGUF_ADAPTER)),
+    ("--lora-scaled", Refuse(GGUF_ADAPTER)),
     ("-ctk", Refuse(KV_TYPE)),
     ("-ctv", Refuse(KV_TYPE)),
     ("--cache-type-k", Refuse(KV_TYPE)),
@@ -73,11 +76,17 @@ const FLAGS: &[(&str, Treatment)] = &[
     ("--enable-prefix-caching", Remove(Value::None, "the prefix cache is on unless --prefix-caching=false")),
     ("--no-enable-prefix-caching", Refuse("use --prefix-caching=false")),
     ("--enable-chunked-prefill", Remove(Value::None, BATCHES)),
+    (
+        "--fully-sharded-loras",
+        Remove(Value::None, "the ranks divide adapters as they divide the matrices of the model"),
+    ),
     ("--disable-log-requests", Remove(Value::None, LOGGED)),
     ("--no-enable-log-requests", Remove(Value::None, LOGGED)),
     ("--enable-log-requests", Replace("--log-requests")),
     ("--disable-log-stats", Remove(Value::None, "figures are at /metrics only")),
     ("--swap-space", Remove(Value::One, "nothing is swapped: sequences without room are computed again")),
+    // SGLang
+    ("--lora-paths", Replace("--lora-modules")),
 ];
 
 /// Subcommands in which these flags are understood. The others have files as arguments.
@@ -203,6 +212,7 @@ mod tests {
             ("millrace serve --flash-attn=auto m", "millrace serve m", 1),
             ("millrace serve --jinja --enforce-eager --enable-auto-tool-choice m", "millrace serve m", 3),
             ("millrace serve --swap-space 4 m", "millrace serve m", 1),
+            ("millrace serve --lora-paths a=b c=d", "millrace serve --lora-modules a=b c=d", 1),
             ("millrace serve --enable-log-requests", "millrace serve --log-requests", 1),
             ("millrace generate m -- -fa", "millrace generate m -- -fa", 0),
             ("millrace convert -t 4", "millrace convert -t 4", 0),
@@ -218,6 +228,7 @@ mod tests {
         for (line, sentence) in [
             ("millrace serve -ctk q8_0", "-ctk: use --kv-cache-dtype"),
             ("millrace serve -hf a/b:Q4_K_M", "-hf a/b:Q4_K_M: the hub is asked for safetensors only"),
+            ("millrace serve --lora a.gguf", "--lora: adapters are read in PEFT's layout"),
             ("millrace serve --no-enable-prefix-caching", "use --prefix-caching=false"),
         ] {
             let error = translated(words(line)).unwrap_err();

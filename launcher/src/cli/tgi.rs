@@ -12,8 +12,6 @@ pub(crate) struct TgiArgs {
     #[arg(long, env = "SHARDED", hide = true, value_parser = clap::builder::BoolishValueParser::new(), num_args = 0..=1,
           default_missing_value = "true", action = clap::ArgAction::Set)]
     sharded: Option<bool>,
-    #[arg(long, env = "LORA_ADAPTERS", hide = true)]
-    lora_adapters: Option<String>,
     #[arg(long, env = "WAITING_SERVED_RATIO", hide = true)]
     waiting_served_ratio: Option<f32>,
     #[arg(long, env = "MAX_WAITING_TOKENS", hide = true)]
@@ -67,9 +65,6 @@ impl TgiArgs {
                 bail!("--sharded false and --num-shard {num_shard} contradict each other")
             }
             _ => {}
-        }
-        if self.lora_adapters.is_some() {
-            bail!("--lora-adapters is not supported: merge the adapter into the weights");
         }
         let chunks = "prompts are computed in chunks beside running requests";
         let tunnels = "no tunnels are made; publish the port in another way";

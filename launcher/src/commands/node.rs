@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use millrace_router::engine::{ShardCommand, node};
 use millrace_router::serve::shutdown_signal;
+use millrace_shard::AdapterOptions;
 use millrace_shard::collective::Transport;
 
 use crate::cli::{EngineArgs, ModelArgs, own_executable};
@@ -15,11 +16,12 @@ pub(crate) fn run(
     worker: &WorkerNode,
     model: &ModelArgs,
     engine: &EngineArgs,
+    adapters: &AdapterOptions,
     json_output: bool,
 ) -> Result<()> {
     let WorkerNode { node, secret } = worker;
     let ranks = LocalRanks { count: node.ranks.len(), transport: Transport::Shm };
-    let args = ShardMessage::new(model, engine, ranks, json_output).arguments()?;
+    let args = ShardMessage::new(model, engine, adapters, ranks, json_output).arguments()?;
     // The secret is not an argument, because every user of the machine can read arguments.
     let mut env = shard_environment(engine);
     env.insert(GROUP_SECRET.into(), secret.into());

@@ -14,6 +14,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
+use crate::adapters::ServedAdapters;
 use crate::cli::{DeviceArg, EngineArgs, GenerationConfig, HttpArgs, KvEventsArg, ModelArgs, ServeArgs};
 use crate::commands::env::Environment;
 use crate::commands::node;
@@ -37,6 +38,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let ServeArgs {
         mut model,
         mut engine,
+        adapters,
         http,
         nodes,
         telemetry,
@@ -59,12 +61,14 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     for warning in tgi.check(engine.num_shard())? {
         tracing::warn!("{warning}");
     }
+    adapters.warning().iter().for_each(|warning| tracing::warn!("{warning}"));
+    let adapters = ServedAdapters::find(&adapters, &model, engine.device)?;
     let leader = match nodes.role(engine.num_shard())? {
         Role::Worker(worker) => {
             if let Some(weights) = weights {
                 download_weights(weights, json_output)?;
             }
-            return node::run(&worker, &model, &engine, json_output);
+            return node::run(&worker, &model, &engine, &adapters.options, json_output);
         }
         Role::Leader(options) => Some(options),
         Role::Alone => None,
@@ -76,7 +80,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     }
     allow_files(http.max_connections);
     let runtime = runtime(&engine)?;
-    let loading = Loading { leader, weights, json_output };
+    let loading = Loading { leader, weights, adapters, json_output };
     let result = runtime.block_on(serve_http(&model, &engine, &http, &telemetry, loading));
     // Blocking work of ended requests is not awaited, because nobody needs its results.
     runtime.shutdown_background();
@@ -101,6 +105,8 @@ struct Loading {
     leader: Option<LeaderOptions>,
     /// The weights that are not on this machine yet.
     weights: Option<WeightDownload>,
+    /// The adapters that requests may name.
+    adapters: ServedAdapters,
     /// Whether the log is JSON, beside which no bar is drawn.
     json_output: bool,
 }
@@ -113,7 +119,7 @@ async fn serve_http(
     telemetry: &TelemetryArgs,
     loading: Loading,
 ) -> Result<()> {
-    let Loading { leader, weights, json_output } = loading;
+    let Loading { leader, weights, adapters, json_output } = loading;
     let (tls, connections) = (http.tls()?, http.connections()?);
     let scheme = if tls.is_some() { "https" } else { "http" };
     let longest = engine.max_total_tokens.unwrap_or(LONGEST_MEASURED) as usize;
@@ -139,6 +145,7 @@ async fn serve_http(
     let progress = download.as_ref().map(|download| download.progress.clone());
     let serving = ServingOptions {
         limits: request_limits(http, engine),
+        adapters,
         max_queue_requests: http.max_queue_requests,
         max_queue_tokens: http.max_queue_tokens,
         queue_timeout: http.queue_timeout.map(Duration::from_secs_f64),

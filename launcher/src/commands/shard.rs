@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use millrace_model::adapters::Adapter;
 use millrace_model::families;
-use millrace_shard::{DeviceKind, PreviousPool, RankPlacement, RouterAddress};
+use millrace_shard::{DeviceKind, OpenedModel, PreviousPool, RankPlacement, RouterAddress};
 
 use crate::cli::{LoadFormat, ShardArgs};
 use crate::shard_message::ShardMessage;
@@ -51,11 +52,15 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         if let Some(kept) = &args.kept_checkpoint {
             source.check_unchanged(kept)?;
         }
-        Ok(match (&options.device, model.load_format) {
+        let model = match (&options.device, model.load_format) {
             // Without a device, the configuration is all that is needed.
-            (DeviceKind::Null(_), _) | (_, LoadFormat::Dummy) => families::load_dummy(&source, &overrides)?,
+            (DeviceKind::Null(_), _) => return Ok(families::load_dummy(&source, &overrides)?.into()),
+            (_, LoadFormat::Dummy) => families::load_dummy(&source, &overrides)?,
             (_, LoadFormat::Auto) => families::load(&source, &overrides)?,
-        })
+        };
+        let folders = options.adapters.folders.iter();
+        let adapters = folders.map(|folder| Adapter::open(&source, &overrides, folder));
+        Ok(OpenedModel { model, adapters: adapters.collect::<Result<_, _>>()? })
     };
     match millrace_shard::run(&placement, &options, open) {
         Ok(()) => Ok(()),

@@ -22,7 +22,7 @@ use super::settings::HubSettings;
 const PARALLEL_FILES: usize = 8;
 
 /// Failures after which the hub counts as unreachable if the cache has the model.
-const ATTEMPTS_WITH_CACHE: u32 = 2;
+pub(super) const ATTEMPTS_WITH_CACHE: u32 = 2;
 
 /// A check of the configuration in a folder, before anything else is downloaded. The text says why
 /// the model cannot be run.
@@ -103,7 +103,7 @@ pub(crate) async fn fetch(
 
 /// Returns whether a complete model in the cache stands in for one that cannot be downloaded,
 /// because of the hub, or because the cache cannot be written. `huggingface_hub` does so too.
-fn may_use_old_copy(error: &HubError) -> bool {
+pub(super) fn may_use_old_copy(error: &HubError) -> bool {
     !matches!(error, HubError::NoRevision { .. } | HubError::Unusable(_) | HubError::Checksum { .. })
 }
 
@@ -166,6 +166,27 @@ impl WeightDownload {
         self.fetch_all(&self.files).await?;
         tracing::info!("downloaded {id} in {:.1} s", since.elapsed().as_secs_f64());
         self.cache.record_revision(&self.client.repository.revision, &self.commit)
+    }
+
+    /// Downloads files into the snapshot of a commit, and waits for them.
+    ///
+    /// # Errors
+    /// If a file cannot be downloaded, or the disk has no room for it.
+    pub(super) async fn fetch_now(
+        client: Arc<HubClient>,
+        cache: RepositoryCache,
+        commit: &str,
+        files: &[ListedFile],
+    ) -> Result<(), HubError> {
+        let (commit, progress) = (commit.to_owned(), DownloadProgress::default());
+        let mut transfer = WeightDownload { client, cache, commit, files: Vec::new(), progress };
+        transfer.files = transfer.missing(files).await?;
+        if transfer.files.is_empty() {
+            return transfer.cache.record_revision(&transfer.client.repository.revision, &transfer.commit);
+        }
+        transfer.check_disk()?;
+        transfer.files.iter().for_each(|file| transfer.progress.add_total(file.content.size));
+        transfer.run().await
     }
 
     async fn fetch_small(&self, files: &[ListedFile]) -> Result<(), HubError> {

@@ -12,8 +12,10 @@
 //! | `retry` | when a failed request is repeated |
 //! | `progress` | the bytes so far, as a bar or as lines of the log |
 //! | `fetch` | the order of all this for one model |
+//! | `adapter` | the same for a LoRA adapter |
 //! | `background` | the download on threads of its own |
 
+mod adapter;
 mod background;
 mod blob;
 mod cache;
@@ -28,6 +30,7 @@ mod repository;
 mod retry;
 mod settings;
 
+pub(crate) use self::adapter::fetch_adapter;
 pub(crate) use self::background::{BackgroundDownload, block_on};
 pub(crate) use self::fetch::{FetchedModel, WeightDownload, fetch};
 pub(crate) use self::progress::DownloadProgress;

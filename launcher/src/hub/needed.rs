@@ -149,8 +149,8 @@ fn without_configuration(id: &str, listing: &Listing) -> String {
     let has = |end: &str| listing.files.iter().any(|file| file.name.ends_with(end));
     if has("adapter_config.json") {
         format!(
-            "{id} holds a LoRA adapter. Millrace serves complete models: merge the adapter into its model with \
-             peft's `merge_and_unload()`, save the result with `save_pretrained`, and serve that folder"
+            "{id} holds a LoRA adapter: give its model as the model, and the adapter with --lora-modules \
+             NAME={id}"
         )
     } else if has(".gguf") {
         format!("{id} holds GGUF files. {NO_GGUF}")

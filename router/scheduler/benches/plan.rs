@@ -37,6 +37,7 @@ fn limits(num_blocks: usize) -> SchedulerLimits {
         prompt_handling: PromptHandling::Shared,
         state_checkpoints: 0,
         max_drafts: 0,
+        adapters: 0,
     }
 }
 
@@ -50,6 +51,7 @@ fn request(first: usize, tokens: usize, max_new_tokens: u32) -> Request {
         sampling: Sampling { repetition_penalty: 1.0, ..Sampling::default() },
         priority: Default::default(),
         tenant: Tenant::default(),
+        adapter: None,
         cache_salt: None,
         block_hashes: None,
         mask: None,

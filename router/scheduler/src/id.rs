@@ -1,4 +1,4 @@
-//! Identifiers of sequences and slots.
+//! Identifiers of sequences, slots and adapters.
 
 /// Identifies a sequence for as long as the scheduler knows it. Sequences with lower ids go first:
 /// ids rise in the order of arrival, and a lower priority adds to them.
@@ -13,3 +13,7 @@ pub struct SeqId {
 /// A row of the shards' table of running sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotId(pub(super) u32);
+
+/// An adapter of the model, by its number in the order in which the shards were given the adapters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AdapterId(pub u32);

@@ -76,6 +76,12 @@
 //! ([`SchedulerOptions::drafts`]). The shard verifies all of them in the time of a step that is a
 //! little longer ([`drafts`]).
 //!
+//! # Adapters
+//!
+//! A request may name an adapter of the model ([`AdapterId`]). Sequences with different adapters
+//! run in one step. The keys and values of a block depend on the adapter, so a sequence reuses only
+//! blocks that were computed with its own adapter.
+//!
 //! # Failures
 //!
 //! A sequence that the shards refuse, or for which the model computes numbers that are not finite,
@@ -126,7 +132,7 @@ pub mod test_support;
 mod tests;
 
 pub use self::cache::{BlockHashBytes, BlockHashes, CacheEvent, StoredBlocks};
-pub use self::id::{SeqId, SlotId};
+pub use self::id::{AdapterId, SeqId, SlotId};
 pub use self::in_flight::MalformedAnswer;
 pub use self::limits::{InfeasibleRequest, InvalidAnnouncement, SchedulerLimits};
 pub use self::options::SchedulerOptions;

@@ -32,6 +32,8 @@ pub struct SchedulerLimits {
     pub state_checkpoints: usize,
     /// Maximum number of drafts of all rows of one step together.
     pub max_drafts: usize,
+    /// Number of adapters that requests may name.
+    pub adapters: usize,
 }
 
 /// A shard announced limits with which no request could ever run.
@@ -72,6 +74,7 @@ impl SchedulerLimits {
             prompt_handling,
             state_checkpoints: ready.state_checkpoints as usize,
             max_drafts: ready.max_drafts as usize,
+            adapters: ready.adapters as usize,
         })
     }
 
@@ -173,6 +176,9 @@ pub enum InfeasibleRequest {
     /// A prompt token that is not in the model's vocabulary.
     #[error("token {token} is outside the vocabulary of {vocab_size}")]
     UnknownToken { token: u32, vocab_size: usize },
+    /// An adapter that the shards have not loaded.
+    #[error("adapter {adapter} is not one of the {adapters} adapters that the server has loaded")]
+    UnknownAdapter { adapter: u32, adapters: usize },
     /// The admission does not fit one message to the shards.
     #[error(
         "{tokens} prompt and new tokens and their parameters need {needed} bytes in one message to the shards, which holds {room}; \

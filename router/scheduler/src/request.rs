@@ -5,6 +5,7 @@ use std::sync::Arc;
 use millrace_proto::Sampling;
 
 use super::cache::BlockHashes;
+use super::id::AdapterId;
 
 /// A prompt and the parameters of its continuation.
 #[derive(Debug, Clone)]
@@ -22,11 +23,14 @@ pub struct Request {
     pub priority: Priority,
     /// The tenant with whose other requests this one shares its part of the tokens.
     pub tenant: Tenant,
+    /// The adapter that the sequence is computed with; `None` for the model itself. Computed
+    /// prefixes are shared only among requests with the same adapter.
+    pub adapter: Option<AdapterId>,
     /// Separates prefix caches: computed prefixes are shared only among requests with an equal
     /// salt. Requests without a salt share with each other.
     pub cache_salt: Option<Arc<str>>,
-    /// The hashes of the prompt's blocks with this salt. If they are absent, the scheduler computes
-    /// them.
+    /// The hashes of the prompt's blocks with this adapter and this salt. If they are absent, the
+    /// scheduler computes them.
     pub block_hashes: Option<BlockHashes>,
     /// The tokens that may come first, if the generation is constrained.
     /// [`release`](super::Scheduler::release) gives the mask after each token.

@@ -145,6 +145,7 @@ impl RunningSequence {
             .into(),
             pooling_start: self.sequence.pooling_start,
             restore_state: self.restored.map(|checkpoint| checkpoint.0),
+            adapter: self.sequence.adapter.map(|adapter| adapter.0),
         }
     }
 

@@ -9,7 +9,7 @@ use millrace_proto::{Row, Sampling};
 use super::cache::BlockHashes;
 use super::drafter::Drafter;
 use super::frame_budget;
-use super::id::SeqId;
+use super::id::{AdapterId, SeqId};
 use super::limits::{self, InfeasibleRequest, SchedulerLimits};
 use super::loss_history::LossHistory;
 use super::message_size;
@@ -22,6 +22,8 @@ pub(super) struct Sequence {
     pub(super) id: SeqId,
     pub(super) priority: Priority,
     pub(super) tenant: Tenant,
+    /// The adapter that the sequence is computed with.
+    pub(super) adapter: Option<AdapterId>,
     /// Whether the sequence has left the queue before.
     pub(super) has_run: bool,
     /// Whether the sequence has left its slot to another tenant.
@@ -86,19 +88,20 @@ impl Sequence {
     /// A sequence with the block hashes of the request. `block_size` is the size of the blocks to
     /// be hashed.
     pub(super) fn new(id: SeqId, request: Request, block_size: Option<usize>) -> Self {
-        let salt = request.cache_salt.as_ref();
+        let (adapter, salt) = (request.adapter, request.cache_salt.as_ref());
         let hashed = request.block_hashes.filter(|hashes| hashes.block_size() == block_size);
-        // Hashes of another prompt or salt would give one client the blocks of another.
+        // Hashes of another prompt, adapter or salt would give one client the blocks of another.
         debug_assert!(hashed.as_ref().zip(block_size).is_none_or(|(hashes, block_size)| {
-            *hashes == BlockHashes::of_prompt(&request.prompt, salt, block_size)
+            *hashes == BlockHashes::of_prompt(&request.prompt, adapter, salt, block_size)
         }));
         Sequence {
             id,
             priority: request.priority,
             tenant: request.tenant,
+            adapter,
             has_run: false,
             gave_slot: false,
-            block_hashes: hashed.unwrap_or_else(|| BlockHashes::new(salt, block_size)),
+            block_hashes: hashed.unwrap_or_else(|| BlockHashes::new(adapter, salt, block_size)),
             prompt_len: request.prompt.len(),
             tokens: request.prompt,
             pending: 0,
@@ -149,6 +152,10 @@ impl Sequence {
         limits.check(self.prompt_len, self.max_new_tokens)?;
         if limits.needs_whole_prompts() && self.prompt_logprobs.is_some() {
             return Err(InfeasibleRequest::NoPromptScores);
+        }
+        if let Some(AdapterId(adapter)) = self.adapter.filter(|adapter| adapter.0 as usize >= limits.adapters)
+        {
+            return Err(InfeasibleRequest::UnknownAdapter { adapter, adapters: limits.adapters });
         }
         let vocab_size = limits.vocab_size;
         if let Some(&token) = self.tokens.iter().find(|&&token| token as usize >= vocab_size) {
@@ -328,6 +335,7 @@ mod tests {
             sampling: Sampling::default(),
             priority: Default::default(),
             tenant: Default::default(),
+            adapter: None,
             cache_salt: None,
             block_hashes: None,
             mask: None,

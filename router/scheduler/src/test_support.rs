@@ -43,6 +43,7 @@ struct Occupant {
     tokens: Vec<u32>,
     prompt_len: usize,
     pooling: Pooling,
+    adapter: Option<u32>,
     /// Number of computed positions; `None` before the first row, because a prefix may have been
     /// computed for others.
     computed: Option<usize>,
@@ -116,8 +117,19 @@ fn token_of(digest: u64, vocab_size: usize) -> u32 {
     (digest.wrapping_mul(0x94d0_49bb_1331_11eb) >> 33) as u32 % vocab_size as u32
 }
 
-/// The digest before the first token.
+/// The digest before the first token of a sequence without an adapter.
 const START: u64 = 1;
+
+/// The digest before the first token of a sequence. All keys, values and tokens depend on the
+/// adapter.
+fn start_digest(adapter: Option<u32>) -> u64 {
+    adapter.map_or(START, |adapter| mix(START, u32::MAX - adapter))
+}
+
+/// The digest before the first token of a request's prompt.
+fn start_digest_of(request: &Request) -> u64 {
+    start_digest(request.adapter.map(|adapter| adapter.0))
+}
 
 /// Seeds from here on make sequences that repeat themselves for some time.
 pub const REPEATS: u64 = 4 << 32;
@@ -158,7 +170,7 @@ fn score(digest: u64, token: u32, top_n: u32, vocab_size: usize) -> PromptToken 
 /// The scores of a request's prompt if the request runs alone.
 pub fn scored_alone(request: &Request, vocab_size: usize) -> Vec<PromptToken> {
     let Some(top_n) = request.prompt_logprobs else { return Vec::new() };
-    let mut digest = mix(START, request.prompt[0]);
+    let mut digest = mix(start_digest_of(request), request.prompt[0]);
     let score = |&token: &u32| {
         let scored = score(digest, token, top_n, vocab_size);
         digest = mix(digest, token);
@@ -169,13 +181,14 @@ pub fn scored_alone(request: &Request, vocab_size: usize) -> Vec<PromptToken> {
 
 /// The vector of a request's prompt, if a vector is wanted.
 pub fn vector_alone(request: &Request) -> Vec<f32> {
-    let digest = request.prompt.iter().fold(START, |digest, &token| mix(digest, token));
+    let digest = request.prompt.iter().fold(start_digest_of(request), |digest, &token| mix(digest, token));
     request.pooling.map_or_else(Vec::new, |_| vec![digest as f32, request.prompt.len() as f32])
 }
 
 /// The tokens of a request if it runs alone, and the reason of its end.
 pub fn alone(request: &Request, vocab_size: usize) -> (Vec<u32>, Finish) {
-    let mut digest = request.prompt.iter().fold(START, |digest, &token| mix(digest, token));
+    let mut digest =
+        request.prompt.iter().fold(start_digest_of(request), |digest, &token| mix(digest, token));
     let (mut generated, mut last) = (Vec::new(), request.prompt[request.prompt.len() - 1]);
     if request.max_new_tokens == 0 || request.pooling.is_some() {
         return (generated, Finish::Length);
@@ -277,12 +290,15 @@ impl PretendShard {
         let place = self.slots.get_mut(*slot as usize).ok_or("no such slot")?;
         ensure(place.is_none(), || format!("slot {slot} is taken"))?;
         ensure((1..=tokens.len()).contains(&(*prompt_len as usize)), || "no prompt".into())?;
+        let is_loaded = admission.adapter.is_none_or(|adapter| (adapter as usize) < self.limits.adapters);
+        ensure(is_loaded, || format!("adapter {:?} is not loaded", admission.adapter))?;
         let checkpoint = |id| self.checkpoints.get(id as usize).copied().flatten().ok_or("nothing was saved");
         let state = admission.restore_state.map(checkpoint).transpose()?;
         *place = Some(Occupant {
             tokens: tokens.clone(),
             prompt_len: *prompt_len as usize,
             pooling: admission.pooling(),
+            adapter: admission.adapter,
             computed: None,
             reserved: 0,
             begun_at: usize::MAX,
@@ -290,7 +306,7 @@ impl PretendShard {
             seed: sampling.as_ref().ok_or("no sampling")?.seed,
             top_n: sampling.as_ref().map_or(0, |sampling| sampling.top_n),
             table: Vec::new(),
-            state: state.unwrap_or(RecurrentState { position: 0, digest: START }),
+            state: state.unwrap_or(RecurrentState { position: 0, digest: start_digest(admission.adapter) }),
         });
         Ok(())
     }
@@ -307,7 +323,8 @@ impl PretendShard {
         let whole = occupant.pooling == Pooling::Last || row.start == 0 || occupant.begun_at == 0;
         ensure(whole, || "the mean of a part of a prompt".into())?;
         let is_last = (row.start + row.count) as usize == occupant.prompt_len;
-        let digest = occupant.tokens.iter().fold(START, |digest, &token| mix(digest, token));
+        let digest =
+            occupant.tokens.iter().fold(start_digest(occupant.adapter), |digest, &token| mix(digest, token));
         let values = vec![digest as f32, occupant.prompt_len as f32];
         Ok(is_last.then_some(Pooled { slot: row.slot, values }))
     }
@@ -364,7 +381,7 @@ impl PretendShard {
         let place = |table: &[u32], position: usize| {
             table[position / block_size] as usize * block_size + position % block_size
         };
-        let mut digest = START;
+        let mut digest = start_digest(occupant.adapter);
         for position in 0..start {
             digest = mix(digest, occupant.tokens[position]);
             ensure(self.cache[place(&occupant.table, position)] == digest, || {

@@ -9,6 +9,7 @@ use millrace_scheduler::{Request, SchedulerLimits, Tenant};
 use tokio::sync::{mpsc, watch};
 
 use super::account::{Account, ExceededLimit};
+use super::adapter_load::AdaptersInUse;
 use super::departures::Departures;
 use super::event::GenerationEvent;
 use super::occupancy::{AdmissionBounds, Occupancy, Permit};
@@ -167,7 +168,7 @@ impl Engine {
         };
         let permit =
             self.occupancy.enter(&request.tenant, request.prompt.len()).ok_or_else(|| self.overloaded())?;
-        let permit = permit.on_account(account);
+        let permit = permit.on_account(account).with_adapter(request.adapter);
         let (events, receiver) = mpsc::unbounded_channel();
         self.commands
             .send(EngineCommand::Submit { request, constraint, events, permit })
@@ -184,6 +185,11 @@ impl Engine {
     /// Waits until the engine has stopped: all requests have ended, and no shard process is left.
     pub async fn ended(&self) {
         self.commands.closed().await;
+    }
+
+    /// The adapters of the requests that are queued or running.
+    pub fn adapters_in_use(&self) -> AdaptersInUse {
+        self.occupancy.adapters.in_use()
     }
 
     /// Number of requests queued or running.

@@ -33,6 +33,7 @@
 //! | `metrics` | metrics of the event loop |
 
 mod account;
+mod adapter_load;
 mod baseline;
 mod config;
 mod constraint;
@@ -64,6 +65,7 @@ pub use millrace_proto::handshake::{Secret, ShortSecret};
 pub use millrace_proto::{MemoryItem, PromptHandling, Ready};
 
 pub use self::account::{Account, AccountLimits, ExceededLimit};
+pub use self::adapter_load::AdaptersInUse;
 pub use self::config::EngineConfig;
 pub use self::event::{GeneratedToken, GenerationEvent, GenerationFailure, GenerationStart, PromptToken};
 pub use self::group::{OtherNodes, ShardCommand, Unreaped};
@@ -78,5 +80,5 @@ use self::start::start_with;
 pub use self::start::{start, start_after};
 pub use self::state::EngineState;
 pub use millrace_scheduler::{
-    BlockHashes, Finish, Pooling, Priority, Request, Schedule, SchedulerLimits, Tenant,
+    AdapterId, BlockHashes, Finish, Pooling, Priority, Request, Schedule, SchedulerLimits, Tenant,
 };

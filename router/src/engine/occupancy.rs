@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use millrace_scheduler::Tenant;
+use millrace_scheduler::{AdapterId, Tenant};
 
 use super::account::AccountPermit;
+use super::adapter_load::{AdapterLoad, AdapterPermit};
 use super::places::{Place, Places};
 
 /// Bounds on the requests that the engine accepts. A tenant below its share of the places may
@@ -41,6 +42,8 @@ pub(super) struct Occupancy {
     /// Mean time in microseconds between two requests that leave the queue; 0 if it is not known
     /// yet.
     interval_micros: AtomicU64,
+    /// The requests with each adapter.
+    pub(super) adapters: Arc<AdapterLoad>,
 }
 
 impl Occupancy {
@@ -52,6 +55,7 @@ impl Occupancy {
             queued_tokens: AtomicUsize::new(0),
             free_places: AtomicUsize::new(0),
             interval_micros: AtomicU64::new(0),
+            adapters: Arc::default(),
         })
     }
 
@@ -85,7 +89,7 @@ impl Occupancy {
         let in_queue = self.queued.enter(tenant, self.queue_limit())?;
         self.queued_tokens.fetch_add(prompt, Ordering::AcqRel);
         let queued = Some(QueuePlace { _place: in_queue, tokens: prompt });
-        Some(Permit { occupancy: self.clone(), queued, account: None, _place: place })
+        Some(Permit { occupancy: self.clone(), queued, account: None, adapter: None, _place: place })
     }
 
     /// The number of requests that may be queued: those that could start at once, and those that
@@ -121,6 +125,8 @@ pub struct Permit {
     queued: Option<QueuePlace>,
     /// Counts the request for its account, if it has one.
     account: Option<AccountPermit>,
+    /// Counts the request for its adapter, if it has one.
+    adapter: Option<AdapterPermit>,
     _place: Place,
 }
 
@@ -138,8 +144,17 @@ impl Permit {
         self
     }
 
+    /// The same permit, which also counts for an adapter.
+    pub(super) fn with_adapter(mut self, adapter: Option<AdapterId>) -> Self {
+        self.adapter = adapter.map(|adapter| self.occupancy.adapters.enter(adapter));
+        self
+    }
+
     /// Notes that the request has left the queue.
     pub(super) fn start(&mut self) {
+        if let Some(adapter) = &mut self.adapter {
+            adapter.start();
+        }
         if let Some(account) = &mut self.account {
             account.start();
         }

@@ -35,7 +35,7 @@ fn app() -> &'static Router {
     APP.get_or_init(|| {
         let _runtime = runtime().enter();
         let engine = FakeEngine::new(Script::Say("{\"a\": 1}".into()), 8).engine;
-        let model = ModelInfo { id: "org/model".into(), sha: None, pipeline_tag: None };
+        let model = ModelInfo { id: "org/model".into(), ..ModelInfo::default() };
         let assets = test_support::assets_with_template(TEMPLATE);
         router(Service::new(&assets, engine, RequestLimits::default(), model).unwrap(), HttpConfig::default())
     })

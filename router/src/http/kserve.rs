@@ -17,11 +17,11 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::app::App;
-use super::model_name::UnknownModel;
+use super::model_name::{ServedModel, UnknownModel, served_model};
 use super::offload::TurnJson;
 use super::panic;
 use super::tgi::{self, GenerateParameters, TgiError};
-use crate::engine::EngineState;
+use crate::engine::{AdapterId, EngineState};
 use crate::service::{Prompt, Service, ServiceError};
 
 pub(super) fn routes() -> OpenApiRouter<App> {
@@ -112,14 +112,9 @@ struct ModelPath {
 }
 
 impl ModelPath {
-    /// Returns the name of the model in responses.
-    fn check(&self, app: &App) -> Result<String, UnknownModelResponse> {
-        let served = &app.service.model().id;
-        let names = &app.service.limits().model_names;
-        if names.is_empty() || self.model == "tgi" || names.contains(&self.model) {
-            return Ok(served.clone());
-        }
-        Err(UnknownModelResponse(UnknownModel(self.model.clone())))
+    /// Returns the model or the adapter with this name.
+    fn check(&self, app: &App) -> Result<ServedModel, UnknownModelResponse> {
+        served_model(app, Some(&self.model)).map_err(UnknownModelResponse)
     }
 }
 
@@ -137,7 +132,7 @@ async fn model(
     State(app): State<App>,
     Path(path): Path<ModelPath>,
 ) -> Result<Json<Value>, UnknownModelResponse> {
-    let name = path.check(&app)?;
+    let ServedModel { name, .. } = path.check(&app)?;
     let tensor = |name| json!({"name": name, "datatype": "BYTES", "shape": [1]});
     Ok(Json(json!({
         "name": name, "versions": ["1"], "platform": "millrace",
@@ -159,8 +154,8 @@ async fn infer(
     Path(path): Path<ModelPath>,
     TurnJson(request): TurnJson<InferenceRequest>,
 ) -> Result<Response, Response> {
-    let model_name = path.check(&app).map_err(IntoResponse::into_response)?;
-    let outputs = outputs(&app, &request).await.map_err(|error| match error {
+    let ServedModel { name: model_name, adapter } = path.check(&app).map_err(IntoResponse::into_response)?;
+    let outputs = outputs(&app, adapter, &request).await.map_err(|error| match error {
         ServiceError::Generation(_) => TgiError(ServiceError::Incomplete).into_response(),
         error => TgiError(error).into_response(),
     })?;
@@ -169,7 +164,12 @@ async fn infer(
 }
 
 /// Returns an output for each input, in their order.
-async fn outputs(app: &App, request: &InferenceRequest) -> Result<Vec<InferenceOutput>, ServiceError> {
+/// Parameters that name an adapter take precedence over the `adapter` of the path.
+async fn outputs(
+    app: &App,
+    adapter: Option<AdapterId>,
+    request: &InferenceRequest,
+) -> Result<Vec<InferenceOutput>, ServiceError> {
     let InferenceRequest { inputs, outputs, .. } = request;
     let invalid = |detail: String| Service::reject(ServiceError::invalid("inputs", detail));
     let max_inputs = app.service.limits().max_concurrent_requests;
@@ -196,10 +196,14 @@ async fn outputs(app: &App, request: &InferenceRequest) -> Result<Vec<InferenceO
                 _ => return Err(invalid(format!("`{}` must have one element", input.name))),
             },
         };
-        let params =
-            parameters.map_or_else(|| tgi::default_parameters().params(), GenerateParameters::params);
+        let params = match parameters {
+            Some(parameters) => parameters.params(app),
+            None => tgi::default_parameters().params(app),
+        };
+        let mut params = params.map_err(Service::reject)?;
+        params.adapter = params.adapter.or(adapter);
         let prompt = Prompt::Text(text, SpecialTokens::Add);
-        let stream = app.service.generate(prompt, params.map_err(Service::reject)?).await?;
+        let stream = app.service.generate(prompt, params).await?;
         let text = stream.collect().await?.finished.text;
         let name = outputs.get(index).map_or(&input.name, |output| &output.name).clone();
         Ok(match &input.data {

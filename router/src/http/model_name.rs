@@ -1,6 +1,8 @@
-//! The names that clients may call the model by.
+//! The names by which clients call the model and its adapters.
 
 use super::app::App;
+use crate::engine::AdapterId;
+use crate::service::{ModelInfo, ServiceError};
 
 /// Names by which the clients of TGI and Hugging Face call whatever model is at an address.
 const PLACEHOLDERS: [&str; 3] = ["", "tgi", "dummy"];
@@ -16,27 +18,60 @@ impl UnknownModel {
     }
 }
 
-/// Returns the name of the model in responses.
-///
-/// Unless the operator has given the model names, a request may call it by any name: some clients
-/// send a URL, others the name of a model that they know.
-///
-/// # Errors
-/// [`UnknownModel`] if the operator has given names and the request uses another one.
-pub(super) fn served_model(app: &App, requested: Option<&str>) -> Result<String, UnknownModel> {
-    let names = &app.service.limits().model_names;
-    let is_served = |name: &str| {
-        names.is_empty() || PLACEHOLDERS.contains(&name) || names.iter().any(|served| served == name)
-    };
-    match requested {
-        Some(name) if !is_served(name) => Err(UnknownModel(name.to_owned())),
-        _ => Ok(app.service.model().id.clone()),
-    }
+/// The model, or one of its adapters, that a request asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ServedModel {
+    /// The name in responses.
+    pub(super) name: String,
+    /// The adapter, if the request names one.
+    pub(super) adapter: Option<AdapterId>,
 }
 
-/// Returns the names that the model is listed by. The first is its name in responses.
+/// Returns the model or the adapter that a request names.
+///
+/// If there are no adapters and the operator has given the model no names, a request may call it by
+/// any name: some clients send a URL, others the name of a model that they know.
+///
+/// # Errors
+/// [`UnknownModel`] if there are adapters or names, and the request uses another name.
+pub(super) fn served_model(app: &App, requested: Option<&str>) -> Result<ServedModel, UnknownModel> {
+    let (model, names) = (app.service.model(), &app.service.limits().model_names);
+    let base = ServedModel { name: model.id.clone(), adapter: None };
+    let Some(name) = requested else { return Ok(base) };
+    if let Some((number, adapter)) = model.adapter(name) {
+        return Ok(ServedModel { name: adapter.name.clone(), adapter: Some(number) });
+    }
+    let has_any_name = names.is_empty() && model.adapters.is_empty();
+    let is_base =
+        has_any_name || PLACEHOLDERS.contains(&name) || listed_base_names(app).any(|base| base == name);
+    if is_base { Ok(base) } else { Err(UnknownModel(name.to_owned())) }
+}
+
+/// Returns the names that the model and its adapters are listed by. The first is the model's name
+/// in responses.
 pub(super) fn listed_names(app: &App) -> Vec<&str> {
+    let adapters = app.service.model().adapters.iter().map(|adapter| adapter.name.as_str());
+    listed_base_names(app).chain(adapters).collect()
+}
+
+fn listed_base_names(app: &App) -> impl Iterator<Item = &str> {
     let id = app.service.model().id.as_str();
-    let others = app.service.limits().model_names.iter().map(String::as_str).filter(|name| *name != id);
-    [id].into_iter().chain(others).collect()
+    let others = app.service.limits().model_names.iter().map(String::as_str).filter(move |name| *name != id);
+    [id].into_iter().chain(others)
+}
+
+/// Returns the adapter that TGI's parameter `adapter_id` names.
+///
+/// # Errors
+/// [`ServiceError::Validation`] names the adapters that there are.
+pub(super) fn adapter_by_id(model: &ModelInfo, id: &str) -> Result<AdapterId, ServiceError> {
+    if let Some((number, _)) = model.adapter(id) {
+        return Ok(number);
+    }
+    let known: Vec<&str> = model.adapters.iter().map(|adapter| adapter.name.as_str()).collect();
+    let known = match known[..] {
+        [] => "the server has no adapters".to_owned(),
+        _ => format!("the adapters are {}", known.join(", ")),
+    };
+    Err(ServiceError::invalid("adapter_id", format!("`adapter_id` {id} is not known: {known}")))
 }

@@ -7,6 +7,7 @@ use millrace_text::{PairAffixes, SpecialTokens};
 
 use super::app::App;
 use super::openai::concurrent_prompts;
+use crate::engine::AdapterId;
 use crate::service::{Params, Pooling, Prepared, Prompt, ServiceError, TruncationSide};
 
 /// The scores of some texts, in their order.
@@ -34,6 +35,7 @@ pub(super) enum ClassifierInput {
 /// If a text is invalid, or the model does not score pairs.
 pub(super) async fn compute(
     app: &App,
+    adapter: Option<AdapterId>,
     query: String,
     texts: Vec<String>,
     truncate: Option<TruncationSide>,
@@ -46,7 +48,7 @@ pub(super) async fn compute(
     service.pair_affixes()?;
     let query: Arc<[u32]> = service.tokenize(query.into(), SpecialTokens::Omit).await?.ids.into();
     let inputs = texts.into_iter().map(|text| ClassifierInput::Pair(query.clone(), text)).collect();
-    let (outputs, prompt_tokens) = classify(app, inputs, truncate).await?;
+    let (outputs, prompt_tokens) = classify(app, adapter, inputs, truncate).await?;
     Ok(Scores { outputs: outputs.into_iter().flatten().collect(), prompt_tokens })
 }
 
@@ -57,6 +59,7 @@ pub(super) async fn compute(
 /// If an input is invalid or too long, or the model has no classifier or no form for pairs.
 pub(super) async fn classify(
     app: &App,
+    adapter: Option<AdapterId>,
     inputs: Vec<ClassifierInput>,
     truncate: Option<TruncationSide>,
 ) -> Result<(Vec<Vec<f32>>, usize), ServiceError> {
@@ -73,6 +76,7 @@ pub(super) async fn classify(
     let are_many = inputs.len() > 1;
     let at = |index: usize| move |error: ServiceError| if are_many { error.at_index(index) } else { error };
     let params = Params {
+        adapter,
         max_new_tokens: Some(0),
         echoes: true,
         pooling: Some(Pooling::Classes),

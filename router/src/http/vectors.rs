@@ -7,7 +7,7 @@ use millrace_text::SpecialTokens;
 use super::app::App;
 use super::openai::concurrent_prompts;
 use crate::embedding::normalized;
-use crate::engine::Pooling;
+use crate::engine::{AdapterId, Pooling};
 use crate::service::{Params, Prepared, Prompt, ServiceError, TruncationSide, VectorPlan};
 
 /// Bytes of a number in JSON, on average.
@@ -16,6 +16,8 @@ const NUMBER_BYTES: usize = 12;
 /// How vectors are made.
 #[derive(Debug, Clone)]
 pub(super) struct VectorOptions {
+    /// The adapter that the vectors are computed with.
+    pub(super) adapter: Option<AdapterId>,
     /// Number of features to keep. `None` keeps all.
     pub(super) dimensions: Option<usize>,
     /// Whether vectors are scaled to the length 1, whatever the model's modules do.
@@ -113,6 +115,7 @@ impl VectorJob {
             None => 0,
         };
         let params = Params {
+            adapter: options.adapter,
             max_new_tokens: Some(0),
             echoes: true,
             pooling_start,

@@ -5,7 +5,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use millrace_scheduler::{CacheEvent, StoredBlocks};
+use millrace_scheduler::{AdapterId, CacheEvent, StoredBlocks};
 use rmp::encode::{self, ByteBuf};
 
 /// The memory that the blocks are in. vLLM has this name for the memory of the device that
@@ -20,15 +20,16 @@ pub(super) fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// Encodes a batch: `[time, events, data_parallel_rank]`.
-pub(super) fn encode(time: f64, events: &[CacheEvent]) -> Vec<u8> {
+/// Encodes a batch: `[time, events, data_parallel_rank]`. `adapters` are the names of the adapters,
+/// by number.
+pub(super) fn encode(time: f64, events: &[CacheEvent], adapters: &[String]) -> Vec<u8> {
     let mut out = ByteBuf::new();
     array(&mut out, 3);
     infallible(encode::write_f64(&mut out, time));
     array(&mut out, events.len());
     for event in events {
         match event {
-            CacheEvent::Stored(blocks) => stored(&mut out, blocks),
+            CacheEvent::Stored(blocks) => stored(&mut out, blocks, adapters),
             CacheEvent::Removed(removed) => {
                 array(&mut out, 3);
                 text(&mut out, "BlockRemoved");
@@ -45,9 +46,11 @@ pub(super) fn encode(time: f64, events: &[CacheEvent]) -> Vec<u8> {
     out.into_vec()
 }
 
-/// `block_hashes`, `parent_block_hash`, `token_ids`, `block_size`, `lora_id`, `medium`.
-fn stored(out: &mut ByteBuf, blocks: &StoredBlocks) {
-    array(out, 7);
+/// `block_hashes`, `parent_block_hash`, `token_ids`, `block_size`, `lora_id`, `medium`, and
+/// `lora_name` for blocks of an adapter. vLLM's `lora_id` begins with 1.
+fn stored(out: &mut ByteBuf, blocks: &StoredBlocks, adapters: &[String]) {
+    let name = blocks.adapter.and_then(|AdapterId(number)| adapters.get(number as usize));
+    array(out, if name.is_some() { 8 } else { 7 });
     text(out, "BlockStored");
     hashes(out, &blocks.hashes);
     match &blocks.parent {
@@ -57,8 +60,14 @@ fn stored(out: &mut ByteBuf, blocks: &StoredBlocks) {
     array(out, blocks.tokens.len());
     blocks.tokens.iter().for_each(|&token| number(out, token.into()));
     number(out, blocks.block_size as u64);
-    infallible(encode::write_nil(out));
+    match blocks.adapter {
+        Some(AdapterId(adapter)) => number(out, u64::from(adapter) + 1),
+        None => infallible(encode::write_nil(out)),
+    }
     text(out, MEDIUM);
+    if let Some(name) = name {
+        text(out, name);
+    }
 }
 
 fn hashes<const N: usize>(out: &mut ByteBuf, hashes: &[[u8; N]]) {

@@ -38,31 +38,35 @@ use self::publisher::BoundAddresses;
 #[derive(Clone)]
 pub struct KvEvents {
     history: Arc<History>,
+    /// The names of the adapters, by number.
+    adapters: Arc<[String]>,
 }
 
 impl KvEvents {
     /// Opens the sockets and starts to serve them on the current tokio runtime. The first batch
     /// says that the cache is empty, for routers that know of an earlier run of this server.
+    /// `adapters` are the names of the adapters, by number.
     ///
     /// # Errors
     /// A message that names the endpoint which cannot be opened.
-    pub fn start(config: KvEventsConfig) -> Result<Self, String> {
-        let (events, bound) = Self::start_bound(config)?;
+    pub fn start(config: KvEventsConfig, adapters: &[String]) -> Result<Self, String> {
+        let (events, bound) = Self::start_bound(config, adapters)?;
         tracing::info!(events = ?bound.events, replay = ?bound.replay, "events of the prefix cache are published");
         Ok(events)
     }
 
     /// Does what [`start`](Self::start) does, and also returns the addresses of the sockets. The
     /// system chooses a port that is given as 0.
-    fn start_bound(config: KvEventsConfig) -> Result<(Self, BoundAddresses), String> {
+    fn start_bound(config: KvEventsConfig, adapters: &[String]) -> Result<(Self, BoundAddresses), String> {
         metrics::describe();
-        let events = Self::without_sockets(&config);
+        let events = Self::without_sockets(&config, adapters);
         let bound = publisher::start(config, &events.history)?;
         Ok((events, bound))
     }
 
-    fn without_sockets(config: &KvEventsConfig) -> Self {
-        let events = KvEvents { history: Arc::new(History::new(config.history())) };
+    fn without_sockets(config: &KvEventsConfig, adapters: &[String]) -> Self {
+        let history = Arc::new(History::new(config.history()));
+        let events = KvEvents { history, adapters: adapters.into() };
         events.publish(&[CacheEvent::Cleared]);
         events
     }
@@ -70,7 +74,7 @@ impl KvEvents {
     /// Publishes events as one batch. Nothing is published without events.
     pub(crate) fn publish(&self, events: &[CacheEvent]) {
         if !events.is_empty() {
-            self.history.push(message::encode(message::now(), events).into());
+            self.history.push(message::encode(message::now(), events, &self.adapters).into());
             counter!(metrics::BATCHES).increment(1);
         }
     }

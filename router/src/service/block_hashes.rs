@@ -6,7 +6,7 @@ use millrace_proto::{PromptHandling, Ready};
 
 use super::error::ServiceError;
 use super::setup::Service;
-use crate::engine::BlockHashes;
+use crate::engine::{AdapterId, BlockHashes};
 
 /// Maximum number of tokens that are hashed on the thread of the request, which takes up to 0.3 ms.
 const MAX_INLINE_TOKENS: usize = 16 << 10;
@@ -18,6 +18,7 @@ impl Service {
     pub(super) async fn hash_blocks(
         &self,
         prompt: Vec<u32>,
+        adapter: Option<AdapterId>,
         salt: Option<Arc<str>>,
         ready: &Ready,
     ) -> Result<(Vec<u32>, Option<BlockHashes>), ServiceError> {
@@ -31,7 +32,7 @@ impl Service {
         }
         let (block_size, is_short) = (ready.block_size as usize, prompt.len() <= MAX_INLINE_TOKENS);
         let hash = move || {
-            let hashes = BlockHashes::of_prompt(&prompt, salt.as_ref(), block_size);
+            let hashes = BlockHashes::of_prompt(&prompt, adapter, salt.as_ref(), block_size);
             (prompt, Some(hashes))
         };
         if is_short {

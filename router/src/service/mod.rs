@@ -55,7 +55,7 @@ pub(crate) use self::caller::Caller;
 pub(crate) use self::context::{RequestContext, TokenCounts};
 pub use self::error::{AtIndex, ContextOverflow, ServiceError};
 pub use self::limits::{PayloadLimit, RequestLimits, TokenLimits};
-pub use self::model::ModelInfo;
+pub use self::model::{AdapterInfo, ModelInfo};
 pub(crate) use self::params::{BYTES_PER_TOKEN, priority};
 pub use self::params::{Params, Prompt, TruncationSide};
 pub use self::prepared::Prepared;

@@ -11,7 +11,7 @@ use millrace_text::{RenderedPrompt, SpecialTokens, StopText};
 use super::error::ServiceError;
 use super::limits::RequestLimits;
 use crate::assets::SamplingDefaults;
-use crate::engine::{Pooling, Priority};
+use crate::engine::{AdapterId, Pooling, Priority};
 
 /// The text or tokens to continue.
 #[derive(Debug, Clone)]
@@ -100,6 +100,8 @@ pub struct Params {
     pub best_of: Option<usize>,
     /// Scheduling priority.
     pub priority: Priority,
+    /// The adapter that the answer is computed with; `None` for the model itself.
+    pub adapter: Option<AdapterId>,
     /// Salt of the prefix cache: computed prefixes are shared only with requests that have the same
     /// salt.
     pub cache_salt: Option<Arc<str>>,
@@ -159,6 +161,7 @@ impl Default for Params {
             warped_logprobs: false,
             best_of: None,
             priority: Priority::Normal,
+            adapter: None,
             cache_salt: None,
             grammar: None,
             ignore_eos: false,

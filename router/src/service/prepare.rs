@@ -127,7 +127,7 @@ impl Service {
             .map_err(|wrong| ServiceError::invalid("parameters", wrong.to_string()))?;
         let cache_salt =
             caller.map_or_else(|| params.cache_salt.clone(), |c| c.salt(params.cache_salt.as_ref()));
-        let (ids, block_hashes) = self.hash_blocks(ids, cache_salt.clone(), &ready).await?;
+        let (ids, block_hashes) = self.hash_blocks(ids, params.adapter, cache_salt.clone(), &ready).await?;
         let request = Request {
             prompt: ids,
             max_new_tokens,
@@ -135,6 +135,7 @@ impl Service {
             sampling,
             priority: params.priority,
             tenant: context.as_deref().map(RequestContext::tenant).unwrap_or_default(),
+            adapter: params.adapter,
             cache_salt,
             block_hashes,
             // Known when the request starts.

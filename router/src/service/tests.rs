@@ -13,7 +13,7 @@ use crate::engine::{BlockHashes, EngineState};
 use crate::test_support::{self, FakeEngine, Script};
 
 fn service(engine: &FakeEngine) -> Service {
-    let model = ModelInfo { id: "m".into(), sha: None, pipeline_tag: None };
+    let model = ModelInfo { id: "m".into(), ..ModelInfo::default() };
     Service::new(&test_support::assets(), engine.engine.clone(), RequestLimits::default(), model).unwrap()
 }
 
@@ -82,7 +82,7 @@ async fn answers_to_one_prompt_share_their_block_hashes() {
         let mut engine = FakeEngine::new(Script::Say("a".into()), 8);
         let service = service(&engine);
         let ids: Vec<u32> = (0..length).map(|id| id % 250).collect();
-        let hashes = |salt: Option<Arc<str>>| Some(BlockHashes::of_prompt(&ids, salt.as_ref(), 16));
+        let hashes = |salt: Option<Arc<str>>| Some(BlockHashes::of_prompt(&ids, None, salt.as_ref(), 16));
         for salt in [None, Some(Arc::from("me"))] {
             let params = Params { cache_salt: salt.clone(), max_new_tokens: Some(2), ..Params::default() };
             let prepared = service.prepare(Prompt::Ids(ids.clone()), params).await.unwrap();
@@ -189,7 +189,7 @@ proptest! {
             let engine = FakeEngine::new(Script::Say("a".into()), 8);
             let ready = Ready { vocab_size, ..(*engine.ready()).clone() };
             engine.state.send_replace(EngineState::Ready(Arc::new(ready.clone())));
-            let model = ModelInfo { id: "m".into(), sha: None, pipeline_tag: None };
+            let model = ModelInfo { id: "m".into(), ..ModelInfo::default() };
             let limits = RequestLimits { max_top_n_tokens, ..RequestLimits::default() };
             let text = millrace_text::test_support::assets_with(&["<x>"]);
             let assets = Assets { text, ..Assets::default() };

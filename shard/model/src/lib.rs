@@ -2,13 +2,15 @@
 //!
 //! [`families`] turns a checkpoint into a [`Model`]: a [`DecoderSpec`], which says what the decoder
 //! computes, and a [`WeightSource`], which has a weight for each [`WeightSlot`]. [`split`] cuts out
-//! the share of one rank. [`step_sizes`] has the sizes of a step, [`memory_plan`] decides the sizes
-//! of everything that a device holds, and [`estimate`] predicts memory and speed without a device.
-//! [`inspect`] describes a checkpoint for people.
+//! the share of one rank. [`adapters`] matches files of LoRA to the weights. [`step_sizes`] has the
+//! sizes of a step, [`memory_plan`] decides the sizes of everything that a device holds, and
+//! [`estimate`] predicts memory and speed without a device. [`inspect`] describes a checkpoint for
+//! people.
 //!
 //! Nothing here opens a device, computes a step or knows a process or a message: devices are only
 //! their [`Sizing`](millrace_backend::Sizing).
 
+pub mod adapters;
 mod description;
 pub mod estimate;
 pub mod families;
@@ -33,4 +35,4 @@ pub use description::{
 pub use millrace_backend::KvFormat;
 pub use millrace_numbers::DType;
 pub use readable::{Bytes, Count, Operations};
-pub use shard_limits::ShardLimits;
+pub use shard_limits::{AdapterLimits, ShardLimits};

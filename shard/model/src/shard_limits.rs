@@ -1,6 +1,9 @@
 //! The limits that a shard allocates its memory for.
 
-use millrace_backend::KvFormat;
+use millrace_backend::{AdapterSpec, KvFormat};
+use millrace_numbers::DType;
+
+use crate::description::{DecoderSpec, WeightSlot};
 
 /// The limits that a shard allocates its memory for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +24,35 @@ pub struct ShardLimits {
     pub state_checkpoints: usize,
     /// Maximum number of drafts of all rows of one step together.
     pub max_drafts: usize,
+    /// The adapters.
+    pub adapters: AdapterLimits,
+}
+
+/// The number of adapters and the largest rank of their matrices, for which memory is allocated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AdapterLimits {
+    /// Number of adapters.
+    pub count: usize,
+    /// The largest rank of a matrix of an adapter.
+    pub max_rank: usize,
+}
+
+impl AdapterLimits {
+    /// No adapters.
+    pub const NONE: Self = AdapterLimits { count: 0, max_rank: 0 };
+
+    /// Returns the pool of adapters of the matrix for `slot` of `spec`, which is this rank's share
+    /// of the model, in numbers of type `dtype`.
+    pub fn pool(self, spec: &DecoderSpec, slot: WeightSlot, dtype: DType) -> AdapterSpec {
+        let (outputs, inputs) = spec.shape(slot);
+        AdapterSpec { inputs, outputs, places: self.count, rank: self.rank(slot), dtype }
+    }
+
+    /// Returns the largest sum of the ranks of what one adapter adds to the matrix for `slot`. Each
+    /// block of its outputs may be a matrix of its own in the checkpoint.
+    pub fn rank(self, slot: WeightSlot) -> usize {
+        slot.info().outputs.len().saturating_mul(self.max_rank)
+    }
 }
 
 impl ShardLimits {

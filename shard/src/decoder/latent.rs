@@ -49,8 +49,9 @@ impl<B: Backend> LatentBuffers<B> {
         (ropes, query_scale): (&[RopeSpec<B::Vector>], Option<&B::Vector>),
         x: &B::Buf,
         kv: &mut B::Kv,
+        features: &mut ByWidth<B::Buf>,
     ) -> std::result::Result<&B::Buf, Error> {
-        let &StepContext { backend, step, tokens: n, .. } = step;
+        let (context, &StepContext { backend, step, tokens: n, .. }) = (step, step);
         let (Some(plan), Positions::Rotary { table }) = (&heads.latent, heads.positions) else {
             unreachable!("latent attention has latents and is rotated; this is a bug")
         };
@@ -59,14 +60,14 @@ impl<B: Backend> LatentBuffers<B> {
         match (&w.query_down, plan.query_rank) {
             (Some((down, norm)), Some(rank)) => {
                 let (low, normed) = (self.query_down.of(rank), self.query_normed.of(rank));
-                backend.linear(n, x, down, None, low)?; // [n, query_rank]
+                down.compute(context, x, features, low)?; // [n, query_rank]
                 backend.norm(n, low, norm, normed)?;
-                backend.linear(n, normed, &w.query, None, queries)?;
+                w.query.compute(context, normed, features, queries)?;
             }
-            _ => backend.linear(n, x, &w.query, None, queries)?, // [n, heads * query_dim]
+            _ => w.query.compute(context, x, features, queries)?, // [n, heads * query_dim]
         }
         let rows = self.rows.of(plan.row_dim());
-        backend.linear(n, x, &w.down, None, rows)?; // [n, row_dim]
+        w.down.compute(context, x, features, rows)?; // [n, row_dim]
         let latent = RowParts { first: plan.rotary_dim, count: 1, cols: plan.rank };
         backend.norm_parts(n, rows, latent, &w.norm)?;
         // The products of keys and queries are those of latents and absorbed queries.

@@ -10,6 +10,7 @@ use millrace_model::{
 use super::experts::ExpertsIo;
 use super::group::RankGroup;
 use super::mlp::{MlpBuffers, MlpPlan};
+use super::recurrent::RecurrentOutput;
 use super::residual::BranchOutput;
 use super::softmax::Softmax;
 use super::step_context::StepContext;
@@ -103,7 +104,7 @@ impl<B: Backend> LayerStack<B> {
             };
             recurrent_states.push(attention.recurrent().map(states).transpose()?);
         }
-        let buffers = LayerBuffers::new(backend, &layers, spec.hidden, limits)?;
+        let buffers = LayerBuffers::new(backend, spec, &layers, limits)?;
         Ok(LayerStack { layers, hidden: spec.hidden, plan, weights, kv, recurrent_states, buffers })
     }
 
@@ -159,9 +160,10 @@ impl<B: Backend> LayerStack<B> {
                     softmax.compute(step, x, kv, buffers)?;
                 }
                 AttentionWeights::Latent(w) => {
-                    let LayerBuffers { latent, branch, .. } = buffers;
-                    let result = latent.compute(step, (spec, w), (&weights.ropes, query_scale), x, kv)?;
-                    step.backend.linear(step.tokens, result, &w.out, w.out_bias.as_ref(), branch)?;
+                    let LayerBuffers { latent, branch, adapter_features: features, .. } = buffers;
+                    let by_position = (&weights.ropes[..], query_scale);
+                    let result = latent.compute(step, (spec, w), by_position, x, kv, features)?;
+                    w.out.compute(step, result, features, branch)?;
                 }
                 _ => unreachable!("weights are loaded as specified; this is a bug"),
             }
@@ -170,12 +172,16 @@ impl<B: Backend> LayerStack<B> {
             }
         }
         if let (Some(spec), Some(states)) = (attention.recurrent(), &mut recurrent_states[index]) {
-            let LayerBuffers { recurrent, branch, beside, .. } = buffers;
+            let LayerBuffers { recurrent, branch, beside, adapter_features: features, .. } = buffers;
             match &weights.layers[index].attention {
-                AttentionWeights::Recurrent(w) => recurrent.compute(step, (spec, w), x, states, branch)?,
+                AttentionWeights::Recurrent(w) => {
+                    let output = RecurrentOutput { branch, features };
+                    recurrent.compute(step, (spec, w), x, states, output)?;
+                }
                 AttentionWeights::Hybrid(_, w) => {
                     let result = beside.of(*hidden);
-                    recurrent.compute(step, (spec, w), x, states, result)?;
+                    let output = RecurrentOutput { branch: result, features };
+                    recurrent.compute(step, (spec, w), x, states, output)?;
                     step.backend.add(step.tokens, result, branch)?;
                 }
                 _ => unreachable!("weights are loaded as specified; this is a bug"),
@@ -196,8 +202,8 @@ impl<B: Backend> LayerStack<B> {
         let residual = &states.residual;
         let x = if plan.place.is_before() { &states.normed } else { residual };
         let (layer, w) = (&layers[index], &weights.layers[index]);
-        let LayerBuffers { branch, gate_up, activated, experts, .. } = buffers;
-        let mlp = MlpBuffers { gate_up, activated };
+        let LayerBuffers { branch, gate_up, activated, experts, adapter_features, .. } = buffers;
+        let mlp = MlpBuffers { gate_up, activated, adapter_features };
         match (&layer.mlp, &w.mlp) {
             (Mlp::Gated(spec) | Mlp::Plain(spec), MlpWeights::Dense(w)) => {
                 mlp.compute(step, MlpPlan::dense(spec, w.act, layer.mlp.is_gated()), w, x, branch)

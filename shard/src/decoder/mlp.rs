@@ -42,6 +42,8 @@ impl MlpPlan {
 pub(super) struct MlpBuffers<'a, B: Backend> {
     pub(super) gate_up: &'a mut ByWidth<B::Buf>,
     pub(super) activated: &'a mut ByWidth<B::Buf>,
+    /// The low-rank features of adapters.
+    pub(super) adapter_features: &'a mut ByWidth<B::Buf>,
 }
 
 impl<B: Backend> MlpBuffers<'_, B> {
@@ -55,7 +57,8 @@ impl<B: Backend> MlpBuffers<'_, B> {
         x: &B::Buf,
         out: &mut B::Buf,
     ) -> Result<(), Error> {
-        let &StepContext { backend, tokens: n, .. } = step;
+        let (context, &StepContext { backend, tokens: n, .. }) = (step, step);
+        let features = self.adapter_features;
         let MlpPlan { width, kind, up_factor, out_factor } = plan;
         let activated = self.activated.of(width);
         let scale =
@@ -63,17 +66,17 @@ impl<B: Backend> MlpBuffers<'_, B> {
         match kind {
             MlpKind::Gated(gating) => {
                 let gate_up = self.gate_up.of(2 * width);
-                backend.linear(n, x, &w.up, w.up_bias.as_ref(), gate_up)?; // [n, 2 * width]
+                w.up.compute(context, x, features, gate_up)?; // [n, 2 * width]
                 scale(up_factor, gate_up)?;
                 backend.gate(n, gating, gate_up, activated)?; // [n, width]
             }
             MlpKind::Plain(act) => {
-                backend.linear(n, x, &w.up, w.up_bias.as_ref(), activated)?; // [n, width]
+                w.up.compute(context, x, features, activated)?; // [n, width]
                 scale(up_factor, activated)?;
                 backend.activate(n, act, activated)?;
             }
         }
-        backend.linear(n, activated, &w.down, w.down_bias.as_ref(), out)?; // [n, hidden]
+        w.down.compute(context, activated, features, out)?; // [n, hidden]
         Ok(scale(out_factor, out)?)
     }
 }

@@ -5,6 +5,7 @@
 //! next where that needs the model: [`Decoder::compute`] asks for the forward pass and
 //! [`Decoder::sample`] for the sampling.
 
+mod adapters;
 mod collective;
 mod experts;
 mod forward;
@@ -14,6 +15,7 @@ mod latent;
 mod layer_stack;
 mod mlp;
 mod per_layer;
+mod projection;
 mod recurrent;
 mod residual;
 mod softmax;
@@ -31,6 +33,7 @@ use millrace_backend::{
 use millrace_model::step_sizes::{attention, step_size};
 use millrace_model::{DecoderSpec, ShardLimits};
 
+pub use adapters::AdapterSet;
 pub use collective::Collective;
 pub use host_layers::HostLayers;
 pub use weights::{ModelPart, Weights};

@@ -7,20 +7,19 @@ use millrace_backend::{
 use millrace_model::step_sizes::LayerBuffer;
 use millrace_model::{RecurrentLayer, RecurrentRule};
 
+use super::projection::Projection;
 use super::step_context::{ByWidth, StepContext};
 use crate::Error;
 
 /// The constants of a recurrent layer.
 pub(super) struct RecurrentWeights<B: Backend> {
-    pub(super) input: B::Matrix,                    // [projected_cols, hidden]
-    pub(super) in_bias: Option<B::Vector>,          // [projected_cols]
+    pub(super) input: Projection<B>,                // [projected_cols, hidden]
     pub(super) conv: B::Vector,                     // [taps, channels]
     pub(super) conv_bias: Option<B::Vector>,        // [channels]
     pub(super) rates: Option<RateWeights<B>>,       // unless the layer is only a convolution
     pub(super) low_rank: Option<LowRankWeights<B>>, // if features of keys have rates of their own
     pub(super) norm: Option<Norm<B::Vector>>,       // [value_dim], or [heads * value_dim]
-    pub(super) out: B::Matrix,                      // [hidden, heads * value_dim]
-    pub(super) out_bias: Option<B::Vector>,         // [hidden]
+    pub(super) out: Projection<B>,                  // [hidden, heads * value_dim]
 }
 
 /// The constants of the rates at which the matrices of heads change.
@@ -57,6 +56,14 @@ pub(super) struct RecurrentBuffers<B: Backend> {
     results: ByWidth<B::Buf>,
 }
 
+/// Where a recurrent layer leaves its result.
+pub(super) struct RecurrentOutput<'a, B: Backend> {
+    /// `[tokens, hidden]`
+    pub(super) branch: &'a mut B::Buf,
+    /// The low-rank features of adapters, as working memory.
+    pub(super) features: &'a mut ByWidth<B::Buf>,
+}
+
 impl<B: Backend> RecurrentBuffers<B> {
     /// Allocates the buffers with `buffers`.
     pub(super) fn new(buffers: impl Fn(LayerBuffer) -> Result<ByWidth<B::Buf>>) -> Result<Self> {
@@ -78,11 +85,11 @@ impl<B: Backend> RecurrentBuffers<B> {
         (spec, w): (&RecurrentLayer, &RecurrentWeights<B>),
         x: &B::Buf,
         states: &mut B::States,
-        branch: &mut B::Buf,
+        RecurrentOutput { branch, features }: RecurrentOutput<'_, B>,
     ) -> std::result::Result<(), Error> {
-        let &StepContext { backend, step, tokens: n, .. } = step;
+        let (context, &StepContext { backend, step, tokens: n, .. }) = (step, step);
         let projected = self.projected.of(spec.projected_cols());
-        backend.linear(n, x, &w.input, w.in_bias.as_ref(), projected)?; // [n, projected_cols]
+        w.input.compute(context, x, features, projected)?; // [n, projected_cols]
         let (act, gated) = match spec.rule {
             RecurrentRule::Delta(act)
             | RecurrentRule::ChannelDelta { act, .. }
@@ -150,7 +157,7 @@ impl<B: Backend> RecurrentBuffers<B> {
         if spec.result.is_gated() && !spec.result.gates_come_first() {
             backend.multiply_gates(n, gates, function, results)?;
         }
-        backend.linear(n, results, &w.out, w.out_bias.as_ref(), branch)?; // [n, hidden]
+        w.out.compute(context, results, features, branch)?; // [n, hidden]
         if spec.factors.out != 1.0 {
             backend.scale(n, spec.factors.out, branch)?;
         }

@@ -31,12 +31,13 @@ impl<B: Backend> Softmax<'_, B> {
         kv: &mut B::Kv,
         buffers: &mut LayerBuffers<B>,
     ) -> Result<(), Error> {
-        let &StepContext { backend, step, tokens: n, .. } = step;
+        let (context, &StepContext { backend, step, tokens: n, .. }) = (step, step);
+        let features = &mut buffers.adapter_features;
         let Softmax { spec, w, .. } = *self;
         let layout = spec.projected();
         let qkv = buffers.qkv.of(layout.cols());
         let heads = buffers.heads.of(layout.heads * layout.head_dim);
-        backend.linear(n, x, &w.qkv, w.qkv_bias.as_ref(), qkv)?; // [n, layout.cols()]
+        w.qkv.compute(context, x, features, qkv)?; // [n, layout.cols()]
         // The prologue computes the usual norm of heads itself.
         let in_prologue = |norms: &&HeadNorm<B::Vector>| {
             let is_shared = matches!(spec.head_norm, HeadNormPlan::Shared | HeadNormPlan::Unscaled);
@@ -77,11 +78,10 @@ impl<B: Backend> Softmax<'_, B> {
         backend.attention(step, qkv, kv, &spec.softmax_spec(self.window), terms, heads)?; // [n, heads * head_dim]
         if let Some(gate) = &w.out_gate {
             let gates = buffers.out_gates.of(layout.heads * layout.head_dim);
-            backend.linear(n, x, gate, None, gates)?; // [n, heads * head_dim]
+            gate.compute(context, x, features, gates)?; // [n, heads * head_dim]
             backend.multiply_gates(n, (gates, 0), GateFunction::Sigmoid, heads)?;
         }
-        backend.linear(n, heads, &w.out, w.out_bias.as_ref(), &mut buffers.branch)?; // [n, hidden]
-        Ok(())
+        w.out.compute(context, heads, features, &mut buffers.branch) // [n, hidden]
     }
 }
 

@@ -15,6 +15,7 @@ use millrace_numbers::tensor::flatten;
 use millrace_numbers::{DType, HostTensor, Part};
 
 use super::per_layer::{LayerInputWeights, PerLayerWeights};
+use super::projection::Projection;
 use super::recurrent::{LowRankWeights, RateWeights, RecurrentWeights};
 use super::weights::{
     AttentionWeights, DenseWeights, ExpertNorms, ExpertsWeights, LatentWeights, LayerWeights, MlpWeights,
@@ -175,8 +176,7 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         let at = |slot| WeightSlot::Layer(layer, slot);
         let has_keys = heads.kv_source.is_none();
         Ok(SoftmaxWeights {
-            qkv: self.matrix(at(Slot::Qkv))?,
-            qkv_bias: self.bias(heads.qkv_bias, at(Slot::QkvBias))?,
+            qkv: self.projection(at(Slot::Qkv), heads.qkv_bias.then_some(at(Slot::QkvBias)))?,
             query_norm: if has_keys { None } else { self.query_norm(layer, heads)? },
             head_norm: if has_keys { self.head_norm(layer, heads)? } else { None },
             value_norm: if has_keys && heads.value_norm { Some(self.unscaled_norm(heads)?) } else { None },
@@ -186,9 +186,8 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
             },
             distance: self.distance_bias(heads)?,
             sinks: self.bias(heads.sinks, at(Slot::Sinks))?,
-            out_gate: if heads.out_gate { Some(self.matrix(at(Slot::OutGate))?) } else { None },
-            out: self.matrix(at(Slot::Out))?,
-            out_bias: self.bias(heads.out_bias, at(Slot::OutBias))?,
+            out_gate: if heads.out_gate { Some(self.projection(at(Slot::OutGate), None)?) } else { None },
+            out: self.projection(at(Slot::Out), heads.out_bias.then_some(at(Slot::OutBias)))?,
         })
     }
 
@@ -210,12 +209,13 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         let at = |slot| WeightSlot::Layer(layer, slot);
         let eps = plan.norm_eps;
         let (query_down, query) = if plan.query_rank.is_some() {
-            let down = self.matrix(at(LayerSlot::QueryDown))?;
+            let down = self.projection(at(LayerSlot::QueryDown), None)?;
             (Some((down, Norm::rms(self.vector(at(LayerSlot::QueryDownNorm))?, eps))), LayerSlot::QueryUp)
         } else {
             (None, LayerSlot::LatentQuery)
         };
-        let (query, down) = (self.matrix(at(query))?, self.matrix(at(LayerSlot::LatentDown))?);
+        let query = self.projection(at(query), None)?;
+        let down = self.projection(at(LayerSlot::LatentDown), None)?;
         let norm = Norm::rms(self.vector(at(LayerSlot::LatentNorm))?, eps);
         let slot = at(LayerSlot::LatentUp);
         let parts = self.parts(slot)?;
@@ -234,16 +234,15 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         let keys = matrices(0..plan.plain_dim, HeadRows::Inputs)?;
         let values = matrices(plan.plain_dim..of_head, HeadRows::Outputs)?;
         self.advance(head_matrices_bytes(self.spec, slot, self.storage.dtype, self.backend))?;
-        let out = self.matrix(at(LayerSlot::Out))?;
-        let out_bias = self.bias(heads.out_bias, at(LayerSlot::OutBias))?;
-        Ok(LatentWeights { query_down, query, down, norm, keys, values, out, out_bias })
+        let out = self.projection(at(LayerSlot::Out), heads.out_bias.then_some(at(LayerSlot::OutBias)))?;
+        Ok(LatentWeights { query_down, query, down, norm, keys, values, out })
     }
 
     /// Loads the weights of a recurrent layer.
     fn recurrent(&mut self, layer: usize, spec: &RecurrentLayer) -> Result<RecurrentWeights<B>, Error> {
         use RecurrentSlot as Slot;
         let at = |slot| WeightSlot::Recurrent(layer, slot);
-        let (input, in_bias) = (self.matrix(at(Slot::In))?, self.bias(spec.in_bias, at(Slot::InBias))?);
+        let input = self.projection(at(Slot::In), spec.in_bias.then_some(at(Slot::InBias)))?;
         let by_channel = spec.is_by_channel();
         let (rates, step_bias) = match by_channel {
             true => (Slot::Strengths, Slot::ChannelBias),
@@ -267,8 +266,8 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
             Some(eps) => Some(Norm::rms(self.vector(at(Slot::Norm))?, eps)),
             None => None,
         };
-        let (out, out_bias) = (self.matrix(at(Slot::Out))?, self.bias(spec.out_bias, at(Slot::OutBias))?);
-        Ok(RecurrentWeights { input, in_bias, conv, conv_bias, rates, low_rank, norm, out, out_bias })
+        let out = self.projection(at(Slot::Out), spec.out_bias.then_some(at(Slot::OutBias)))?;
+        Ok(RecurrentWeights { input, conv, conv_bias, rates, low_rank, norm, out })
     }
 
     /// Loads the matrices of rates and gates that are products of two.
@@ -300,18 +299,14 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         let at = |slot| WeightSlot::Layer(layer, slot);
         Ok(match mlp {
             Mlp::Gated(mlp) => MlpWeights::Dense(DenseWeights {
-                up: self.matrix(at(Slot::GateUp))?,
-                up_bias: self.bias(mlp.up_bias, at(Slot::GateUpBias))?,
+                up: self.projection(at(Slot::GateUp), mlp.up_bias.then_some(at(Slot::GateUpBias)))?,
                 act: None,
-                down: self.matrix(at(Slot::Down))?,
-                down_bias: self.bias(mlp.down_bias, at(Slot::DownBias))?,
+                down: self.projection(at(Slot::Down), mlp.down_bias.then_some(at(Slot::DownBias)))?,
             }),
             Mlp::Plain(mlp) => MlpWeights::Dense(DenseWeights {
-                up: self.matrix(at(Slot::Up))?,
-                up_bias: self.bias(mlp.up_bias, at(Slot::UpBias))?,
+                up: self.projection(at(Slot::Up), mlp.up_bias.then_some(at(Slot::UpBias)))?,
                 act: if mlp.xielu { Some(self.xielu(layer)?) } else { None },
-                down: self.matrix(at(Slot::Down))?,
-                down_bias: self.bias(mlp.down_bias, at(Slot::DownBias))?,
+                down: self.projection(at(Slot::Down), mlp.down_bias.then_some(at(Slot::DownBias)))?,
             }),
             Mlp::Experts(experts) => MlpWeights::Experts(ExpertsWeights {
                 router: self.matrix(at(Slot::Router))?,
@@ -343,11 +338,9 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
     fn shared_expert(&mut self, layer: usize, shared: SharedExpert) -> Result<SharedWeights<B>, Error> {
         let at = |slot| WeightSlot::Layer(layer, slot);
         let mlp = DenseWeights {
-            up: self.matrix(at(LayerSlot::SharedGateUp))?,
-            up_bias: None,
+            up: self.projection(at(LayerSlot::SharedGateUp), None)?,
             act: None,
-            down: self.matrix(at(LayerSlot::SharedDown))?,
-            down_bias: None,
+            down: self.projection(at(LayerSlot::SharedDown), None)?,
         };
         let gate = if shared.gated { Some(self.matrix(at(LayerSlot::SharedGate))?) } else { None };
         Ok(SharedWeights { mlp, gate })
@@ -486,6 +479,13 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         let (rows, cols) = self.spec.shape(slot);
         self.advance(self.backend.embedding_bytes(rows, cols, dtype))?;
         Ok(positions)
+    }
+
+    /// Loads a matrix that adapters may change, and its bias if it has one.
+    fn projection(&mut self, slot: WeightSlot, bias: Option<WeightSlot>) -> Result<Projection<B>, Error> {
+        let matrix = self.matrix(slot)?;
+        let bias = bias.map(|slot| self.vector(slot)).transpose()?;
+        Ok(Projection { slot, matrix, bias, adapters: None })
     }
 
     fn matrix(&mut self, slot: WeightSlot) -> Result<B::Matrix, Error> {

@@ -7,6 +7,7 @@ use millrace_backend::{Activation, Backend, HeadNorm, Norm, RopeSpec};
 use millrace_model::{DecoderSpec, WeightSlot};
 
 use super::per_layer::{LayerInputWeights, PerLayerWeights};
+use super::projection::Projection;
 use super::recurrent::RecurrentWeights;
 
 /// All constants of a decoder in device memory.
@@ -57,8 +58,7 @@ pub(super) enum AttentionWeights<B: Backend> {
 pub(super) struct SoftmaxWeights<B: Backend> {
     /// `[(heads + 2 kv_heads) * head_dim, hidden]`, or the queries alone, `[heads * head_dim,
     /// hidden]`, if the layer reads the cache of another one.
-    pub(super) qkv: B::Matrix,
-    pub(super) qkv_bias: Option<B::Vector>, // one for each row of `qkv`
+    pub(super) qkv: Projection<B>,
     pub(super) head_norm: Option<HeadNorm<B::Vector>>, // [head_dim], or the features of all heads, each
     /// The norm of query heads of a layer that has no key heads, as `head_norm`.
     pub(super) query_norm: Option<Norm<B::Vector>>,
@@ -66,23 +66,21 @@ pub(super) struct SoftmaxWeights<B: Backend> {
     pub(super) alibi: Option<B::Vector>,            // [heads]
     pub(super) distance: Option<B::Vector>,         // [heads, 2 * REACH + 1]
     pub(super) sinks: Option<B::Vector>,            // [heads]
-    pub(super) out_gate: Option<B::Matrix>,         // [heads * head_dim, hidden]
-    pub(super) out: B::Matrix,                      // [hidden, heads * head_dim]
-    pub(super) out_bias: Option<B::Vector>,         // [hidden]
+    pub(super) out_gate: Option<Projection<B>>,     // [heads * head_dim, hidden]
+    pub(super) out: Projection<B>,                  // [hidden, heads * head_dim]
 }
 
 /// The constants of latent attention.
 pub(super) struct LatentWeights<B: Backend> {
     /// `[query_rank, hidden]`, and the norm that follows, if queries are not computed from the
     /// residual stream.
-    pub(super) query_down: Option<(B::Matrix, Norm<B::Vector>)>,
-    pub(super) query: B::Matrix, // [heads * (plain_dim + rotary_dim), query_rank or hidden]
-    pub(super) down: B::Matrix,  // [rotary_dim + rank, hidden]
+    pub(super) query_down: Option<(Projection<B>, Norm<B::Vector>)>,
+    pub(super) query: Projection<B>, // [heads * (plain_dim + rotary_dim), query_rank or hidden]
+    pub(super) down: Projection<B>,  // [rotary_dim + rank, hidden]
     pub(super) norm: Norm<B::Vector>, // [rank]
     pub(super) keys: B::HeadMatrices, // plain_dim inputs, rank outputs
     pub(super) values: B::HeadMatrices, // rank inputs, value_dim outputs
-    pub(super) out: B::Matrix,   // [hidden, heads * value_dim]
-    pub(super) out_bias: Option<B::Vector>, // [hidden]
+    pub(super) out: Projection<B>,   // [hidden, heads * value_dim]
 }
 
 /// The constants of an MLP.
@@ -101,11 +99,9 @@ impl<B: Backend> MlpWeights<B> {
 
 /// The constants of an MLP that every token passes through.
 pub(super) struct DenseWeights<B: Backend> {
-    pub(super) up: B::Matrix, // [2 * width, hidden] with a gate, else [width, hidden]
-    pub(super) up_bias: Option<B::Vector>, // one for each row of `up`
-    pub(super) act: Option<Activation>, // that of the layer, if it has numbers of its own
-    pub(super) down: B::Matrix, // [hidden, width]
-    pub(super) down_bias: Option<B::Vector>, // [hidden]
+    pub(super) up: Projection<B>, // [2 * width, hidden] with a gate, else [width, hidden]
+    pub(super) act: Option<Activation>, // the layer's own activation, if its numbers are stored
+    pub(super) down: Projection<B>, // [hidden, width]
 }
 
 /// The constants of a mixture of experts.

@@ -1,7 +1,7 @@
 //! The activations of a step, allocated once.
 
 use millrace_backend::{Backend, Result};
-use millrace_model::step_sizes::LayerBuffer;
+use millrace_model::step_sizes::{LayerBuffer, adapter_ranks};
 use millrace_model::{DecoderSpec, LayerSpec, ShardLimits};
 
 use super::experts::ExpertBuffers;
@@ -51,16 +51,18 @@ pub(super) struct LayerBuffers<B: Backend> {
     pub(super) recurrent: RecurrentBuffers<B>,
     /// The buffers of mixtures of experts.
     pub(super) experts: ExpertBuffers<B>,
+    /// The features between the two matrices of adapters, `[t, rank]`.
+    pub(super) adapter_features: ByWidth<B::Buf>,
 }
 
 impl<B: Backend> LayerBuffers<B> {
     pub(super) fn new(
         backend: &B,
+        spec: &DecoderSpec,
         layers: &[LayerSpec],
-        hidden: usize,
         limits: &ShardLimits,
     ) -> Result<Self> {
-        let tokens = limits.max_step_tokens;
+        let (tokens, hidden) = (limits.max_step_tokens, spec.hidden);
         let buffers = |buffer: LayerBuffer| {
             ByWidth::new(buffer.widths(layers, hidden), |cols| backend.buf(tokens, cols))
         };
@@ -72,6 +74,9 @@ impl<B: Backend> LayerBuffers<B> {
             out_gates: buffers(LayerBuffer::OutGates)?,
             gate_up: buffers(LayerBuffer::GateUp)?,
             activated: buffers(LayerBuffer::Activated)?,
+            adapter_features: ByWidth::new(adapter_ranks(spec, limits.adapters), |rank| {
+                backend.buf(tokens, rank)
+            })?,
             latent: LatentBuffers::new(buffers)?,
             recurrent: RecurrentBuffers::new(buffers)?,
             experts: ExpertBuffers::new(backend, layers, hidden, tokens, buffers)?,

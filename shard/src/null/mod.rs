@@ -54,6 +54,7 @@ pub(crate) fn announcement(model: &Model, world_size: usize, options: &ShardOpti
         max_sequences: clamped(max_sequences),
         max_step_tokens: clamped(max_step_tokens),
         state_checkpoints: clamped(state_checkpoints.unwrap_or(usize::MAX).min(usual_checkpoints)),
+        adapters: clamped(options.adapters.folders.len()),
         ..Ready::default()
     }
 }

@@ -124,7 +124,7 @@ impl OfflineEngine {
             let storage = WeightStorage::choose(dtype, options.quantize, &model, &UnpaddedDevice)?;
             let slot = WeightSlot::Layer(0, LayerSlot::GateUp);
             format = Some(storage.matrix(slot, model.spec.shape(slot).1));
-            Ok(model)
+            Ok(model.into())
         };
         let (worker, ready) = process::start(platform, None, placement, options, open)?;
         let cpu = format.and_then(|format| in_use(worker.backend(), format));

@@ -100,6 +100,8 @@ fn prompt(sequence: usize, tokens: usize, vocab: usize) -> Vec<u32> {
 mod tests {
     use millrace_numbers::DType;
 
+    use millrace_model::AdapterLimits;
+
     use super::*;
     use crate::state::{Batch, SlotTable};
 
@@ -111,6 +113,7 @@ mod tests {
             block_size: 4,
             state_checkpoints: 0,
             max_drafts: 0,
+            adapters: AdapterLimits::NONE,
             num_blocks: workload.batch * workload.sequence_tokens().div_ceil(4),
             kv_format: DType::F32.into(),
         }

@@ -21,4 +21,5 @@ pub use affinity::compute_threads;
 pub use connection::Connection;
 pub(crate) use host_cpu::open_cpu;
 pub use run::{run, serve};
+pub use startup::OpenedModel;
 pub(crate) use startup::start;

@@ -1,6 +1,5 @@
 //! The life of a shard process: connect to the router, load the model, and answer steps.
 
-use millrace_model::Model;
 use millrace_proto::{Fault, from_shard};
 
 use crate::Error;
@@ -10,9 +9,10 @@ use crate::platform::{HostPlatform, Platform, cuda};
 use crate::process::connect::connect;
 use crate::process::connection::Connection;
 use crate::process::host_cpu::open_cpu;
+use crate::process::lifeline;
 use crate::process::router_link::{RouterLink, is_hang_up};
+use crate::process::startup::{self, OpenedModel};
 use crate::process::step_loop::answer_steps;
-use crate::process::{lifeline, startup};
 
 /// Runs a shard until the router asks it to stop or goes away.
 ///
@@ -24,7 +24,7 @@ use crate::process::{lifeline, startup};
 pub fn run(
     placement: &RankPlacement,
     options: &ShardOptions,
-    open: impl FnOnce() -> Result<Model, Error>,
+    open: impl FnOnce() -> Result<OpenedModel, Error>,
 ) -> Result<(), Error> {
     if placement.lifeline {
         lifeline::watch_parent().map_err(Error::Lifeline)?;
@@ -55,7 +55,7 @@ pub fn serve<P: Platform>(
     connection: &(impl Connection + ?Sized),
     placement: &RankPlacement,
     options: &ShardOptions,
-    open: impl FnOnce() -> Result<Model, Error>,
+    open: impl FnOnce() -> Result<OpenedModel, Error>,
 ) -> Result<(), Error> {
     report_to(connection, |router| {
         let (mut worker, ready) = startup::start(platform, Some(router), placement, options, open)?;
@@ -70,9 +70,9 @@ fn serve_null(
     placement: &RankPlacement,
     options: &ShardOptions,
     null: &NullOptions,
-    open: impl FnOnce() -> Result<Model, Error>,
+    open: impl FnOnce() -> Result<OpenedModel, Error>,
 ) -> Result<(), Error> {
-    let model = open()?;
+    let OpenedModel { model, .. } = open()?;
     let ready = announcement(&model, placement.world_size, options);
     // All ranks are given the same steps.
     let log = null.log.as_deref().filter(|_| placement.rank == 0);

@@ -5,16 +5,18 @@ use std::time::{Duration, Instant};
 
 use millrace_backend::{Backend, ModelLoading, StepQueue};
 use millrace_cpu::Cpu;
+use millrace_formats::join_identities;
+use millrace_model::adapters::Adapter;
 use millrace_model::memory_plan::{self, MemoryPlan, PlanError, PlanRequest};
 use millrace_model::split::{LayerShare, Split};
 use millrace_model::step_sizes::tuned_products;
-use millrace_model::{Bytes, DecoderSpec, Model, WeightSource, WeightStorage};
+use millrace_model::{AdapterLimits, Bytes, DecoderSpec, Model, WeightSource, WeightStorage};
 use millrace_proto::{Loading, MemoryItem, Phase, Ready, Rendezvous, from_shard, to_shard};
 
 use crate::Error;
 use crate::classifier::Classifier;
 use crate::collective::{self, Deadlines};
-use crate::decoder::{Collective, Decoder, HostLayers, ModelPart, Weights};
+use crate::decoder::{AdapterSet, Collective, Decoder, HostLayers, ModelPart, Weights};
 use crate::options::{PreviousPool, RankPlacement, ShardOptions};
 use crate::platform::{OpenDevice, Platform};
 use crate::process::host_share::HostShare;
@@ -33,6 +35,21 @@ const MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Shortest time between two reports on loading.
 const REPORT_INTERVAL: Duration = Duration::from_millis(50);
 
+/// A model as a shard opens it: before the rank's share is cut, and with the adapters that
+/// sequences may be computed with.
+pub struct OpenedModel {
+    /// The whole model.
+    pub model: Model,
+    /// The adapters, in the order of their numbers.
+    pub adapters: Vec<Adapter>,
+}
+
+impl From<Model> for OpenedModel {
+    fn from(model: Model) -> Self {
+        OpenedModel { model, adapters: Vec::new() }
+    }
+}
+
 /// Loads the model, meets the other ranks and computes one step to warm up. Returns the worker and
 /// its announcement. Without a router, nobody hears of the progress, and the rank must be the only
 /// one.
@@ -41,12 +58,12 @@ pub(crate) fn start<P: Platform>(
     router: Option<&RouterLink>,
     placement: &RankPlacement,
     options: &ShardOptions,
-    open: impl FnOnce() -> Result<Model, Error>,
+    open: impl FnOnce() -> Result<OpenedModel, Error>,
 ) -> Result<(Worker<P::Backend>, Ready), Error> {
     let mut timer = PhaseTimer::new();
     report(router, "reading the checkpoint", 0, 0)?;
     let RankPlacement { rank, world_size, .. } = *placement;
-    let mut model = open()?;
+    let OpenedModel { mut model, adapters } = open()?;
     // All ranks read the same files, and one line says enough.
     if rank == 0 {
         model.warnings.log(options.dtype);
@@ -65,6 +82,7 @@ pub(crate) fn start<P: Platform>(
     let OpenDevice { backend, free } = platform.open(dtype)?;
     timer.end("open the device");
 
+    let adapter_limits = check_adapters(&adapters, options.adapters.max_rank, &backend)?;
     if let Some(part) = P::missing(&model.spec) {
         return Err(Error::NoKernels { model_type: model.spec.model_type, part });
     }
@@ -80,6 +98,7 @@ pub(crate) fn start<P: Platform>(
         tracing::warn!("--speculate has no effect: {reason}");
     }
     let mut request = plan_request::<P>(placement, options, storage, free);
+    request.adapters = adapter_limits;
     if no_drafts.is_some() {
         request.max_drafts = 0;
     }
@@ -91,10 +110,16 @@ pub(crate) fn start<P: Platform>(
     }
     timer.end("choose algorithms");
     backend.reserve(plan.footprint.on_device(), memory_plan::allocations(&spec))?;
-    let weights = start.load_weights(&*source, &request, &plan)?;
+    let mut weights = start.load_weights(&*source, &request, &plan)?;
     let host_layers = start.load_host_layers(host, &*source, &plan)?;
     source.verify()?;
     timer.end("load weights");
+    if !adapters.is_empty() {
+        let split = if options.pipeline { Split::WHOLE } else { Split { rank, world_size } };
+        let set = AdapterSet { adapters: &adapters, split, dtype, limits: adapter_limits };
+        weights.load_adapters(&backend, &spec, &set)?;
+        timer.end("load adapters");
+    }
 
     let mut ready = Ready {
         dtype: dtype.name().into(),
@@ -107,7 +132,7 @@ pub(crate) fn start<P: Platform>(
         bytes_read: (weights.bytes_read() + host_layers.as_ref().map_or(0, HostLayers::bytes_read)) as u64,
         parameters: parameters as u64,
         world_size: placement.world_size as u32,
-        checkpoint: source.identity(),
+        checkpoint: join_identities(source.identity(), adapters.iter().map(Adapter::identity)),
         ..describe(&spec, &plan)
     };
     let ranks = start.meet()?;
@@ -143,6 +168,31 @@ pub(crate) fn start<P: Platform>(
     Ok((worker, ready))
 }
 
+/// Returns the sizes of the adapters, of which none has a larger rank than `max_rank`.
+fn check_adapters(
+    adapters: &[Adapter],
+    max_rank: usize,
+    backend: &impl Backend,
+) -> Result<AdapterLimits, Error> {
+    if !adapters.is_empty() && !backend.computes_adapters() {
+        return Err(Error::Unsupported(format!(
+            "LoRA adapters are computed on the CPU only, not on {}",
+            backend.name()
+        )));
+    }
+    let Some(widest) = adapters.iter().max_by_key(|adapter| adapter.max_rank()) else {
+        return Ok(AdapterLimits::NONE);
+    };
+    let rank = widest.max_rank();
+    if rank > max_rank {
+        let folder = widest.folder().display();
+        return Err(Error::Unsupported(format!(
+            "the adapter in {folder} has rank {rank}, but --max-lora-rank is {max_rank}"
+        )));
+    }
+    Ok(AdapterLimits { count: adapters.len(), max_rank: rank })
+}
+
 /// The request for a memory plan that follows from the options.
 fn plan_request<P: Platform>(
     placement: &RankPlacement,
@@ -164,6 +214,7 @@ fn plan_request<P: Platform>(
         pool_bound: P::POOL_BOUND,
         state_checkpoints: options.state_checkpoints,
         max_drafts: options.max_drafts,
+        adapters: AdapterLimits::NONE,
     }
 }
 
@@ -343,6 +394,7 @@ fn describe(spec: &DecoderSpec, plan: &MemoryPlan) -> Ready {
         max_step_tokens: limits.max_step_tokens as u32,
         state_checkpoints: limits.state_checkpoints as u32,
         max_drafts: limits.max_drafts as u32,
+        adapters: limits.adapters.count as u32,
         memory: memory.collect(),
         host_memory: host_memory.collect(),
         ..Ready::default()

@@ -77,6 +77,16 @@ pub enum StepError {
         /// Tokens given.
         tokens: usize,
     },
+    /// A sequence names an adapter that the shard has not loaded.
+    #[error("the sequence for slot {slot} names adapter {adapter} of {adapters}")]
+    UnknownAdapter {
+        /// The slot.
+        slot: u32,
+        /// The adapter.
+        adapter: u32,
+        /// Number of adapters.
+        adapters: usize,
+    },
     /// An admission without sampling parameters.
     #[error("the admission to slot {slot} has no sampling parameters")]
     NoSampling {
@@ -286,6 +296,7 @@ impl StepError {
             StepError::SequenceLength { .. }
             | StepError::UnknownToken { .. }
             | StepError::PromptLength { .. }
+            | StepError::UnknownAdapter { .. }
             | StepError::NoSampling { .. }
             | StepError::Sampling { .. }
             | StepError::Mask { .. }

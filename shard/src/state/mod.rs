@@ -67,6 +67,8 @@ struct SequenceSlot {
     restored: Option<usize>,
     /// The first tokens of the prompt, if they attend to each other.
     prefix: SequencePrefix,
+    /// The adapter that the sequence is computed with.
+    adapter: Option<usize>,
     /// Block b holds positions `[b * block_size, (b + 1) * block_size)`.
     blocks: Vec<u32>,
     sampling: SamplingParams,
@@ -130,6 +132,7 @@ impl SlotTable {
             covered: 0,
             restored: None,
             prefix: SequencePrefix::default(),
+            adapter: None,
             blocks: Vec::with_capacity(limits.table_blocks()),
             sampling: SamplingParams::default(),
             pooling: Pooling::None,
@@ -225,14 +228,14 @@ impl SlotTable {
         batch.rows.iter().map(|row| {
             let blocks = (row.start + row.count).div_ceil(self.limits.block_size);
             let &BatchRow { slot, start, count, decodes, .. } = row;
-            let SequenceSlot { prefix, blocks: ref all, .. } = self.slots[slot];
+            let SequenceSlot { prefix, adapter, blocks: ref all, .. } = self.slots[slot];
             let blocks = &all[..blocks];
             let row = if decodes {
                 SeqRow::decode(slot, start, blocks)
             } else {
                 SeqRow::prefill(slot, start..start + count, blocks)
             };
-            row.with_prefix(prefix)
+            row.with_prefix(prefix).with_adapter(adapter)
         })
     }
 
@@ -354,9 +357,10 @@ impl SlotTable {
     }
 
     fn admit(&mut self, admission: &Admission) -> Result<(), StepError> {
-        let Admission { slot, ref tokens, prompt_len, ref sampling, pooling, pooling_start, restore_state } =
-            *admission;
+        let Admission { slot, ref tokens, prompt_len, ref sampling, pooling, pooling_start, .. } = *admission;
         let (limits, vocab, classifies) = (self.limits, self.vocab, self.classifier.is_some());
+        let (restore_state, adapter) = (admission.restore_state, admission.adapter);
+        let adapters = limits.adapters.count;
         let saved = restore_state.map(|id| self.saved_position(slot, id)).transpose()?;
         let prefix = self.prefix;
         let place = self.slot(slot)?;
@@ -383,6 +387,9 @@ impl SlotTable {
         if prompt_len == 0 || prompt_len as usize > tokens.len() {
             return Err(StepError::PromptLength { slot, prompt_len, tokens: tokens.len() });
         }
+        if let Some(adapter) = adapter.filter(|&adapter| adapter as usize >= adapters) {
+            return Err(StepError::UnknownAdapter { slot, adapter, adapters });
+        }
         let is_prompt = prompt_len as usize == tokens.len();
         let pooling = match Pooling::try_from(pooling) {
             Ok(Pooling::None) => Pooling::None,
@@ -400,6 +407,7 @@ impl SlotTable {
         })?;
         place.tokens.extend_from_slice(tokens);
         place.prompt_len = prompt_len as usize;
+        place.adapter = adapter.map(|number| number as usize);
         // Generated tokens that a sequence is admitted with are behind the prefix.
         place.prefix = prefix.map(|rule| rule.of(&tokens[..prompt_len as usize])).unwrap_or_default();
         (place.pooling, place.pooling_start) = (pooling, pooling_start as usize);

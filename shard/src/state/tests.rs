@@ -1,4 +1,5 @@
 use millrace_backend::{KvFormat, StateCopy};
+use millrace_model::AdapterLimits;
 use millrace_numbers::DType;
 use millrace_proto::Sampling;
 use proptest::prelude::*;
@@ -12,6 +13,7 @@ pub(super) const LIMITS: ShardLimits = ShardLimits {
     block_size: 4,
     state_checkpoints: 0,
     max_drafts: 0,
+    adapters: AdapterLimits { count: 2, max_rank: 4 },
     num_blocks: 8,
     kv_format: KvFormat::Dense(DType::F32),
 };
@@ -122,6 +124,22 @@ fn the_longest_sequence_can_be_sampled_from_but_not_continued() {
     assert_eq!(error, StepError::UnknownPositions { slot: 2, start: 10, end: 11, limit: 10 });
 }
 
+/// A slot forgets the adapter of the sequence before.
+#[test]
+fn rows_have_the_adapter_of_their_sequence() {
+    let mut f = Fixture::new();
+    let adapters = |f: &Fixture| f.table.seq_rows(&f.batch).map(|row| row.adapter).collect::<Vec<_>>();
+    f.admit(vec![Admission { adapter: Some(1), ..admission(2, &[1, 2]) }]).unwrap();
+    f.rows(vec![row(2, 0, 1, &[0], false), row(1, 0, 2, &[1], true)]).unwrap();
+    assert_eq!(adapters(&f), [Some(1), None]);
+    f.rows(vec![row(2, 1, 1, &[], true)]).unwrap();
+    assert_eq!(adapters(&f), [Some(1)]);
+    let next = Step { release: vec![2], admit: vec![admission(2, &[3])], ..Step::default() };
+    f.apply(next).unwrap();
+    f.rows(vec![row(2, 0, 1, &[0], true)]).unwrap();
+    assert_eq!(adapters(&f), [None]);
+}
+
 #[test]
 fn each_contradiction_has_its_error() {
     use StepError as E;
@@ -167,6 +185,10 @@ fn each_contradiction_has_its_error() {
             E::Pooling { slot: 2, pooling: 2, tokens: 1, prompt_len: 1 },
         ),
         (admit(Admission { sampling: None, ..admission(2, &[1]) }), E::NoSampling { slot: 2 }),
+        (
+            admit(Admission { adapter: Some(2), ..admission(2, &[1]) }),
+            E::UnknownAdapter { slot: 2, adapter: 2, adapters: 2 },
+        ),
         (
             admit(Admission { sampling: Some(bad_sampling), ..admission(2, &[1]) }),
             E::Sampling { slot: 2, field: "repetition_penalty", value: 0.0 },
@@ -330,8 +352,9 @@ fn steps() -> impl Strategy<Value = Step> {
         });
     let checkpoint = || prop::option::weighted(0.2, 0u32..4);
     let pooling = prop_oneof![3 => Just(0), 1 => 0..7];
-    let admit = (number(), list(6), number(), sampling, pooling, checkpoint()).prop_map(
-        |(slot, tokens, prompt_len, sampling, pooling, restore_state)| Admission {
+    let adapter = prop::option::weighted(0.3, 0u32..3);
+    let admit = (number(), list(6), number(), sampling, pooling, checkpoint(), adapter).prop_map(
+        |(slot, tokens, prompt_len, sampling, pooling, restore_state, adapter)| Admission {
             slot,
             tokens,
             prompt_len,
@@ -339,6 +362,7 @@ fn steps() -> impl Strategy<Value = Step> {
             pooling,
             pooling_start: pooling as u32 / 2,
             restore_state,
+            adapter,
         },
     );
     let mask = prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(any::<u32>(), 0..3), 1 => (1u32..1 << 20).prop_map(|word| vec![word])];

@@ -8,7 +8,7 @@ use millrace_backend::reference::Reference;
 use millrace_convert::convert::{ConvertTarget, FlmKind, convert};
 use millrace_formats::Source;
 use millrace_model::families::{self, Overrides};
-use millrace_model::{ShardLimits, WeightStorage};
+use millrace_model::{AdapterLimits, ShardLimits, WeightStorage};
 use millrace_numbers::DType;
 
 const LIMITS: ShardLimits = ShardLimits {
@@ -18,6 +18,7 @@ const LIMITS: ShardLimits = ShardLimits {
     block_size: 16,
     state_checkpoints: 0,
     max_drafts: 0,
+    adapters: AdapterLimits::NONE,
     num_blocks: 2,
     kv_format: KvFormat::Dense(DType::F32),
 };

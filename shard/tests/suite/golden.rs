@@ -14,6 +14,7 @@ use crate::common::{Chunk, Harness, on_two_ranks, row_error};
 use millrace_backend::{Activation, Backend, KvFormat, MlpKind};
 use millrace_cpu::{Activations, Cpu, CpuOptions, Isa};
 use millrace_formats::Source;
+use millrace_model::AdapterLimits;
 use millrace_model::families::{self, Overrides};
 use millrace_model::split::{Indivisible, Split};
 use millrace_model::{
@@ -30,13 +31,14 @@ const TOLERANCE: f64 = 1e-4;
 /// relative error of 2^-9 then. The expected numbers were computed in single precision.
 const ROUNDED_TOLERANCE: f64 = 0.05;
 
-const LIMITS: ShardLimits = ShardLimits {
+pub(crate) const LIMITS: ShardLimits = ShardLimits {
     max_step_tokens: 96,
     max_sequences: 96,
     max_sequence_tokens: 96,
     block_size: 16,
     state_checkpoints: 0,
     max_drafts: 0,
+    adapters: AdapterLimits::NONE,
     num_blocks: 6,
     kv_format: KvFormat::Dense(DType::F32),
 };
@@ -46,7 +48,7 @@ fn folder() -> PathBuf {
 }
 
 /// The file with the expected numbers of a checkpoint.
-struct Golden<'a>(SafeTensors<'a>);
+pub(crate) struct Golden<'a>(pub(crate) SafeTensors<'a>);
 
 impl Golden<'_> {
     fn words(&self, name: &str) -> Option<Vec<[u8; 4]>> {
@@ -54,12 +56,12 @@ impl Golden<'_> {
         Some(tensor.data().chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]).collect())
     }
 
-    fn ids(&self, name: &str) -> Option<Vec<u32>> {
+    pub(crate) fn ids(&self, name: &str) -> Option<Vec<u32>> {
         Some(self.words(name)?.into_iter().map(u32::from_le_bytes).collect())
     }
 
     /// The rows of a matrix.
-    fn rows(&self, name: &str) -> Vec<Vec<f64>> {
+    pub(crate) fn rows(&self, name: &str) -> Vec<Vec<f64>> {
         let cols = self.0.tensor(name).unwrap().shape()[1];
         let values: Vec<f64> =
             self.words(name).unwrap().into_iter().map(|word| f64::from(f32::from_le_bytes(word))).collect();
@@ -68,15 +70,15 @@ impl Golden<'_> {
 }
 
 /// A greedy generation in the shard.
-struct Generation {
+pub(crate) struct Generation {
     /// Logits of every position of the prompt.
-    prompt: Vec<Vec<f32>>,
-    ids: Vec<u32>,
+    pub(crate) prompt: Vec<Vec<f32>>,
+    pub(crate) ids: Vec<u32>,
     /// The logits that each of `ids` was chosen from.
-    chosen_from: Vec<Vec<f32>>,
+    pub(crate) chosen_from: Vec<Vec<f32>>,
 }
 
-fn generate<B: Backend>(harness: &mut Harness<'_, B>, prompt: &[u32], count: usize) -> Generation {
+pub(crate) fn generate<B: Backend>(harness: &mut Harness<'_, B>, prompt: &[u32], count: usize) -> Generation {
     let blocks = [5, 0, 3, 1, 4, 2];
     // A GPU keeps the tokens of a sequence, to which those are added here that it has not sampled.
     let mut sequence = prompt.to_vec();
@@ -101,7 +103,7 @@ fn generate<B: Backend>(harness: &mut Harness<'_, B>, prompt: &[u32], count: usi
 }
 
 #[track_caller]
-fn assert_rows(case: &str, found: &[Vec<f32>], expected: &[Vec<f64>]) {
+pub(crate) fn assert_rows(case: &str, found: &[Vec<f32>], expected: &[Vec<f64>]) {
     assert_eq!(found.len(), expected.len(), "{case}");
     for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
         let error = row_error(found, expected);

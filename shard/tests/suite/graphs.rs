@@ -13,7 +13,7 @@ use millrace_cpu::{Activations, Cpu, CpuOptions};
 use millrace_cuda::{Cuda, Device, Simulated};
 use millrace_formats::Source;
 use millrace_model::families::{self, Overrides};
-use millrace_model::{Model, ShardLimits};
+use millrace_model::{AdapterLimits, Model, ShardLimits};
 use millrace_numbers::DType;
 use millrace_shard::decoder::{Decoder, Weights};
 use millrace_shard::offline::{BenchWorkload, OfflineEngine};
@@ -26,6 +26,7 @@ const LIMITS: ShardLimits = ShardLimits {
     block_size: 16,
     state_checkpoints: 0,
     max_drafts: 0,
+    adapters: AdapterLimits::NONE,
     num_blocks: 8,
     kv_format: KvFormat::Dense(DType::F32),
 };

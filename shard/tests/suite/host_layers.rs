@@ -9,7 +9,7 @@ use millrace_backend::{Backend, KvFormat, SamplingParams, SeqRow, StepInput};
 use millrace_cpu::{Activations, Cpu, CpuOptions};
 use millrace_formats::Source;
 use millrace_model::families::{self, Overrides};
-use millrace_model::{DecoderSpec, Model, ShardLimits, WeightSource, WeightStorage};
+use millrace_model::{AdapterLimits, DecoderSpec, Model, ShardLimits, WeightSource, WeightStorage};
 use millrace_numbers::DType;
 use millrace_shard::decoder::{Decoder, HostLayers, ModelPart, Weights};
 use proptest::prelude::*;
@@ -24,6 +24,7 @@ const LIMITS: ShardLimits = ShardLimits {
     block_size: 16,
     state_checkpoints: 0,
     max_drafts: 0,
+    adapters: AdapterLimits::NONE,
     num_blocks: 6,
     kv_format: KvFormat::Dense(DType::F32),
 };

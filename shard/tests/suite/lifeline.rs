@@ -6,7 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use millrace_shard::collective::Transport;
-use millrace_shard::{AllReduce, DeviceKind, RankPlacement, RouterAddress, ShardOptions, run};
+use millrace_shard::{
+    AdapterOptions, AllReduce, DeviceKind, RankPlacement, RouterAddress, ShardOptions, run,
+};
 use millrace_test_patience::patience;
 
 /// Variable that passes the path of the socket to the child.
@@ -49,6 +51,7 @@ fn child() {
         block_size: 16,
         state_checkpoints: None,
         max_drafts: 0,
+        adapters: AdapterOptions::default(),
         graph_sizes: None,
         batch_invariant: false,
         threads: Some(1),

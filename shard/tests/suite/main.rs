@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
 
+mod adapters;
 mod allocations;
 #[cfg(unix)]
 mod collective;

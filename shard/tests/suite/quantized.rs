@@ -16,7 +16,7 @@ use millrace_formats::Source;
 use millrace_model::families::{self, Overrides};
 use millrace_model::inspect::Inspection;
 use millrace_model::split::Split;
-use millrace_model::{LayerSlot, Model, Quantize, ShardLimits, WeightSlot, WeightStorage};
+use millrace_model::{AdapterLimits, LayerSlot, Model, Quantize, ShardLimits, WeightSlot, WeightStorage};
 use millrace_numbers::{DType, Part, WeightFormat};
 use millrace_shard::HostCollectives;
 use millrace_shard::collective::{self, Transport};
@@ -33,6 +33,7 @@ const LIMITS: ShardLimits = ShardLimits {
     block_size: 16,
     state_checkpoints: 0,
     max_drafts: 0,
+    adapters: AdapterLimits::NONE,
     num_blocks: 2,
     kv_format: KvFormat::Dense(DType::F32),
 };

@@ -16,7 +16,9 @@ use millrace_proto::{
 use std::time::Duration;
 
 use millrace_shard::collective::Transport;
-use millrace_shard::{AllReduce, DeviceKind, RankPlacement, RouterAddress, ShardOptions, run};
+use millrace_shard::{
+    AdapterOptions, AllReduce, DeviceKind, RankPlacement, RouterAddress, ShardOptions, run,
+};
 
 /// "Once upon a time, there was a little girl named Lily."
 const PROMPT: [u32; 16] = [1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426];
@@ -58,6 +60,7 @@ fn options() -> ShardOptions {
         block_size: 16,
         state_checkpoints: None,
         max_drafts: 0,
+        adapters: AdapterOptions::default(),
         threads: Some(2),
     }
 }
@@ -73,7 +76,7 @@ fn published_weights_tell_a_story() {
     let address = RouterAddress::Unix(socket.clone());
     let shard = thread::spawn(move || {
         run(&placement(address), &options(), || {
-            Ok(families::load(&Source::Directory(folder), &Overrides::default())?)
+            Ok(families::load(&Source::Directory(folder), &Overrides::default())?.into())
         })
     });
     let (mut stream, _) = listener.accept().unwrap();

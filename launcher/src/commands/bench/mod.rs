@@ -13,7 +13,7 @@ use millrace_model::memory_plan::{PlanError, UnpaddedDevice};
 use millrace_model::{Bytes, Model, WeightStorage, families};
 use millrace_shard::collective::Transport;
 use millrace_shard::offline::{BenchWorkload, OfflineEngine};
-use millrace_shard::{AllReduce, Error, NullOptions, ShardOptions};
+use millrace_shard::{AdapterOptions, AllReduce, Error, NullOptions, ShardOptions};
 
 use crate::cli::{ActivationsArg, BenchArgs, DeviceArg, LoadFormat};
 use crate::shard_message::BLOCK_SIZE;
@@ -156,6 +156,7 @@ fn options(args: &BenchArgs) -> ShardOptions {
         block_size: BLOCK_SIZE,
         state_checkpoints: None,
         max_drafts: 0,
+        adapters: AdapterOptions::default(),
         graph_sizes: Some(args.batch.clone()),
         batch_invariant: false,
         threads: args.threads,

@@ -4,9 +4,10 @@
 //! prompt. They learn from these events which blocks a server has.
 //!
 //! Blocks of requests with a cache salt are not reported. A router finds blocks by their tokens
-//! alone and would take them for blocks that every request can reuse.
+//! and its adapter alone and would take them for blocks that every request can reuse.
 
 use super::hash::BlockHash;
+use crate::id::AdapterId;
 
 /// The bytes of a block hash.
 pub type BlockHashBytes = [u8; BlockHash::LEN];
@@ -27,6 +28,8 @@ pub enum CacheEvent {
 pub struct StoredBlocks {
     /// The hash of the block before the first one; `None` if the first one begins the sequence.
     pub parent: Option<BlockHashBytes>,
+    /// The adapter that the blocks were computed with.
+    pub adapter: Option<AdapterId>,
     /// The hashes of the blocks.
     pub hashes: Vec<BlockHashBytes>,
     /// The tokens of all blocks, `block_size` for each.
@@ -43,8 +46,15 @@ pub(super) struct EventLog {
 
 impl EventLog {
     /// Notes that a block with these tokens can be reused. `parent` is the block before it.
-    pub(super) fn stored(&mut self, parent: Option<BlockHash>, hash: BlockHash, tokens: &[u32]) {
+    pub(super) fn stored(
+        &mut self,
+        parent: Option<BlockHash>,
+        hash: BlockHash,
+        adapter: Option<AdapterId>,
+        tokens: &[u32],
+    ) {
         let parent = parent.map(|parent| parent.0);
+        // The hash covers the adapter, so blocks that follow each other have the same one.
         if let Some(CacheEvent::Stored(last)) = self.events.last_mut()
             && last.block_size == tokens.len()
             && last.hashes.last().copied() == parent
@@ -54,7 +64,7 @@ impl EventLog {
             return;
         }
         let (hashes, block_size) = (vec![hash.0], tokens.len());
-        let blocks = StoredBlocks { parent, hashes, tokens: tokens.to_vec(), block_size };
+        let blocks = StoredBlocks { parent, adapter, hashes, tokens: tokens.to_vec(), block_size };
         self.events.push(CacheEvent::Stored(blocks));
     }
 

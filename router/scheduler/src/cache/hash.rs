@@ -1,9 +1,9 @@
 //! Chained hashes of blocks.
 //!
-//! The keys and values of a block depend on all tokens before it. The hash of a block therefore
-//! covers its own tokens and the hash of the block before it; the chain begins with a hash of the
-//! salt. Equal hashes mean equal salts and equal tokens from the beginning of the sequence to the
-//! end of the block.
+//! The keys and values of a block depend on the adapter and on all tokens before it. The hash of a
+//! block therefore covers its own tokens and the hash of the block before it; the chain begins with
+//! a hash of the adapter and the salt. Equal hashes mean equal adapters, equal salts and equal
+//! tokens from the beginning of the sequence to the end of the block.
 //!
 //! A hash is computed once: for the full blocks of the prompt before the request is submitted, and
 //! for further blocks as tokens are generated. Several answers to one prompt share the hashes of
@@ -13,6 +13,8 @@
 
 use std::sync::Arc;
 
+use crate::id::AdapterId;
+
 /// The hash of a full block and of everything before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct BlockHash(pub(super) [u8; Self::LEN]);
@@ -20,12 +22,17 @@ pub(crate) struct BlockHash(pub(super) [u8; Self::LEN]);
 impl BlockHash {
     pub(super) const LEN: usize = 16;
 
-    /// The beginning of the chain for sequences with this salt.
-    fn root(salt: Option<&Arc<str>>) -> Self {
+    /// The beginning of the chain for sequences with this adapter and this salt.
+    fn root(adapter: Option<AdapterId>, salt: Option<&Arc<str>>) -> Self {
         // A salt has its own derivation context, so no salt can be chosen to equal the contents of
         // a block.
         let context = "millrace prefix cache 2026-11 salt";
         let mut hasher = blake3::Hasher::new_derive_key(context);
+        if let Some(AdapterId(number)) = adapter {
+            // The first byte differs from a salt's, and the number has a fixed length, so no salt
+            // can imitate an adapter.
+            hasher.update(&[2]).update(&number.to_le_bytes());
+        }
         if let Some(salt) = salt {
             // No salt and an empty salt are different.
             hasher.update(&[1]).update(salt.as_bytes());
@@ -52,6 +59,7 @@ pub struct BlockHashes {
     /// `None` if the prefix cache is off; nothing is hashed then.
     block_size: Option<usize>,
     root: BlockHash,
+    adapter: Option<AdapterId>,
     /// Whether the sequence has a cache salt.
     salted: bool,
     hashes: Arc<Vec<BlockHash>>,
@@ -59,19 +67,29 @@ pub struct BlockHashes {
 
 impl BlockHashes {
     /// The hashes of a sequence whose tokens have not been hashed yet.
-    pub(crate) fn new(salt: Option<&Arc<str>>, block_size: Option<usize>) -> Self {
+    pub(crate) fn new(
+        adapter: Option<AdapterId>,
+        salt: Option<&Arc<str>>,
+        block_size: Option<usize>,
+    ) -> Self {
         BlockHashes {
             block_size,
-            root: BlockHash::root(salt),
+            root: BlockHash::root(adapter, salt),
+            adapter,
             salted: salt.is_some(),
             hashes: Arc::default(),
         }
     }
 
-    /// The hashes of the full blocks of a prompt. A request with this prompt and this salt may
-    /// carry them. They take about 17 ns per token.
-    pub fn of_prompt(prompt: &[u32], salt: Option<&Arc<str>>, block_size: usize) -> Self {
-        let mut hashes = BlockHashes::new(salt, Some(block_size).filter(|&size| size > 0));
+    /// The hashes of the full blocks of a prompt. A request with this prompt, this adapter and this
+    /// salt may carry them. They take about 17 ns per token.
+    pub fn of_prompt(
+        prompt: &[u32],
+        adapter: Option<AdapterId>,
+        salt: Option<&Arc<str>>,
+        block_size: usize,
+    ) -> Self {
+        let mut hashes = BlockHashes::new(adapter, salt, Some(block_size).filter(|&size| size > 0));
         hashes.extend(prompt);
         hashes
     }
@@ -109,6 +127,11 @@ impl BlockHashes {
         }
     }
 
+    /// The adapter that the blocks are computed with.
+    pub(super) fn adapter(&self) -> Option<AdapterId> {
+        self.adapter
+    }
+
     /// Whether only sequences with the same cache salt can reuse the blocks.
     pub(super) fn is_salted(&self) -> bool {
         self.salted
@@ -143,13 +166,15 @@ pub(super) fn bisect(end: usize, holds: impl Fn(usize) -> bool) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use proptest::prelude::*;
 
     use super::*;
 
     fn hashes(salt: Option<&str>, block_size: usize, tokens: &[u32]) -> Vec<BlockHash> {
         let salt = salt.map(Arc::from);
-        let mut hashes = BlockHashes::new(salt.as_ref(), Some(block_size));
+        let mut hashes = BlockHashes::new(None, salt.as_ref(), Some(block_size));
         hashes.extend(tokens);
         hashes.as_slice().to_vec()
     }
@@ -184,7 +209,7 @@ mod tests {
             steps in prop::collection::vec(1usize..9, 0..100),
         ) {
             let mut known = 0;
-            let mut incremental = BlockHashes::new(None, Some(block_size));
+            let mut incremental = BlockHashes::new(None, None, Some(block_size));
             for step in steps.into_iter().chain([tokens.len()]) {
                 known = (known + step).min(tokens.len());
                 incremental.extend(&tokens[..known]);
@@ -206,10 +231,23 @@ mod tests {
         }
     }
 
+    /// The salts contain the bytes with which the hash of an adapter begins.
+    #[test]
+    fn each_adapter_has_hashes_of_its_own_that_no_salt_imitates() {
+        let adapters = [None, Some(AdapterId(0)), Some(AdapterId(1)), Some(AdapterId(256))];
+        let salts = [None, Some(""), Some("\u{2}\0\0\0\0"), Some("\0\0\0\0"), Some("\u{1}")];
+        let all = adapters.iter().flat_map(|&adapter| {
+            salts.map(|salt| BlockHashes::of_prompt(&[7; 32], adapter, salt.map(Arc::from).as_ref(), 16))
+        });
+        let all: Vec<BlockHash> = all.flat_map(|hashes| hashes.as_slice().to_vec()).collect();
+        let distinct: HashSet<BlockHash> = all.iter().copied().collect();
+        assert_eq!((all.len(), distinct.len()), (40, 40));
+    }
+
     #[test]
     fn clones_share_their_hashes_until_one_is_extended() {
         let tokens: Vec<u32> = (0..100).collect();
-        let original = BlockHashes::of_prompt(&tokens[..40], None, 16);
+        let original = BlockHashes::of_prompt(&tokens[..40], None, None, 16);
         let mut copy = original.clone();
         copy.extend(&tokens[..47]);
         assert!(Arc::ptr_eq(&original.hashes, &copy.hashes), "no block is complete");
@@ -220,7 +258,7 @@ mod tests {
 
     #[test]
     fn nothing_is_hashed_without_a_prefix_cache() {
-        let mut hashes = BlockHashes::new(None, None);
+        let mut hashes = BlockHashes::new(None, None, None);
         hashes.extend(&[1; 100]);
         assert_eq!(hashes.as_slice(), []);
     }

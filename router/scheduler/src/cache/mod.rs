@@ -295,7 +295,7 @@ impl KvCache {
                         self.tree.announce(node);
                         let before = index.checked_sub(1).map(|before| hashes[before]);
                         let positions = index * self.block_size..(index + 1) * self.block_size;
-                        events.stored(before, hash, &tokens[positions]);
+                        events.stored(before, hash, block_hashes.adapter(), &tokens[positions]);
                     }
                     node
                 }

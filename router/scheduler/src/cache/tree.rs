@@ -1,7 +1,8 @@
 //! The prefix tree of computed blocks.
 //!
 //! A node stands for one full block. Its key is the chained hash of the block, which identifies all
-//! tokens from the beginning of the sequence and the salt, so one index finds a node at any depth.
+//! tokens from the beginning of the sequence, the adapter and the salt, so one index finds a node
+//! at any depth.
 //!
 //! A sequence that uses a node uses all nodes above it. A node without users therefore has only
 //! nodes without users below it, and a sequence releases its path from the end. In the list of
@@ -283,7 +284,7 @@ mod tests {
         for prompt in 0..BLOCKS.div_ceil(10_000) {
             let tokens: Vec<u32> = (0..10_000).map(|token| token + prompt as u32).collect();
             let mut path = Vec::new();
-            for &hash in BlockHashes::of_prompt(&tokens, None, 1).as_slice() {
+            for &hash in BlockHashes::of_prompt(&tokens, None, None, 1).as_slice() {
                 let Some(block) = pool.take() else { break };
                 path.push(tree.insert(path.last().copied(), hash, block));
             }

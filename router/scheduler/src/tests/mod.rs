@@ -42,6 +42,7 @@ const LIMITS: SchedulerLimits = SchedulerLimits {
     prompt_handling: PromptHandling::Shared,
     state_checkpoints: 0,
     max_drafts: 0,
+    adapters: 0,
 };
 
 /// The token of an output.
@@ -60,6 +61,7 @@ fn request(prompt: usize, max_new_tokens: u32) -> Request {
         sampling: sampling(0),
         priority: Priority::default(),
         tenant: Tenant::default(),
+        adapter: None,
         cache_salt: None,
         block_hashes: None,
         mask: None,

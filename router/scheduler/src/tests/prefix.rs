@@ -3,7 +3,7 @@
 use super::pair::{Pair, cached_tokens};
 use super::{LIMITS, request};
 use crate::test_support::alone;
-use crate::{PlannedStep, Request, SchedulerLimits, SchedulerOptions};
+use crate::{AdapterId, CacheEvent, PlannedStep, Request, SchedulerLimits, SchedulerOptions};
 
 fn with_prompt(prompt: Vec<u32>) -> Request {
     Request { prompt, ..request(1, 5) }
@@ -77,6 +77,34 @@ fn requests_with_different_salts_share_nothing() {
         for request in [request(100, 5), salted("a"), salted("b"), salted("")] {
             assert_eq!(pair.complete(&request), cached);
         }
+    }
+}
+
+#[test]
+fn requests_with_different_adapters_share_nothing() {
+    let mut pair = Pair::new(SchedulerLimits { num_blocks: 100, adapters: 2, ..LIMITS });
+    let adapters = [None, Some(AdapterId(0)), Some(AdapterId(1))];
+    for cached in [0, 96] {
+        for adapter in adapters {
+            // The pretend shard's tokens depend on the adapter, and `complete` checks them.
+            assert_eq!(pair.complete(&Request { adapter, ..request(100, 5) }), cached, "{adapter:?}");
+        }
+    }
+    let [base, first, second] = adapters.map(|adapter| alone(&Request { adapter, ..request(100, 5) }, 100).0);
+    assert!(base != first && first != second && base != second);
+}
+
+#[test]
+fn events_name_the_adapter_of_the_blocks() {
+    let options = SchedulerOptions { cache_events: true, ..SchedulerOptions::default() };
+    let mut pair = Pair::with(SchedulerLimits { adapters: 1, ..LIMITS }, options);
+    for adapter in [None, Some(AdapterId(0))] {
+        pair.complete(&Request { adapter, ..request(40, 5) });
+        let stored = pair.scheduler.take_cache_events().into_iter().map(|event| match event {
+            CacheEvent::Stored(blocks) => (blocks.adapter, blocks.hashes.len()),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(stored.collect::<Vec<_>>(), [(adapter, 2)]);
     }
 }
 

@@ -3,7 +3,7 @@
 use super::pair::{Pair, cached_tokens};
 use super::{LIMITS, request, token};
 use crate::test_support::{PretendShard, alone};
-use crate::{InfeasibleRequest, SchedulerLimits};
+use crate::{AdapterId, InfeasibleRequest, Request, SchedulerLimits};
 
 #[test]
 fn streams_continue_with_the_same_text() {
@@ -51,6 +51,37 @@ fn sequences_keep_their_order_and_nothing_is_cached() {
     assert_eq!(cached_tokens(&plan, ids[0]), Some(0));
     assert_eq!(plan.step.admit[0].prompt_len, 40);
     assert!(plan.step.release.is_empty());
+}
+
+#[test]
+fn sequences_keep_their_adapters() {
+    let limits = SchedulerLimits { adapters: 2, num_blocks: 8, ..LIMITS };
+    let mut pair = Pair::new(limits);
+    let adapters = [Some(AdapterId(1)), None, Some(AdapterId(0))];
+    let requests = adapters.map(|adapter| Request { adapter, ..request(20, 30) });
+    let ids = requests.each_ref().map(|request| pair.add(request));
+    (0..5).for_each(|_| drop(pair.step()));
+    assert_eq!(pair.scheduler.recover(limits), []);
+    pair.shard = PretendShard::new(limits);
+    let (got, _) = pair.run(&ids);
+    assert!(pair.scheduler.stats().preemptions > 0, "three sequences of 50 tokens need 12 blocks of 8");
+    let new: Vec<_> = got.iter().map(|(tokens, _)| tokens.clone()).collect();
+    for (new, request) in new.iter().zip(&requests) {
+        let expected = alone(request, LIMITS.vocab_size).0;
+        assert_eq!(new[..], expected[expected.len() - new.len()..]);
+        assert!(!new.is_empty());
+    }
+}
+
+#[test]
+fn an_adapter_that_the_shards_do_not_have_is_refused() {
+    let mut pair = Pair::new(SchedulerLimits { adapters: 2, ..LIMITS });
+    let adapted = |number| Request { adapter: Some(AdapterId(number)), ..request(20, 30) };
+    let unknown = InfeasibleRequest::UnknownAdapter { adapter: 2, adapters: 2 };
+    assert_eq!(pair.scheduler.add(adapted(2)), Err(unknown));
+    let [_, second] = [0, 1].map(|number| pair.add(&adapted(number)));
+    let refused = pair.scheduler.recover(SchedulerLimits { adapters: 1, ..LIMITS });
+    assert_eq!(refused, [(second, InfeasibleRequest::UnknownAdapter { adapter: 1, adapters: 1 })]);
 }
 
 #[test]

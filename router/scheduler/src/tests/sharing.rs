@@ -286,7 +286,7 @@ proptest! {
                         .chain([variant as u32])
                         .chain((1..group.tail).map(|at| at as u32 % 90))
                         .collect();
-                    let block_hashes = hashed.then(|| BlockHashes::of_prompt(&prompt, None, 16));
+                    let block_hashes = hashed.then(|| BlockHashes::of_prompt(&prompt, None, None, 16));
                     let id = pair.add(&Request { prompt, block_hashes, ..request(1, 3) });
                     group_of.insert(id, index);
                 }

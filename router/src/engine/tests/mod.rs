@@ -65,6 +65,7 @@ fn request(seed: u64, prompt: usize, max_new_tokens: u32) -> Request {
         sampling: sampling(seed),
         priority: Priority::default(),
         tenant: Tenant::default(),
+        adapter: None,
         cache_salt: None,
         block_hashes: None,
         mask: None,

@@ -295,7 +295,7 @@ fn headers(input: &str) -> Work {
 }
 
 fn service(assets: &Assets, engine: crate::engine::Engine, limits: RequestLimits) -> Service {
-    let model = ModelInfo { id: "org/model".into(), sha: None, pipeline_tag: None };
+    let model = ModelInfo { id: "org/model".into(), ..ModelInfo::default() };
     Service::new(assets, engine, limits, model).unwrap()
 }
 

@@ -17,7 +17,7 @@ use crate::http::app::App;
 use crate::http::ignored;
 use crate::http::model_name::served_model;
 use crate::http::sse::EventDescription;
-use crate::service::Service;
+use crate::service::{Params, Service};
 
 /// Answers a conversation, at once or as a stream of Anthropic's events. If the last message is the
 /// assistant's, the answer continues it.
@@ -29,11 +29,14 @@ pub(super) async fn messages(
     let model = served_model(&app, request.model())?;
     let (chat, params) = app
         .service
-        .in_turn(|| Ok::<_, MessagesError>((request.chat(&app)?, request.params()?)))
+        .in_turn(|| {
+            let params = Params { adapter: model.adapter, ..request.params()? };
+            Ok::<_, MessagesError>((request.chat(&app)?, params))
+        })
         .await
         .inspect_err(|_| Service::charge_refused_body())?;
     let chat = chat.prepare(&app.service, params).await?;
-    let renderer = MessageRenderer::new(AnthropicMessage::new(model), BlockReader::new(&chat.format));
+    let renderer = MessageRenderer::new(AnthropicMessage::new(model.name), BlockReader::new(&chat.format));
     let is_stream = request.stream.unwrap_or(false);
     Ok(AnswerPipeline::for_chat(chat, 1, is_stream, renderer).respond(&app).await?)
 }

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 use crate::http::app::App;
 use crate::http::model_name::listed_names;
 
-/// The model, by one of its names.
+/// The model, by one of its names, or an adapter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub(in crate::http) struct AnthropicModel {
     #[serde(rename = "type")]
@@ -19,7 +19,7 @@ pub(in crate::http) struct AnthropicModel {
     created_at: String,
 }
 
-/// The model by all of its names, which are all on one page.
+/// The model by all of its names and its adapters, which are all on one page.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::http) struct AnthropicModelList {
     data: Vec<AnthropicModel>,

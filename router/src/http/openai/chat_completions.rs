@@ -137,13 +137,14 @@ pub(super) async fn chat_completions(
     State(app): State<App>,
     OpenAiJson(request): OpenAiJson<ChatRequest>,
 ) -> Result<Response, OpenAiError> {
-    let header = ResponseHeader::new("chatcmpl-", request.common.served_model(&app)?);
+    let model = request.common.served_model(&app)?;
+    let header = ResponseHeader::new("chatcmpl-", model.name);
     let mut ignored = IgnoredFields::default();
     check_rest(&request.rest, &mut ignored)?;
     let names = request.common.chat_names();
     let thinking = thinking_options(&request.thinking, request.reasoning.as_ref(), None, &mut ignored)?;
     let n = request.common.choices(&app, 1)?;
-    let params = params(&request)?;
+    let params = Params { adapter: model.adapter, ..params(&request)? };
     let wants_logprobs = request.logprobs.unwrap_or(false);
     let wants_ids = request.common.return_token_ids.unwrap_or(false);
     let report =

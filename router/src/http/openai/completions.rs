@@ -81,7 +81,8 @@ pub(super) async fn completions(
     State(app): State<App>,
     OpenAiJson(request): OpenAiJson<CompletionRequest>,
 ) -> Result<Response, OpenAiError> {
-    let header = ResponseHeader::new("cmpl-", request.common.served_model(&app)?);
+    let model = request.common.served_model(&app)?;
+    let header = ResponseHeader::new("cmpl-", model.name);
     if request.rest.get("suffix").is_some_and(|suffix| !suffix.is_null() && suffix != "") {
         let message = "Suffix is not supported and can be achieved by preprocessing the prompt.";
         return Err(OpenAiError::invalid("suffix", message));
@@ -94,6 +95,7 @@ pub(super) async fn completions(
     let counts = counts(&app, &request.common, request.best_of, prompts.len())?;
     let echoed_logprobs = request.logprobs.filter(|_| echo);
     let mut params = request.common.params(request.logprobs.unwrap_or(0))?;
+    params.adapter = model.adapter;
     params.grammar = request.guided.wanted(params.grammar.take())?;
     params.prompt_logprobs = request.prompt_logprobs.max(echoed_logprobs);
     params.thinking_budget = raw_budget(request.thinking_token_budget)?;

@@ -87,7 +87,8 @@ pub(super) async fn embeddings(
         let message = format!("`input` must have 1 to {MAX_INPUTS} texts. Given: {}", inputs.len());
         return Err(OpenAiError::invalid("input", message));
     }
-    let options = VectorOptions { dimensions, normalize: true, truncate: None, prompt_name };
+    let options =
+        VectorOptions { adapter: model.adapter, dimensions, normalize: true, truncate: None, prompt_name };
     let Vectors { vectors, prompt_tokens } =
         vectors::compute(&app, inputs, options).await.map_err(about_input)?;
     let bytes = vectors::bytes(&vectors);
@@ -97,7 +98,7 @@ pub(super) async fn embeddings(
     ignored::write_header(&ignored, &mut headers);
     let write = move || {
         let data = vectors.into_iter().enumerate().map(embed).collect();
-        Json(EmbeddingList { object: "list", data, model, usage }).into_response()
+        Json(EmbeddingList { object: "list", data, model: model.name, usage }).into_response()
     };
     Ok((headers, app.service.in_turn_for(bytes, write).await).into_response())
 }

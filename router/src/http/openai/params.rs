@@ -12,7 +12,7 @@ use crate::http::app::App;
 use crate::http::field_names::FieldNames;
 use crate::http::fields::PriorityField;
 use crate::http::ignored::{UnservedField, check_fields, hint, refused};
-use crate::http::model_name::{UnknownModel, served_model};
+use crate::http::model_name::{ServedModel, UnknownModel, served_model};
 use crate::http::{grammar, sampling};
 use crate::service::{Params, Service};
 
@@ -185,11 +185,11 @@ pub(super) fn check_answers(
 }
 
 impl GenerationFields {
-    /// The name of the model in responses.
+    /// The model or the adapter that the request names.
     ///
     /// # Errors
     /// [`UnknownModel`] if the request asks for another model.
-    pub(super) fn served_model(&self, app: &App) -> Result<String, UnknownModel> {
+    pub(super) fn served_model(&self, app: &App) -> Result<ServedModel, UnknownModel> {
         served_model(app, self.model.as_deref())
     }
 

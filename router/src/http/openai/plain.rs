@@ -30,10 +30,11 @@ struct PlainChatRequest {
 /// Returns the text of the one answer to a body of `/v1/chat/completions`.
 pub(in crate::http) async fn answer_text(app: &App, body: Value) -> Result<String, OpenAiError> {
     let PlainChatRequest { messages, common, guided, rest } = app.service.in_turn(|| typed(body)).await?;
-    common.served_model(app)?;
+    let model = common.served_model(app)?;
     let mut ignored = IgnoredFields::default();
     check_rest(&rest, &mut ignored)?;
     let mut params = common.params(0)?;
+    params.adapter = model.adapter;
     params.grammar = guided.wanted(params.grammar.take())?;
     let chat = ConversationRequest { messages, ..ConversationRequest::default() }
         .prepare(&app.service, params)

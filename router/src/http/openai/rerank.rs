@@ -121,7 +121,7 @@ async fn rerank(
     };
     let texts: Vec<String> = documents.into_iter().map(text).collect();
     let mut kept = if return_documents { texts.clone() } else { Vec::new() };
-    let scores = scores::compute(&app, query, texts, None).await;
+    let scores = scores::compute(&app, model.adapter, query, texts, None).await;
     let scores = scores.map_err(|error| OpenAiError::from_service(error, &FieldNames::RERANK))?;
     let result = |index: usize| RerankResult {
         index,
@@ -133,7 +133,7 @@ async fn rerank(
     let texts = results.iter().filter_map(|result| result.document.as_ref());
     let bytes = results.len() * RESULT_BYTES + texts.map(|document| document.text.len()).sum::<usize>();
     let usage = RerankUsage { prompt_tokens: scores.prompt_tokens, total_tokens: scores.prompt_tokens };
-    let ResponseHeader { id, model, .. } = ResponseHeader::new("rerank-", model);
+    let ResponseHeader { id, model, .. } = ResponseHeader::new("rerank-", model.name);
     let mut headers = HeaderMap::new();
     ignored::write_header(&ignored, &mut headers);
     let response = RerankResponse { id, model, usage, results };

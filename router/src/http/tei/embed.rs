@@ -69,6 +69,7 @@ pub(super) async fn embed(
         return Err(ServiceError::invalid("inputs", message).into());
     }
     let options = VectorOptions {
+        adapter: None,
         dimensions,
         normalize: normalize.unwrap_or(true),
         truncate: truncation_direction.side(truncate == Some(true)),

@@ -95,7 +95,7 @@ pub(super) async fn predict(
         });
     }
     let side = truncation_direction.side(truncate == Some(true));
-    let (outputs, _) = scores::classify(&app, texts, side).await?;
+    let (outputs, _) = scores::classify(&app, None, texts, side).await?;
     let mut answers: Vec<_> = outputs.iter().map(|outputs| predictions(&app, outputs, raw_scores)).collect();
     let of_answer = |answer: &Vec<Prediction>| -> usize {
         answer.iter().map(|prediction| PREDICTION_BYTES + prediction.label.len()).sum()

@@ -58,7 +58,8 @@ pub(super) async fn rerank(
         return Err(ServiceError::invalid("texts", message).into());
     }
     let mut kept = if return_text { texts.clone() } else { Vec::new() };
-    let outputs = scores::compute(&app, query, texts, truncation_direction.side(truncate)).await?.outputs;
+    let outputs =
+        scores::compute(&app, None, query, texts, truncation_direction.side(truncate)).await?.outputs;
     let rank = |index: usize| {
         let score = if raw_scores { outputs[index] } else { scores::sigmoid(outputs[index]) };
         Rank { index, text: kept.get_mut(index).map(std::mem::take), score }

@@ -65,6 +65,7 @@ pub(super) async fn similarity(
     let SimilarityParameters { truncate, truncation_direction, prompt_name } =
         request.parameters.unwrap_or_default();
     let options = VectorOptions {
+        adapter: None,
         dimensions: None,
         normalize: true,
         truncate: truncation_direction.side(truncate == Some(true)),

@@ -60,7 +60,7 @@ async fn a_full_server_tokenizes_nothing() {
 async fn responses_that_are_not_read_take_bounded_memory() {
     let limits = RequestLimits { max_tokenize_bytes: Some(usize::MAX), ..RequestLimits::default() };
     let engine = FakeEngine::new(Script::Say("x".into()), 128);
-    let model = ModelInfo { id: "org/model".into(), sha: None, pipeline_tag: None };
+    let model = ModelInfo { id: "org/model".into(), ..ModelInfo::default() };
     let service = Service::new(&test_support::assets(), engine.engine.clone(), limits, model).unwrap();
     let server = Server { app: router(service.clone(), HttpConfig::default()), engine };
     // Other requests have taken the memory, except for one more answer of this size.

@@ -1,5 +1,6 @@
 //! Tests of the whole HTTP surface with a fake engine.
 
+mod adapters;
 mod answer_bytes;
 mod anthropic;
 mod anthropic_agents;
@@ -72,8 +73,18 @@ impl Server {
     }
 
     fn serving(assets: &Assets, script: Script, limits: RequestLimits, config: HttpConfig) -> Self {
+        let model = ModelInfo { id: "org/model".into(), ..ModelInfo::default() };
+        Self::of_model(model, assets, script, limits, config)
+    }
+
+    fn of_model(
+        model: ModelInfo,
+        assets: &Assets,
+        script: Script,
+        limits: RequestLimits,
+        config: HttpConfig,
+    ) -> Self {
         let engine = FakeEngine::new(script, limits.max_concurrent_requests);
-        let model = ModelInfo { id: "org/model".into(), sha: None, pipeline_tag: None };
         let service = Service::new(assets, engine.engine.clone(), limits, model).unwrap();
         Server { app: router(service, config), engine }
     }

@@ -85,7 +85,7 @@ async fn models_are_listed_with_their_context_and_creation_time() {
     let created = model["created"].take().as_u64().unwrap();
     assert!((before..=now()).contains(&created), "{created}");
     let expected = json!({
-        "id": "org/model", "object": "model", "created": null, "owned_by": "org/model", "max_model_len": 1024,
+        "id": "org/model", "object": "model", "created": null, "owned_by": "org/model", "root": "org/model", "parent": null, "max_model_len": 1024,
     });
     assert_eq!(model, expected);
     assert_eq!(server.get("/v1/models/org/model").await.json()["created"], created);

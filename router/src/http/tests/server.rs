@@ -371,7 +371,7 @@ struct FakeParts {
 
 fn parts(script: Script) -> FakeParts {
     let server = crate::test_support::FakeEngine::new(script, 8);
-    let model = crate::service::ModelInfo { id: "m".into(), sha: None, pipeline_tag: None };
+    let model = crate::service::ModelInfo { id: "m".into(), ..Default::default() };
     let limits = crate::service::RequestLimits::default();
     let service =
         crate::service::Service::new(&crate::test_support::assets(), server.engine.clone(), limits, model)

@@ -258,7 +258,7 @@ async fn errors_are_worded_like_tgis() {
             json!({"grammar": {"type": "json", "value": {"type": "nonsense"}}}),
             "grammar is not valid: `type` at the top must be among null, boolean, number, integer, string, array, object",
         ),
-        ("a", json!({"adapter_id": "x"}), "`adapter_id` is not supported"),
+        ("a", json!({"adapter_id": "x"}), "`adapter_id` x is not known: the server has no adapters"),
     ];
     for (inputs, parameters, detail) in cases {
         let body = json!({"inputs": inputs, "parameters": parameters});

@@ -84,7 +84,8 @@ async fn the_compat_route_repeats_the_prompt_unless_the_model_has_another_task()
     for (tag, text) in [(None, "abx"), (Some("text-generation"), "abx"), (Some("text2text-generation"), "x")]
     {
         let engine = FakeEngine::new(Script::Say("x".into()), 8);
-        let model = ModelInfo { id: "m".into(), sha: None, pipeline_tag: tag.map(str::to_owned) };
+        let model =
+            ModelInfo { id: "m".into(), pipeline_tag: tag.map(str::to_owned), ..ModelInfo::default() };
         let assets = test_support::assets();
         let service = Service::new(&assets, engine.engine.clone(), RequestLimits::default(), model).unwrap();
         let server = Server { app: super::router(service, HttpConfig::default()), engine };

@@ -52,7 +52,7 @@ async fn respond(app: &App, request: GenerateRequest, form: ResponseForm) -> Res
         parameters.check_stream().map_err(Service::reject)?;
     }
     let wants_prefill = parameters.decoder_input_details;
-    let mut params = parameters.params().map_err(Service::reject)?;
+    let mut params = parameters.params(app).map_err(Service::reject)?;
     params.prompt_logprobs = wants_prefill.then_some(0);
     let prepared = app.service.prepare(Prompt::Text(inputs.clone(), SpecialTokens::Add), params).await?;
     let mut ignored = IgnoredFields::default();
@@ -85,7 +85,7 @@ pub(in crate::http) async fn generate_best(
     app: &App,
     request: GenerateRequest,
 ) -> Result<String, ServiceError> {
-    let params = request.parameters.params().map_err(Service::reject)?;
+    let params = request.parameters.params(app).map_err(Service::reject)?;
     let prepared = app.service.prepare(Prompt::Text(request.inputs, SpecialTokens::Add), params).await?;
     let streams = app.service.start_several(&prepared, request.parameters.best_of())?;
     let mut answers = Service::collect(streams).await?;

@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use crate::http::app::App;
 use crate::http::fields::PriorityField;
 use crate::http::grammar;
+use crate::http::model_name::adapter_by_id;
 use crate::http::thinking::raw_budget;
 use crate::service::{FinishReason, Params, ServiceError, TextToken};
 
@@ -51,6 +53,7 @@ pub(in crate::http) struct GenerateParameters {
     seed: Option<u64>,
     top_n_tokens: Option<u32>,
     grammar: Option<Value>,
+    /// The name of an adapter of the model.
     adapter_id: Option<String>,
     /// `high`, `normal` or `low`; 0 is normal. An extension of this server.
     priority: Option<PriorityField>,
@@ -103,11 +106,10 @@ impl GenerateParameters {
     ///
     /// # Errors
     /// [`ServiceError::Validation`] names the field that is wrong.
-    pub(in crate::http) fn params(&self) -> Result<Params, ServiceError> {
-        if self.adapter_id.is_some() {
-            return Err(ServiceError::unsupported("adapter_id"));
-        }
+    pub(in crate::http) fn params(&self, app: &App) -> Result<Params, ServiceError> {
+        let adapter = self.adapter_id.as_deref().map(|id| adapter_by_id(app.service.model(), id));
         Ok(Params {
+            adapter: adapter.transpose()?,
             max_new_tokens: self.max_new_tokens,
             truncate: self.truncate,
             do_sample: self.do_sample,

@@ -30,7 +30,7 @@ impl InMemoryServer {
 
     pub(super) fn start_with(script: Script, limits: RequestLimits, connections: ConnectionLimits) -> Self {
         let engine = FakeEngine::new(script, 64);
-        let model = ModelInfo { id: "m".into(), sha: None, pipeline_tag: None };
+        let model = ModelInfo { id: "m".into(), ..ModelInfo::default() };
         let service = Service::new(&test_support::assets(), engine.engine.clone(), limits, model).unwrap();
         let app = http::router(service.clone(), HttpConfig::default());
         let limit = Box::new(move || service.payload_limit());

@@ -69,7 +69,7 @@ fn default_options() -> ServeOptions {
 
 async fn start_with(script: Script, limits: RequestLimits, options: ServeOptions) -> TestServer {
     let engine = FakeEngine::new(script, 64);
-    let model = ModelInfo { id: "m".into(), sha: None, pipeline_tag: None };
+    let model = ModelInfo { id: "m".into(), ..ModelInfo::default() };
     let service = Service::new(&test_support::assets(), engine.engine.clone(), limits, model).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

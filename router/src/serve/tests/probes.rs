@@ -32,7 +32,7 @@ impl BlockableServer {
         let (told, forced) = mpsc::channel();
         let server = runtime.block_on(async {
             let engine = FakeEngine::new(Script::Silence("x".into()), 64);
-            let model = ModelInfo { id: "m".into(), sha: None, pipeline_tag: None };
+            let model = ModelInfo { id: "m".into(), ..ModelInfo::default() };
             let assets = test_support::assets();
             let service =
                 Service::new(&assets, engine.engine.clone(), RequestLimits::default(), model).unwrap();

@@ -5,11 +5,11 @@ use std::fmt::{self, Display, Formatter};
 use millrace_backend::KvFormat;
 
 use super::{BLOCK_SIZE, Workload};
-use crate::Bytes;
 use crate::description::{DecoderSpec, WeightStorage};
 use crate::memory_plan::{
     Footprint, HostRequest, MemoryPlan, PlanError, PlanRequest, UnpaddedDevice, plan_split,
 };
+use crate::{AdapterLimits, Bytes};
 
 /// The layers that a GPU holds in a given number of bytes, and the memory on both sides.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,6 +52,7 @@ impl LayerSplitEstimate {
             pool_bound: None,
             state_checkpoints: None,
             max_drafts: 0,
+            adapters: AdapterLimits::NONE,
         };
         let on_host = HostRequest {
             device_bytes: gpu_memory,

@@ -12,10 +12,10 @@ mod report;
 
 use millrace_backend::{KeyWindow, KvFormat, Sizing};
 
-use crate::ShardLimits;
 use crate::description::{AttentionHeads, DecoderSpec, LayerSpec, WeightSlot, WeightStorage};
 use crate::memory_plan::{self, UnpaddedDevice, usual_state_checkpoints};
 use crate::split::{Indivisible, Split};
+use crate::{AdapterLimits, ShardLimits};
 
 pub use hardware::{
     COMPUTE_FRACTION, DEFAULT_LINK_LATENCY, GPUS, GpuLink, GpuModel, Hardware, LINK_FRACTION,
@@ -108,6 +108,7 @@ impl ShardEstimate {
             kv_format: self.kv_format,
             state_checkpoints: usual_state_checkpoints(&self.spec, load.batch),
             max_drafts: 0,
+            adapters: AdapterLimits::NONE,
         };
         memory_plan::footprint(&self.spec, self.storage.clone(), &limits, self.world_size, &UnpaddedDevice)
             .workspace()

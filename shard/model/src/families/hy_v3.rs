@@ -15,7 +15,13 @@ pub(super) const FAMILY: Family = Family {
     model_type: "hy_v3",
     architectures: &["HYV3ForCausalLM"],
     spec,
-    names: Names { tensors, has_later_layers: true, ..LLAMA },
+    names: Names {
+        tensors,
+        has_later_layers: true,
+        // The module of transformers has another name than the published tensors.
+        aliases: &[(".mlp.shared_mlp.", ".mlp.shared_experts.")],
+        ..LLAMA
+    },
 };
 
 fn tensors(slot: WeightSlot) -> StoredTensors {

@@ -26,7 +26,8 @@ pub(super) const FAMILY: Family = Family {
         tensors,
         left_out: &[],
         // transformers writes dense layers under the names of mixtures of experts.
-        aliases: &[(".mlp.", ".block_sparse_moe.")],
+        // The modules of transformers all have the first name, and the published tensors have both.
+        aliases: &[(".mlp.", ".block_sparse_moe."), (".block_sparse_moe.", ".mlp.")],
         ..minimax_m3_vl_text::FAMILY.names
     },
 };

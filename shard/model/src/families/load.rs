@@ -136,17 +136,18 @@ pub fn vocabulary_tensors(source: &Source, exists: impl Fn(&str) -> bool) -> Res
 }
 
 /// The description of a model before its weights are read.
-struct Description {
-    config: Config,
-    family: &'static Family,
+pub(super) struct Description {
+    pub(super) config: Config,
+    pub(super) family: &'static Family,
     /// The names of the family, with what a converter has changed.
     names: Names,
-    spec: DecoderSpec,
+    pub(super) spec: DecoderSpec,
     /// A warning for each contradiction in the configuration.
     warnings: Vec<String>,
 }
 
-fn read(source: &Source, overrides: &Overrides) -> Result<Description, LoadError> {
+/// Reads the description of the model in `source` from its configuration.
+pub(super) fn read(source: &Source, overrides: &Overrides) -> Result<Description, LoadError> {
     let config = Config::parse(source.path("config.json"), &source.config()?)?;
     let mut config = text_part::of(config)?;
     overrides.write(&mut config);

@@ -19,6 +19,7 @@ mod gemma4_heads;
 mod latent;
 mod load;
 mod mamba;
+mod modules;
 mod names;
 mod overrides;
 mod quantization;
@@ -31,6 +32,7 @@ mod tied_head;
 
 pub use error::{ConfigError, LoadError};
 pub use load::{MatrixNames, load, load_dummy, matrix_names, spec, vocabulary_tensors};
+pub(crate) use modules::{ModulePiece, Modules, modules};
 pub use overrides::{Overrides, RopeKind};
 pub use stored::host_tensor;
 pub use tied_head::are_equal_tensors;

@@ -11,7 +11,7 @@ use crate::description::{
 };
 
 /// The names of a family's tensors.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Names {
     /// The prefix of the names of a layer's tensors. The number of the layer follows.
     pub(super) layers: &'static str,

@@ -175,11 +175,14 @@ impl<D: Sizing, H: Sizing> SplitSearch<'_, D, H> {
         // The states on their way from and to the device, in its type.
         let transfer = tokens.saturating_mul(part.hidden).saturating_mul(size_of::<f32>());
         let scratch = host.scratch_bytes(&layer_products(&part, &storage, limits));
+        // The device has the states of outputs.
+        let activations =
+            activation_elements(&part, &ShardLimits { max_sequences: 0, max_drafts: 0, ..*limits });
         Footprint {
             weights: bytes_of(in_layers, &part, &storage, *host) + unscaled_norm_bytes(&part),
             activations: [routing_bytes(&part, tokens, *host), scratch, transfer]
                 .into_iter()
-                .fold(host.activation_bytes(activation_elements(&part, tokens, 0)), usize::saturating_add),
+                .fold(host.activation_bytes(activations), usize::saturating_add),
             step: host.step_bytes(&step_size(&part, limits, &attention(&part.layers))),
             rope_tables: rope_bytes(&part, limits),
             states: state_bytes(&part, limits.max_sequences, limits.state_checkpoints, *host),
@@ -199,6 +202,7 @@ mod tests {
     use millrace_numbers::DType;
 
     use super::*;
+    use crate::AdapterLimits;
     use crate::description::test_spec::spec;
     use crate::memory_plan::{UnpaddedDevice, plan, weight_bytes};
 
@@ -224,6 +228,7 @@ mod tests {
             pool_bound: None,
             state_checkpoints: None,
             max_drafts: 0,
+            adapters: AdapterLimits::NONE,
         }
     }
 

@@ -10,9 +10,10 @@ mod layer_split;
 use millrace_backend::{KvFormat, Overheads, Sizing};
 use millrace_numbers::DType;
 
-use crate::ShardLimits;
+use crate::adapters::adaptable;
 use crate::description::{AttentionHeads, DecoderSpec, HeadNormPlan, KeyChoice, WeightSlot, WeightStorage};
 use crate::step_sizes::{activation_elements, attention, products, routing_bytes, step_size};
+use crate::{AdapterLimits, ShardLimits};
 
 pub use device_sizes::UnpaddedDevice;
 pub use error::PlanError;
@@ -58,6 +59,8 @@ pub struct PlanRequest {
     pub state_checkpoints: Option<usize>,
     /// Maximum number of drafts of all rows of one step together.
     pub max_drafts: usize,
+    /// The adapters.
+    pub adapters: AdapterLimits,
 }
 
 /// The bound on the KV pool of a device that shares its memory with other programs. A pool that
@@ -82,6 +85,8 @@ impl PoolBound {
 pub struct Footprint {
     /// Matrices, norms and biases.
     pub weights: usize,
+    /// Adapters.
+    pub adapters: usize,
     /// Activations of one step, and the scratch memory to compute them.
     pub activations: usize,
     /// Logits of one step, and the buffer that they are gathered in.
@@ -154,6 +159,20 @@ fn has_checkpoints(spec: &DecoderSpec) -> bool {
 /// Returns the bytes of matrices, norms and biases.
 pub fn weight_bytes(spec: &DecoderSpec, storage: &WeightStorage, device: &impl Sizing) -> usize {
     bytes_of(spec.slots(), spec, storage, device) + unscaled_norm_bytes(spec)
+}
+
+/// Returns the bytes of the pools of adapters, for weights of type `dtype`.
+pub fn adapter_bytes(
+    spec: &DecoderSpec,
+    adapters: AdapterLimits,
+    dtype: DType,
+    device: &impl Sizing,
+) -> usize {
+    if adapters.count == 0 {
+        return 0;
+    }
+    let bytes = |slot| device.adapters_bytes(&adapters.pool(spec, slot, dtype));
+    adaptable(spec).into_iter().map(bytes).fold(0, usize::saturating_add)
 }
 
 /// Returns the bytes of the scales of 1 that norms of heads without a scale have on the device.
@@ -233,8 +252,9 @@ pub fn footprint(
     let own_columns = if is_whole { 0 } else { spec.vocab_rows.len() };
     Footprint {
         weights: weight_bytes(spec, &storage, device),
+        adapters: adapter_bytes(spec, limits.adapters, storage.dtype, device),
         activations: device
-            .activation_bytes(activation_elements(spec, max_step_tokens, max_outputs))
+            .activation_bytes(activation_elements(spec, limits))
             .saturating_add(routing_bytes(spec, max_step_tokens, device))
             .saturating_add(device.scratch_bytes(&products(spec, &storage, limits))),
         logits: singles(max_outputs.saturating_mul(spec.logit_cols() + own_columns))
@@ -375,8 +395,7 @@ impl<D: Sizing> PlanSearch<'_, D> {
     }
 
     fn limits(&self, max_sequence_tokens: usize, num_blocks: usize) -> ShardLimits {
-        let PlanRequest { max_step_tokens, max_sequences, block_size, kv_format, max_drafts, .. } =
-            *self.request;
+        let PlanRequest { max_step_tokens, max_sequences, block_size, kv_format, .. } = *self.request;
         let usual = usual_state_checkpoints(self.spec, max_sequences);
         let wanted = self.request.state_checkpoints.filter(|_| has_checkpoints(self.spec));
         ShardLimits {
@@ -387,7 +406,8 @@ impl<D: Sizing> PlanSearch<'_, D> {
             num_blocks,
             kv_format,
             state_checkpoints: wanted.unwrap_or(usual),
-            max_drafts,
+            max_drafts: self.request.max_drafts,
+            adapters: self.request.adapters,
         }
     }
 
@@ -414,7 +434,7 @@ fn largest(mut low: usize, mut high: usize, fits: impl Fn(usize) -> bool) -> usi
 impl Footprint {
     /// Returns the names and bytes of all purposes that take memory, in the order of printing.
     pub fn items(&self) -> Vec<(&'static str, usize)> {
-        let mut items = vec![("weights", self.weights)];
+        let mut items = vec![("weights", self.weights), ("adapters", self.adapters)];
         items.extend(self.workspace_items());
         items.push(("KV cache", self.kv_pool));
         items.retain(|(_, bytes)| *bytes > 0);
@@ -443,14 +463,24 @@ impl Footprint {
 
     /// Returns the bytes of everything.
     pub fn total(&self) -> usize {
-        self.weights.saturating_add(self.workspace()).saturating_add(self.kv_pool)
+        let planned = self.weights.saturating_add(self.adapters);
+        planned.saturating_add(self.workspace()).saturating_add(self.kv_pool)
     }
 
     /// Returns the bytes that the decoder allocates on its device.
     pub fn on_device(&self) -> usize {
-        [self.weights, self.activations, self.logits, self.step, self.rope_tables, self.states, self.kv_pool]
-            .into_iter()
-            .fold(0, usize::saturating_add)
+        [
+            self.weights,
+            self.adapters,
+            self.activations,
+            self.logits,
+            self.step,
+            self.rope_tables,
+            self.states,
+            self.kv_pool,
+        ]
+        .into_iter()
+        .fold(0, usize::saturating_add)
     }
 }
 

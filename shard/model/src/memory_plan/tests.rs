@@ -21,6 +21,7 @@ fn request() -> PlanRequest {
         pool_bound: None,
         state_checkpoints: None,
         max_drafts: 0,
+        adapters: AdapterLimits::NONE,
     }
 }
 
@@ -70,13 +71,17 @@ fn every_byte_is_counted() {
         kv_format: DType::F16.into(),
         state_checkpoints: 0,
         max_drafts: 0,
+        adapters: AdapterLimits { count: 3, max_rank: 2 },
     };
     let found = footprint(&spec(), DType::F16, &limits, 1, &UnpaddedDevice);
     let matrices = 100 * 16 + 2 * (32 * 16 + 16 * 16 + 64 * 16 + 16 * 32);
     let vectors = 16 + 2 * (16 + 32 + 16);
+    // Query, key and value have products of their own, and so have gate and up.
+    let adapter = 2 * (6 * (16 + 32) + 2 * (16 + 16) + 4 * (16 + 64) + 2 * (32 + 16));
     let expected = Footprint {
         weights: 2 * matrices + 4 * vectors,
-        activations: 4 * (8 * (3 * 16 + 32 + 16 + 64 + 32) + 4 * 16),
+        adapters: 3 * 2 * adapter,
+        activations: 4 * (8 * (3 * 16 + 32 + 16 + 64 + 32 + (2 + 4 + 6)) + 4 * 16),
         logits: 4 * 4 * 100,
         step: 0,
         rope_tables: 4 * 100 * 2 * 2,

@@ -36,13 +36,13 @@ fn list(sizes: &[usize]) -> String {
 
 /// The part of a weight that a rank takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Cut {
+pub(crate) struct Cut {
     /// Output features, or elements of a vector, in the order in which they are stacked.
-    pub(super) rows: Vec<Range<usize>>,
+    pub(crate) rows: Vec<Range<usize>>,
     /// Input features. A vector has none.
-    pub(super) cols: Option<Range<usize>>,
+    pub(crate) cols: Option<Range<usize>>,
     /// Number of rows of zeros that follow.
-    pub(super) padding: usize,
+    pub(crate) padding: usize,
 }
 
 impl Split {
@@ -159,7 +159,7 @@ impl Split {
     }
 
     /// Returns the part of the weight for `slot` that this rank takes.
-    pub(super) fn cut(self, whole: &DecoderSpec, slot: WeightSlot) -> Cut {
+    pub(crate) fn cut(self, whole: &DecoderSpec, slot: WeightSlot) -> Cut {
         let info = slot.info();
         let experts = whole.stacked_experts(slot);
         let mut rows = Vec::with_capacity(experts * info.outputs.len());

@@ -2,9 +2,11 @@
 
 use millrace_backend::{MlpKind, RoutingSpec, Sizing};
 
+use crate::adapters::adaptable;
 use crate::description::{
     Attention, AttentionHeads, DecoderSpec, ExpertsSpec, LatentPlan, LayerSpec, Mlp, RecurrentLayer,
 };
+use crate::{AdapterLimits, ShardLimits};
 
 /// A buffer that all layers of a model share, with a row for each token of a step. Layers of
 /// different widths have one buffer of each width.
@@ -180,15 +182,28 @@ fn experts_width(layer: &LayerSpec, width: impl Fn(&ExpertsSpec) -> usize) -> us
     layer.mlp.experts().map_or(0, width)
 }
 
-/// Returns the elements of all activations except the logits, for steps of `tokens` tokens and
-/// `outputs` outputs.
-pub(crate) fn activation_elements(spec: &DecoderSpec, tokens: usize, outputs: usize) -> usize {
+/// Returns the different ranks that adapters may have in the matrices of a model, ascending: the
+/// widths of the buffers between their two matrices.
+pub fn adapter_ranks(spec: &DecoderSpec, adapters: AdapterLimits) -> Vec<usize> {
+    if adapters.count == 0 {
+        return Vec::new();
+    }
+    let mut ranks: Vec<usize> = adaptable(spec).into_iter().map(|slot| adapters.rank(slot)).collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    ranks
+}
+
+/// Returns the elements of all activations of a step except the logits.
+pub(crate) fn activation_elements(spec: &DecoderSpec, limits: &ShardLimits) -> usize {
+    let (tokens, outputs) = (limits.max_step_tokens, limits.max_outputs());
     let of_layers = LayerBuffer::ACTIVATIONS.into_iter();
     let of_layers = of_layers.flat_map(|buffer| buffer.widths(&spec.layers, spec.hidden));
     // Beside the buffers of layers are the residual stream, its norm, the output of a branch, and
     // per-layer embeddings.
     let others = spec.per_layer_columns().saturating_add(3 * spec.hidden);
-    let columns = of_layers.fold(others, usize::saturating_add);
+    let of_adapters = adapter_ranks(spec, limits.adapters).into_iter();
+    let columns = of_layers.chain(of_adapters).fold(others, usize::saturating_add);
     tokens.saturating_mul(columns).saturating_add(outputs.saturating_mul(spec.hidden))
 }
 

@@ -11,7 +11,7 @@ use millrace_backend::{AttentionSpec, StepSize};
 use crate::ShardLimits;
 use crate::description::{DecoderSpec, LayerSpec};
 
-pub use buffers::{LayerBuffer, routings};
+pub use buffers::{LayerBuffer, adapter_ranks, routings};
 pub(crate) use buffers::{activation_elements, routing_bytes};
 pub use products::tuned_products;
 pub(crate) use products::{layer_products, products};

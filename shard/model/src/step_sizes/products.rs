@@ -65,6 +65,7 @@ mod tests {
     use millrace_numbers::DType;
 
     use super::*;
+    use crate::AdapterLimits;
     use crate::description::test_spec::spec;
 
     #[test]
@@ -78,6 +79,7 @@ mod tests {
             kv_format: DType::F16.into(),
             state_checkpoints: 0,
             max_drafts: 0,
+            adapters: AdapterLimits::NONE,
         };
         let found = |tied_head| {
             let products = products(&DecoderSpec { tied_head, ..spec() }, &DType::F16.into(), &limits);

@@ -16,7 +16,7 @@ use std::time::Duration;
 use millrace_backend::{Backend, KvFormat, OpenStep, SamplingParams, SeqRow, SequencePrefix, StepInput};
 use millrace_model::split::Split;
 use millrace_model::{
-    DecoderSpec, ShardLimits, WeightError, WeightKind, WeightSlot, WeightSource, WeightStorage,
+    AdapterLimits, DecoderSpec, ShardLimits, WeightError, WeightKind, WeightSlot, WeightSource, WeightStorage,
 };
 use millrace_numbers::{DType, HostTensor, Part};
 use millrace_shard::HostCollectives;
@@ -32,6 +32,7 @@ pub const SMALL_LIMITS: ShardLimits = ShardLimits {
     block_size: 16,
     state_checkpoints: 0,
     max_drafts: 0,
+    adapters: AdapterLimits::NONE,
     num_blocks: 1,
     kv_format: KvFormat::Dense(DType::F32),
 };
@@ -144,6 +145,7 @@ pub fn limits(kv_format: impl Into<KvFormat>) -> ShardLimits {
         block_size: 16,
         state_checkpoints: 0,
         max_drafts: 0,
+        adapters: AdapterLimits::NONE,
         num_blocks: 24,
         kv_format: kv_format.into(),
     }
@@ -166,6 +168,8 @@ pub struct Harness<'b, B: Backend> {
     vocab: usize,
     /// The prefix of each sequence, by its first block.
     prefixes: HashMap<u32, SequencePrefix>,
+    /// The adapter of each sequence that has one, by its first block.
+    pub adapters: HashMap<u32, usize>,
 }
 
 impl<'b, B: Backend> Harness<'b, B> {
@@ -195,10 +199,19 @@ impl<'b, B: Backend> Harness<'b, B> {
         Harness::of(backend, decoder, limits)
     }
 
-    fn of(backend: &'b B, decoder: Decoder<B>, limits: &ShardLimits) -> Self {
+    /// Creates a harness of a decoder that is alone or a rank of a group.
+    pub fn of(backend: &'b B, decoder: Decoder<B>, limits: &ShardLimits) -> Self {
         let queue = decoder.queue(backend, limits).unwrap();
         let (block_size, vocab) = (limits.block_size, decoder.spec().vocab);
-        Harness { backend, decoder, queue, block_size, vocab, prefixes: HashMap::new() }
+        Harness {
+            backend,
+            decoder,
+            queue,
+            block_size,
+            vocab,
+            prefixes: HashMap::new(),
+            adapters: HashMap::new(),
+        }
     }
 
     /// Creates one rank of a pipeline, with the layers of `part`, in single precision.
@@ -254,7 +267,8 @@ impl<'b, B: Backend> Harness<'b, B> {
                 let (start, count, slot) = (chunk.start, chunk.tokens.len(), chunk.blocks[0] as usize);
                 let blocks = &chunk.blocks[..(start + count).div_ceil(self.block_size)];
                 let prefix = self.prefixes.get(&blocks[0]).copied().unwrap_or_default();
-                SeqRow::prefill(slot, start..start + count, blocks).with_prefix(prefix)
+                let adapter = self.adapters.get(&blocks[0]).copied();
+                SeqRow::prefill(slot, start..start + count, blocks).with_prefix(prefix).with_adapter(adapter)
             })
             .collect();
         let input = StepInput { tokens: &tokens, rows: &rows, outputs, samples: &[], ..StepInput::EMPTY };

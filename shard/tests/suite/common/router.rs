@@ -13,8 +13,8 @@ use millrace_proto::{
 };
 use millrace_shard::collective::Transport;
 use millrace_shard::{
-    AllReduce, DeviceKind, Error, HostPlatform, OpenDevice, Platform, RankPlacement, RouterAddress,
-    ShardOptions, serve,
+    AdapterOptions, AllReduce, DeviceKind, Error, HostPlatform, OpenDevice, Platform, RankPlacement,
+    RouterAddress, ShardOptions, serve,
 };
 
 use super::{Chunk, Harness, MemoryWeights, fixed_spec, limits};
@@ -55,6 +55,7 @@ pub fn options() -> ShardOptions {
         block_size: 4,
         state_checkpoints: None,
         max_drafts: 0,
+        adapters: AdapterOptions::default(),
         graph_sizes: None,
         batch_invariant: false,
         threads: None,
@@ -91,7 +92,8 @@ impl Router {
     ) -> Router {
         let (stream, other) = UnixStream::pair().unwrap();
         stream.set_read_timeout(Some(super::long())).unwrap();
-        let shard = thread::spawn(move || serve(&platform, &other, &placement, &options, open));
+        let shard =
+            thread::spawn(move || serve(&platform, &other, &placement, &options, || open().map(Into::into)));
         Router { stream, shard }
     }
 

@@ -2,13 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::{BlockHashBytes, BlockHashes, CacheEvent, Scheduler, StoredBlocks};
+use crate::{AdapterId, BlockHashBytes, BlockHashes, CacheEvent, Scheduler, StoredBlocks};
 
 /// The blocks that the server can reuse according to its events.
 #[derive(Default)]
 pub(super) struct DistantIndex {
-    /// All tokens from the beginning of the sequence to the end of the block.
-    blocks: HashMap<BlockHashBytes, Vec<u32>>,
+    /// The adapter, and all tokens from the beginning of the sequence to the end of the block.
+    blocks: HashMap<BlockHashBytes, (Option<AdapterId>, Vec<u32>)>,
     /// Number of blocks that have been stored.
     pub(super) stored: u64,
 }
@@ -33,14 +33,16 @@ impl DistantIndex {
     }
 
     fn store(&mut self, blocks: StoredBlocks) {
-        let StoredBlocks { mut parent, hashes, tokens, block_size } = blocks;
+        let StoredBlocks { mut parent, adapter, hashes, tokens, block_size } = blocks;
         assert_eq!(tokens.len(), hashes.len() * block_size);
         for (&hash, tokens) in hashes.iter().zip(tokens.chunks(block_size)) {
-            let mut sequence = parent.map_or_else(Vec::new, |parent| self.blocks[&parent].clone());
+            let before = parent.map(|parent| self.blocks[&parent].clone());
+            let (beginning, mut sequence) = before.unwrap_or((adapter, Vec::new()));
+            assert_eq!(beginning, adapter, "a block follows another adapter's block");
             sequence.extend_from_slice(tokens);
-            let expected = BlockHashes::of_prompt(&sequence, None, block_size);
+            let expected = BlockHashes::of_prompt(&sequence, adapter, None, block_size);
             assert_eq!(expected.as_slice().last().map(|last| last.bytes()), Some(hash));
-            assert!(self.blocks.insert(hash, sequence).is_none(), "a block is stored twice");
+            assert!(self.blocks.insert(hash, (adapter, sequence)).is_none(), "a block is stored twice");
             self.stored += 1;
             parent = Some(hash);
         }

@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use millrace_proto::{MAX_FRAME, Masks, Sampled, Step};
 
 use crate::test_support::Trouble;
-use crate::{PlannedStep, Pooling, Request, Schedule, SchedulerLimits, SchedulerOptions, SeqId, Tenant};
+use crate::{
+    AdapterId, PlannedStep, Pooling, Request, Schedule, SchedulerLimits, SchedulerOptions, SeqId, Tenant,
+};
 
 pub(super) struct Ledger {
     limits: SchedulerLimits,
@@ -42,6 +44,8 @@ pub(super) struct Ledger {
     pub(super) hit_blocks: u64,
     /// Hits on blocks that another sequence held at the time.
     pub(super) shared_blocks: u64,
+    /// Reused blocks that were computed with an adapter.
+    pub(super) adapted_blocks: u64,
     /// Hits on blocks that another sequence was computing when the sequence arrived.
     pub(super) awaited_blocks: u64,
 }
@@ -67,6 +71,7 @@ struct Stay {
 #[derive(Clone, Default)]
 struct Block {
     salt: Option<std::sync::Arc<str>>,
+    adapter: Option<AdapterId>,
     written_by: u64,
 }
 
@@ -111,6 +116,7 @@ impl Ledger {
             overtakes: 0,
             hit_blocks: 0,
             shared_blocks: 0,
+            adapted_blocks: 0,
             awaited_blocks: 0,
         }
     }
@@ -348,6 +354,7 @@ impl Ledger {
             let is_shared = self.options.prefix_cache
                 && !self.limits.shares_at_checkpoints()
                 && other.cache_salt == request.cache_salt
+                && other.adapter == request.adapter
                 && !matches!(Trouble::of(other.sampling.seed), Trouble::Broken(_))
                 && !reads_everything
                 && prompts + leaving <= 1
@@ -379,8 +386,8 @@ impl Ledger {
         }
     }
 
-    /// Checks the blocks that are reused: they have the same salt and were written by answered
-    /// steps.
+    /// Checks the blocks that are reused: they have the same salt and adapter and were written by
+    /// answered steps.
     fn read(&mut self, plan: &PlannedStep) {
         for row in &plan.step.rows {
             let stay = self.stays.get_mut(&row.slot).expect("only taken slots run");
@@ -394,8 +401,11 @@ impl Ledger {
             assert!(start == 0 || self.options.prefix_cache && start % block_size == 0 && start < stay.len);
             let (id, hits) = (stay.id, stay.table[..start / block_size].to_vec());
             for &block in &hits {
-                let Block { salt, written_by } = &self.blocks[block as usize];
-                assert_eq!(*salt, self.known[&id].request.cache_salt, "{id:?} reads another salt's block");
+                let Block { salt, adapter, written_by } = &self.blocks[block as usize];
+                let request = &self.known[&id].request;
+                assert_eq!(*salt, request.cache_salt, "{id:?} reads another salt's block");
+                assert_eq!(*adapter, request.adapter, "{id:?} reads another adapter's block");
+                self.adapted_blocks += u64::from(adapter.is_some());
                 assert!(*written_by < self.answered, "{id:?} reads what step {written_by} may never write");
             }
             let other_tables = self.stays.values().filter(|other| other.id != id).map(|other| &other.table);
@@ -417,8 +427,9 @@ impl Ledger {
             for &block in
                 &stay.table[start / self.limits.block_size..written.div_ceil(self.limits.block_size)]
             {
-                let salt = known.request.cache_salt.clone();
-                self.blocks[block as usize] = Block { salt, written_by: plan.step.id };
+                let Request { adapter, ref cache_salt, .. } = known.request;
+                let (salt, written_by) = (cache_salt.clone(), plan.step.id);
+                self.blocks[block as usize] = Block { salt, adapter, written_by };
             }
             stay.computed = Some(end);
             let constrained = known.request.mask.is_some();

@@ -1,4 +1,4 @@
-//! Random requests: lengths, priorities, salts, and prompts with common beginnings.
+//! Random requests: lengths, priorities, adapters, salts, and prompts with common beginnings.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use rand::Rng;
 use rand::rngs::StdRng;
 
 use crate::test_support::{REPEATS, Trouble, pretend_mask, sampling};
-use crate::{BlockHashes, Pooling, Priority, Request, SchedulerLimits, Tenant};
+use crate::{AdapterId, BlockHashes, Pooling, Priority, Request, SchedulerLimits, Tenant};
 
 /// Maximum number of earlier prompts that new prompts may begin with.
 const MAX_KNOWN_PROMPTS: usize = 8;
@@ -16,6 +16,8 @@ const MAX_KNOWN_PROMPTS: usize = 8;
 pub(super) struct Traffic {
     limits: SchedulerLimits,
     salts: Vec<Option<Arc<str>>>,
+    /// Probability of a request with an adapter. If the shards have none, it is refused.
+    adapted: f64,
     /// Earlier prompts that new prompts may begin with.
     known_prompts: Vec<Vec<u32>>,
     reuse: f64,
@@ -44,6 +46,10 @@ impl Traffic {
         Traffic {
             limits,
             salts: salts[..random.random_range(1..=3)].to_vec(),
+            adapted: match limits.adapters {
+                0 => 0.01,
+                _ => random.random_range(0.0..1.0),
+            },
             known_prompts: Vec::new(),
             reuse: random.random_range(0.0..1.0),
             copied: if random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..0.5) },
@@ -66,9 +72,10 @@ impl Traffic {
     pub(super) fn requests(&mut self, random: &mut StdRng, block_size: usize) -> Vec<Request> {
         let request = self.request(random);
         let copies = if random.random_bool(self.copied) { random.random_range(2..6) } else { 1 };
+        let Request { prompt, adapter, cache_salt, .. } = &request;
         let block_hashes = random
             .random_bool(0.5)
-            .then(|| BlockHashes::of_prompt(&request.prompt, request.cache_salt.as_ref(), block_size));
+            .then(|| BlockHashes::of_prompt(prompt, *adapter, cache_salt.as_ref(), block_size));
         let copy = |index: u64| {
             let mut copy = Request { block_hashes: block_hashes.clone(), ..request.clone() };
             if Trouble::of(copy.sampling.seed) == Trouble::None {
@@ -104,9 +111,16 @@ impl Traffic {
             pooling,
             pooling_start: 0,
             prompt_logprobs: scored.then(|| random.random_range(0..=limits.vocab_size.min(12) as u32)),
+            adapter: random.random_bool(self.adapted).then(|| self.adapter(random)),
             cache_salt: self.salts[random.random_range(0..self.salts.len())].clone(),
             block_hashes: None,
         }
+    }
+
+    /// An adapter. A few requests name one that the shards do not have.
+    fn adapter(&self, random: &mut StdRng) -> AdapterId {
+        let last = self.limits.adapters as u32;
+        AdapterId(if random.random_bool(0.01) { last } else { random.random_range(0..last.max(1)) })
     }
 
     /// Sampling parameters that make messages long, and seeds that encode faults.

@@ -94,7 +94,7 @@ pub(super) fn simulate(seed: u64) -> Totals {
     }
     world.drain();
     let stats = world.scheduler.stats();
-    let Ledger { overtakes, hit_blocks, shared_blocks, awaited_blocks, .. } = world.ledger;
+    let Ledger { overtakes, hit_blocks, shared_blocks, adapted_blocks, awaited_blocks, .. } = world.ledger;
     let priority_preemptions = world.ledger.priority_preemptions;
     let (preemptions, evictions) = (stats.preemptions, stats.prefix_evicted_blocks);
     Totals {
@@ -104,6 +104,7 @@ pub(super) fn simulate(seed: u64) -> Totals {
         overtakes,
         hit_blocks,
         shared_blocks,
+        adapted_blocks,
         awaited_blocks,
         stored: world.index.stored,
         drafted: stats.drafted_tokens,
@@ -140,6 +141,7 @@ impl World {
             },
             state_checkpoints: [0, 1, 3, 10][random.random_range(0..4)],
             max_drafts: [0, 2, 5, 20][random.random_range(0..4)],
+            adapters: [0, 0, 1, 3][random.random_range(0..4)],
         };
         let options = SchedulerOptions {
             prefix_cache: random.random_bool(0.9),
@@ -180,6 +182,7 @@ impl World {
         let fits_whole = request.prompt.len() + max_sequences - 1 <= max_step_tokens;
         request.prompt.len() + new_tokens(request) <= self.limits.max_sequence_tokens
             && (prompt_handling != PromptHandling::Whole || fits_whole && request.prompt_logprobs.is_none())
+            && request.adapter.is_none_or(|adapter| (adapter.0 as usize) < self.limits.adapters)
             && work(request).div_ceil(self.limits.block_size) <= self.limits.num_blocks
     }
 

@@ -21,7 +21,7 @@ use crate::http::app::App;
 use crate::http::field_names::FieldNames;
 use crate::http::model_name::served_model;
 use crate::http::sse::EventDescription;
-use crate::service::Service;
+use crate::service::{Params, Service};
 
 /// Returns one answer, at once or as a stream of OpenAI's events.
 #[utoipa::path(post, path = "/v1/responses", tag = "OpenAI", request_body = ResponsesRequest, responses((status = 200, description = "The answer, or OpenAI's events if `stream` is true", content((ResponseObject = "application/json"), (inline(EventDescription) = "text/event-stream")))))]
@@ -29,10 +29,12 @@ pub(super) async fn responses(
     State(app): State<App>,
     OpenAiJson(request): OpenAiJson<ResponsesRequest>,
 ) -> Result<Response, OpenAiError> {
-    let header = ResponseHeader::new("resp_", served_model(&app, request.model.as_deref())?);
+    let model = served_model(&app, request.model.as_deref())?;
+    let header = ResponseHeader::new("resp_", model.name);
     let input = app.service.in_turn(|| request.input(&app)).await;
     let ResponseInput { chat, tools, effort } = input.inspect_err(|_| Service::charge_refused_body())?;
-    let chat = chat.prepare(&app.service, request.params()?).await;
+    let params = Params { adapter: model.adapter, ..request.params()? };
+    let chat = chat.prepare(&app.service, params).await;
     let chat = chat.map_err(|error| OpenAiError::from_chat(error, &FieldNames::RESPONSES))?;
     let response = ResponseObject::new(header, &request, effort, app.service.sampling_defaults());
     let tokenizer = request.wants_logprobs().then(|| app.service.tokenizer().clone());

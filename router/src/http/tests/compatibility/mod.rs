@@ -11,6 +11,7 @@ use super::docs::{fields, openapi, resolve};
 use super::rows::posts;
 use super::{HttpConfig, RequestLimits, Script, Server};
 use crate::assets::Assets;
+use crate::service::{AdapterInfo, ModelInfo};
 use crate::test_support;
 
 /// The fields of the original APIs and of this server, each with a value that shows its effect, the
@@ -97,7 +98,13 @@ async fn the_page_describes_the_effect_of_each_field() {
         crate::embedding::read(None, &|name| Ok(file(name).map(Into::into)), &Value::Null, &Value::Null);
     let assets = Assets { embedding, ..test_support::assets_with_template(TEMPLATE) };
     let limits = RequestLimits { tool_format: Some(ToolFormat::Hermes), ..RequestLimits::default() };
-    let mut server = Server::serving(&assets, Script::Say(ANSWER.into()), limits, HttpConfig::default());
+    let serving = |adapters: Vec<AdapterInfo>| {
+        let model = ModelInfo { id: "org/model".into(), adapters: adapters.into(), ..ModelInfo::default() };
+        Server::of_model(model, &assets, Script::Say(ANSWER.into()), limits.clone(), HttpConfig::default())
+    };
+    // A server with adapters does not accept every name of a model.
+    let adapter = AdapterInfo { name: "a".into(), root: "a".into(), parent: None };
+    let (mut server, mut adapted) = (serving(Vec::new()), serving(vec![adapter]));
     let docs = openapi(&server).await;
     let apis: Vec<Value> = serde_json::from_str(FIELDS).unwrap();
     let (mut page, mut problems) = (INTRODUCTION.to_owned(), Vec::new());
@@ -111,7 +118,8 @@ async fn the_page_describes_the_effect_of_each_field() {
             .extend(missing.map(|field| format!("{path} takes {field}, which fields.json does not have")));
         page += "| Field | | |\n|---|---|---|\n";
         for (field, about) in asked {
-            let outcome = outcome(&mut server, api, field, about).await.unwrap_or_else(|problem| {
+            let server = if field == "adapter_id" { &mut adapted } else { &mut server };
+            let outcome = outcome(server, api, field, about).await.unwrap_or_else(|problem| {
                 problems.push(format!("{path}: {field}: {problem}"));
                 ""
             });

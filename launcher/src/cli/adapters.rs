@@ -1,0 +1,229 @@
+//! The flags that name LoRA adapters, as TGI and vLLM have them.
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use serde::Deserialize;
+
+/// Flags of the adapters that requests may name.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Adapters")]
+pub(crate) struct AdapterArgs {
+    /// LoRA adapters of the model, as TGI's flag names them: folders in PEFT's layout or
+    /// repositories on the hub. A request chooses one by its name, which is the folder or
+    /// repository if none is given
+    #[arg(
+        long,
+        env = "LORA_ADAPTERS",
+        value_delimiter = ',',
+        value_name = "[NAME=]FOLDER|REPOSITORY[@REVISION],…"
+    )]
+    lora_adapters: Vec<String>,
+    /// LoRA adapters of the model, as vLLM's flag names them: NAME=FOLDER, NAME=REPOSITORY, or JSON
+    /// with `name`, `path` and `base_model_name`
+    #[arg(long, num_args = 1.., value_name = "NAME=FOLDER|REPOSITORY|JSON")]
+    lora_modules: Vec<String>,
+    /// vLLM's flag. Adapters are served if they are given, with or without it
+    #[arg(long, env = "ENABLE_LORA", value_parser = clap::builder::BoolishValueParser::new())]
+    enable_lora: bool,
+    /// Largest rank of an adapter; if absent, the largest rank among the adapters, up to 256
+    #[arg(long, env = "MAX_LORA_RANK", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    max_lora_rank: Option<u32>,
+    /// vLLM's number of adapters in one batch. All adapters are in memory, so it must be at least
+    /// their number
+    #[arg(long, env = "MAX_LORAS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_loras: Option<u32>,
+    /// vLLM's number of adapters in the memory of the CPU. It must be at least their number
+    #[arg(long, env = "MAX_CPU_LORAS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_cpu_loras: Option<u32>,
+}
+
+/// An adapter as the command line names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RequestedAdapter {
+    /// The flag that names it, for errors.
+    pub(crate) flag: &'static str,
+    /// The name by which requests choose it.
+    pub(crate) name: String,
+    /// A folder, or a repository on the hub.
+    pub(crate) path: String,
+    /// Branch, tag or commit of a repository.
+    pub(crate) revision: String,
+    /// The name of the model that clients see as the parent, if it is not the name of the served
+    /// model.
+    pub(crate) parent: Option<String>,
+}
+
+/// The JSON form of an adapter in vLLM.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Module {
+    name: String,
+    path: String,
+    base_model_name: Option<String>,
+}
+
+const TGI_FLAG: &str = "--lora-adapters";
+const VLLM_FLAG: &str = "--lora-modules";
+
+/// The revision of a repository for which no other is named.
+const DEFAULT_REVISION: &str = "main";
+
+impl AdapterArgs {
+    /// Returns the adapters in the order of the command line: TGI's flag first.
+    ///
+    /// # Errors
+    /// If an adapter is not in one of the forms, two of them have one name, or a limit is less than
+    /// their number.
+    pub(crate) fn requested(&self) -> Result<Vec<RequestedAdapter>> {
+        let given = self.lora_adapters.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
+        let tgi = given.map(|text| adapter_of_tgi(text).with_context(|| format!("{TGI_FLAG} {text}")));
+        let vllm = self.lora_modules.iter();
+        let vllm = vllm.map(|text| module_of_vllm(text).with_context(|| format!("{VLLM_FLAG} {text}")));
+        let adapters: Vec<RequestedAdapter> = tgi.chain(vllm).collect::<Result<_>>()?;
+        for (index, adapter) in adapters.iter().enumerate() {
+            if adapters[..index].iter().any(|other| other.name == adapter.name) {
+                bail!("{}: two adapters have the name {:?}", adapter.flag, adapter.name);
+            }
+        }
+        for (flag, limit) in [("--max-loras", self.max_loras), ("--max-cpu-loras", self.max_cpu_loras)] {
+            if let Some(limit) = limit.filter(|&limit| (limit as usize) < adapters.len()) {
+                bail!(
+                    "{flag} {limit} is less than the number of adapters, {}: all adapters stay in memory, and none \
+                     is loaded when it is asked for",
+                    adapters.len()
+                );
+            }
+        }
+        Ok(adapters)
+    }
+
+    /// Returns the largest rank that `--max-lora-rank` allows.
+    pub(crate) fn max_rank(&self) -> Option<usize> {
+        self.max_lora_rank.map(|rank| rank as usize)
+    }
+
+    /// Returns a warning about a flag without effect.
+    pub(crate) fn warning(&self) -> Option<&'static str> {
+        let is_empty = self.lora_adapters.is_empty() && self.lora_modules.is_empty();
+        (self.enable_lora && is_empty).then_some(
+            "--enable-lora has no effect: adapters cannot be loaded while the server runs yet; name them with \
+             --lora-modules",
+        )
+    }
+}
+
+/// Reads one adapter of TGI's flag: `repository`, `folder`, `name=folder` or
+/// `name=repository@revision`.
+fn adapter_of_tgi(text: &str) -> Result<RequestedAdapter> {
+    let (name, source) = text.split_once('=').map_or((None, text), |(name, source)| (Some(name), source));
+    // The path of a folder may contain the sign that begins a revision.
+    let (path, revision) = match source.rsplit_once('@') {
+        Some((path, revision)) if !std::path::Path::new(source).exists() => (path, revision),
+        _ => (source, DEFAULT_REVISION),
+    };
+    adapter(TGI_FLAG, name.unwrap_or(path), path, revision, None)
+}
+
+/// Reads one adapter of vLLM's flag: `name=path`, or JSON.
+fn module_of_vllm(text: &str) -> Result<RequestedAdapter> {
+    if text.trim_start().starts_with('{') {
+        let Module { name, path, base_model_name } = serde_json::from_str(text)?;
+        return adapter(VLLM_FLAG, &name, &path, DEFAULT_REVISION, base_model_name);
+    }
+    let (name, path) = text.split_once('=').context("give NAME=FOLDER, NAME=REPOSITORY or JSON")?;
+    adapter(VLLM_FLAG, name, path, DEFAULT_REVISION, None)
+}
+
+fn adapter(
+    flag: &'static str,
+    name: &str,
+    path: &str,
+    revision: &str,
+    parent: Option<String>,
+) -> Result<RequestedAdapter> {
+    let (name, path, revision) = (name.trim().to_owned(), path.trim().to_owned(), revision.trim().to_owned());
+    ensure!(!name.is_empty(), "the name is empty");
+    ensure!(!path.is_empty(), "the folder is empty");
+    // The metrics separate names by commas.
+    ensure!(
+        !name.contains(|c: char| c == ',' || c.is_control()),
+        "a name has no commas or control characters"
+    );
+    Ok(RequestedAdapter { flag, name, path, revision, parent })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn args(flags: &[&str]) -> AdapterArgs {
+        let cli = Cli::parse_from([&["millrace", "serve"][..], flags].concat());
+        let Command::Serve(args) = cli.command else { panic!("not serve") };
+        args.adapters
+    }
+
+    /// Name, path, revision and parent of an adapter.
+    type Parts = (String, String, String, Option<String>);
+
+    fn requested(flags: &[&str]) -> Result<Vec<Parts>, String> {
+        let adapters = args(flags).requested().map_err(|error| format!("{error:#}"))?;
+        Ok(adapters.into_iter().map(|one| (one.name, one.path, one.revision, one.parent)).collect())
+    }
+
+    fn of(name: &str, path: &str, revision: &str) -> Parts {
+        (name.to_owned(), path.to_owned(), revision.to_owned(), None)
+    }
+
+    #[test]
+    fn both_forms_are_read_in_their_order() {
+        let folder = std::env::temp_dir().join(format!("millrace-lora@{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.to_str().unwrap();
+        let tgi = format!("org/a, b=org/c@v2 ,d=./e,f={path},org/g@refs/pr/1,");
+        let json = r#"{"name": "sql", "path": "/x", "base_model_name": "org/base"}"#;
+        let found = requested(&["--lora-modules", "h=org/i", json, "--lora-adapters", &tgi, "--enable-lora"]);
+        std::fs::remove_dir(&folder).unwrap();
+        let mut sql = of("sql", "/x", "main");
+        sql.3 = Some("org/base".to_owned());
+        let expected = vec![
+            of("org/a", "org/a", "main"),
+            of("b", "org/c", "v2"),
+            of("d", "./e", "main"),
+            of("f", path, "main"),
+            of("org/g", "org/g", "refs/pr/1"),
+            of("h", "org/i", "main"),
+            sql,
+        ];
+        assert_eq!(found, Ok(expected));
+        assert_eq!(requested(&["--lora-adapters", ""]), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn wrong_adapters_and_limits_are_named() {
+        for (flags, text) in [
+            (&["--lora-modules", "sql"][..], "--lora-modules sql: give NAME=FOLDER"),
+            (&["--lora-modules", "=x"], "the name is empty"),
+            (&["--lora-modules", "a="], "the folder is empty"),
+            (&["--lora-modules", r#"{"name": "a"}"#], "missing field `path`"),
+            (&["--lora-modules", r#"{"name": "a", "path": "b", "rank": 1}"#], "unknown field `rank`"),
+            (&["--lora-modules", "a,b=x"], "a name has no commas"),
+            (&["--lora-modules", "a=x", "--lora-adapters", "a=y"], "two adapters have the name \"a\""),
+            (&["--lora-modules", "a=x", "b=y", "--max-loras", "1"], "--max-loras 1 is less than the number"),
+            (&["--lora-adapters", "a,b", "--max-cpu-loras=1"], "--max-cpu-loras 1 is less than the number"),
+        ] {
+            let error = requested(flags).unwrap_err();
+            assert!(error.contains(text), "{flags:?}: {error}");
+        }
+        assert!(requested(&["--lora-modules", "a=x", "b=y", "--max-loras=2", "--max-cpu-loras=2"]).is_ok());
+    }
+
+    #[test]
+    fn the_flag_alone_says_that_nothing_is_loaded_at_run_time() {
+        assert!(args(&["--enable-lora"]).warning().unwrap().contains("while the server runs"));
+        assert_eq!(args(&["--enable-lora", "--lora-modules", "a=x"]).warning(), None);
+        assert_eq!(args(&[]).warning(), None);
+    }
+}
