@@ -83,10 +83,14 @@ impl Scheduler {
         }
         let chosen = self.choose_drafts(self.unplanned_tokens(), true);
         for (running, count) in self.running.iter_mut().zip(chosen) {
+            // Blocks come last: a sequence keeps them, even if its drafts do not fit the messages.
+            if count == 0 || !running.take_draft_bytes(count, bytes) {
+                continue;
+            }
             // No sequence is preempted for a guess that does not fit into the blocks.
             let positions = running.positions_after(1 + count);
-            if count > 0 && self.cache.cover(&mut running.table, positions) {
-                running.plan_drafts(count, bytes);
+            if self.cache.cover(&mut running.table, positions) {
+                running.plan_drafts(count);
             }
         }
     }

@@ -209,13 +209,17 @@ impl RunningSequence {
         self.sequence.max_positions().saturating_sub(self.computed + 1)
     }
 
-    /// Adds `count` drafts to the planned row, and takes their bytes from the budget, if they fit.
-    pub(super) fn plan_drafts(&mut self, count: usize, budget: &mut FrameBudget) {
-        let sequence = &self.sequence;
-        let Some(drafter) = sequence.ready_drafter() else { return };
-        let answer = count * message_size::sampled_token(sequence.sampling.top_n as usize);
-        if budget.take(RowBytes { step: message_size::drafts(count), answer }) {
-            self.drafts = drafter.guesses(&sequence.tokens).take(count).collect();
+    /// Takes the bytes of `count` drafts of the planned row from the budget. Returns false if they
+    /// do not fit.
+    pub(super) fn take_draft_bytes(&self, count: usize, budget: &mut FrameBudget) -> bool {
+        let answer = count * message_size::sampled_token(self.sequence.sampling.top_n as usize);
+        budget.take(RowBytes { step: message_size::drafts(count), answer })
+    }
+
+    /// Adds `count` drafts to the planned row.
+    pub(super) fn plan_drafts(&mut self, count: usize) {
+        if let Some(drafter) = self.sequence.ready_drafter() {
+            self.drafts = drafter.guesses(&self.sequence.tokens).take(count).collect();
         }
     }
 

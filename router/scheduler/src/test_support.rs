@@ -376,7 +376,12 @@ impl PretendShard {
         occupant.reserved = occupant.reserved.max(reserved);
         let needed = occupant.reserved.div_ceil(block_size);
         ensure(occupant.table.len() <= occupant.tokens.len().div_ceil(block_size).max(needed), || {
-            "more blocks than tokens".into()
+            format!(
+                "{} blocks for {} tokens in slot {}",
+                occupant.table.len(),
+                occupant.tokens.len(),
+                row.slot
+            )
         })?;
         let place = |table: &[u32], position: usize| {
             table[position / block_size] as usize * block_size + position % block_size
