@@ -38,7 +38,7 @@ def test_grammar_and_errors(client):
     for stream in (False, True):
         with pytest.raises(ValidationError, match="`temperature` must be strictly positive"):
             list(client.text_generation(PROMPT, max_new_tokens=8, temperature=-1.0, stream=stream))
-    with pytest.raises(ValidationError, match="`adapter_id` is not supported"):
+    with pytest.raises(ValidationError, match="`adapter_id` other is not known: the server has no adapters"):
         client.text_generation(PROMPT, max_new_tokens=8, adapter_id="other")
 
 
