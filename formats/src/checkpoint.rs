@@ -135,7 +135,7 @@ impl Checkpoint {
     }
 
     /// Maps the first of the files `names` that a folder has, and nothing else. Files whose names
-    /// end with `.bin` are those of PyTorch, and the others safetensors files.
+    /// end with `.bin` are files of PyTorch, and the others are safetensors files.
     ///
     /// # Errors
     /// If a file contradicts itself.

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 /// The longest text that is passed on. Linux limits an argument of a process to 128 KiB.
 pub(crate) const MAX_IDENTITY: usize = 100_000;
 
-/// Returns the sizes and times of those of these files that exist, as text, for
+/// Returns the sizes and times of the files that exist among these, as text, for
 /// [`Source::check_unchanged`](crate::Source::check_unchanged). The files may be anywhere.
 pub fn identity_of<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> String {
     let line = |path: &PathBuf| {
@@ -22,7 +22,7 @@ pub fn identity_of<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> String {
     files.into_iter().filter_map(line).collect()
 }
 
-/// Joins the identity of a checkpoint and those of other files. What makes the text too long for a
+/// Joins the identities of a checkpoint and of other files. What makes the text too long for a
 /// command line is left out.
 pub fn join_identities<'a>(checkpoint: String, others: impl Iterator<Item = &'a str>) -> String {
     others.fold(checkpoint, |mut all, other| {

@@ -65,7 +65,7 @@ struct Module {
 const TGI_FLAG: &str = "--lora-adapters";
 const VLLM_FLAG: &str = "--lora-modules";
 
-/// The revision of a repository for which no other is named.
+/// The revision of a repository if the command line names none.
 const DEFAULT_REVISION: &str = "main";
 
 impl AdapterArgs {

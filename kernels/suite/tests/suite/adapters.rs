@@ -200,7 +200,7 @@ proptest! {
     }
 }
 
-/// An adapter has the effect of a matrix to which the product of its matrices is added.
+/// An adapter has the same effect as a matrix that contains the product of its two matrices.
 #[test]
 fn an_adapter_equals_a_merged_matrix() {
     let (inputs, outputs, rank) = (70, 45, 6);

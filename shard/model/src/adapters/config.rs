@@ -36,7 +36,7 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("alora_invocation_tokens", "it is active only after certain tokens"),
     ("use_qalora", "it averages groups of input features"),
     ("layer_replication", "it repeats layers of the model"),
-    ("megatron_config", "its modules are those of Megatron"),
+    ("megatron_config", "it changes modules of Megatron"),
     ("use_bdlora", "its matrices are block-diagonal"),
     ("arrow_config", "it chooses among several adapters for each token"),
     ("kasa_config", "it removes the smallest singular values of the model's weights"),
