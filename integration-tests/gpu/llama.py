@@ -1,11 +1,12 @@
 """A Llama model with random weights, and PyTorch's results for it.
 
-llama.py write FOLDER [tiny]      writes a checkpoint in the shape of an 8B Llama or a very small
-                                  one, with the demo model's tokenizer
+llama.py shape FOLDER [SHAPE]     writes the configuration of such a model, and the demo model's
+                                  tokenizer. SHAPE is 8b, 8-layers or tiny
+llama.py write FOLDER [SHAPE]     writes the weights too
 llama.py logits FOLDER ANSWERS    compares the logprobs in ANSWERS (`serve.py logits`) with
                                   PyTorch's in float32
 llama.py speed FOLDER RESULT      measures the seconds of a decode step and of a prompt: compiled,
-                                  with a static cache and CUDA graphs
+                                  with a static cache and CUDA graphs. Needs no weights
 
 Also works on a CPU for trying it out.
 """
@@ -24,9 +25,12 @@ from torch.nn import functional as F
 DEMO = pathlib.Path(__file__).parents[2] / "models/demo"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
+LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+            "vocab_size": 128256}
 SHAPES = {
-    "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-           "vocab_size": 128256},
+    "8b": LLAMA_8B,
+    # A fraction of the memory and of the time to write it.
+    "8-layers": {**LLAMA_8B, "num_hidden_layers": 8},
     "tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
              "vocab_size": 2048},
 }
@@ -68,28 +72,37 @@ def mapped(path, config, size=None):
     return found
 
 
-def write(folder, shape="8b"):
+def shape(folder, name="8b"):
     folder = pathlib.Path(folder)
     folder.mkdir(exist_ok=True)
-    config = {**COMMON, **SHAPES[shape]}
+    config = {**COMMON, **SHAPES[name]}
     (folder / "config.json").write_text(json.dumps(config))
-    for name in ["tokenizer.json", "tokenizer_config.json"]:
-        shutil.copy(DEMO / name, folder / name)
+    for file in ["tokenizer.json", "tokenizer_config.json"]:
+        shutil.copy(DEMO / file, folder / file)
+    return config
+
+
+def write(folder, name="8b"):
+    config = shape(folder, name)
     header, end = {}, 0
     for name, of in tensors_of(config).items():
         header[name] = {"dtype": "BF16", "shape": of, "data_offsets": [end, end + 2 * math.prod(of)]}
         end = header[name]["data_offsets"][1]
     header = json.dumps(header).encode()
     header += b" " * (-len(header) % 8)
-    path = folder / "model.safetensors"
+    path = pathlib.Path(folder) / "model.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     random = torch.Generator(DEVICE).manual_seed(1)
     with open(path, "r+b") as file:
         file.truncate(8 + len(header) + end)
-    for name, tensor in mapped(path, config, 8 + len(header) + end).items():
-        values = torch.empty(tensor.shape, dtype=torch.bfloat16, device=DEVICE).normal_(0, 0.02, generator=random)
-        tensor.copy_(values + 1 if tensor.dim() == 1 else values)
+    for tensor in mapped(path, config, 8 + len(header) + end).values():
+        tensor.copy_(drawn(tensor.shape, random))
     print(f"{path}: {path.stat().st_size / 1e9:.1f} GB")
+
+
+def drawn(shape, random):
+    values = torch.empty(shape, dtype=torch.bfloat16, device=DEVICE).normal_(0, 0.02, generator=random)
+    return values + 1 if len(shape) == 1 else values
 
 
 class Llama:
@@ -98,7 +111,11 @@ class Llama:
         self.config = json.loads((folder / "config.json").read_text())
         self.heads, self.kv_heads = self.config["num_attention_heads"], self.config["num_key_value_heads"]
         self.hidden, self.head_dim = self.config["hidden_size"], self.config["hidden_size"] // self.heads
-        stored = mapped(folder / "model.safetensors", self.config)
+        if (folder / "model.safetensors").exists():
+            stored = mapped(folder / "model.safetensors", self.config)
+        else:
+            random = torch.Generator(DEVICE).manual_seed(1)
+            stored = {name: drawn(of, random) for name, of in tensors_of(self.config).items()}
         take = lambda *names: torch.cat([stored[name] for name in names]).to(DEVICE)
         self.embedding, self.head = take("model.embed_tokens.weight"), take("lm_head.weight")
         self.norm = take("model.norm.weight")
@@ -245,4 +262,4 @@ def speed(folder, result):
 
 
 if __name__ == "__main__":
-    {"write": write, "logits": logits, "speed": speed}[sys.argv[1]](*sys.argv[2:])
+    {"shape": shape, "write": write, "logits": logits, "speed": speed}[sys.argv[1]](*sys.argv[2:])

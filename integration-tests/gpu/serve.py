@@ -6,11 +6,11 @@ ranks   two ranks on one GPU generate the same text as one rank (needs NCCL 2.30
         otherwise it reports that and passes)
 logits  writes the logprobs of prompts and answers of llama.py's MODEL to answers.json, which
         llama.py compares
-speed   measures decode, prefill and 64 streams of that MODEL: prints a table beside PyTorch's
-        times (llama.json, if it exists) and writes serve.json
+speed   measures decode, prefill and 64 streams of that MODEL, which needs no weights: prints a
+        table beside PyTorch's times (llama.json, if it exists) and writes serve.json
 
-Needs only Python. Servers listen on loopback and end with the check. With
-MILLRACE_CHECK_DEVICE=cpu the last two commands run without a GPU.
+Needs only Python. Servers listen on loopback and end with the check, also when a signal ends it.
+With MILLRACE_CHECK_DEVICE=cpu the last two commands run without a GPU.
 """
 
 import json
@@ -18,6 +18,7 @@ import os
 import pathlib
 import random
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
+
+from table import rows_of
 
 PROMPTS = ["Once upon a time", "The fox had a lantern and said that it was", "One day, Lily went to the"]
 # 13 tokens of the demo model's tokenizer, which replaces a missing one.
@@ -117,7 +120,7 @@ def texts_of(binary, out, name, flags, environment=None):
 def texts(binary, out):
     for number, model in enumerate(models(out)):
         want = texts_of(binary, out, f"texts-{number}-cpu", ["--model-id", model, "--device", "cpu"])
-        got = texts_of(binary, out, f"texts-{number}-cuda", ["--model-id", model, "--device", "cuda"])
+        got = texts_of(binary, out, f"texts-{number}-gpu", ["--model-id", model, "--device", DEVICE])
         for prompt, a, b in zip(PROMPTS, want, got):
             assert a == b, f"{model}: {prompt!r}\nCPU: {a!r}\nGPU: {b!r}"
         print(f"{model}: {len(want)} texts are equal")
@@ -143,7 +146,7 @@ def ranks(binary, out):
 
 
 def together(work, count):
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -204,8 +207,12 @@ def logits(binary, out, model):
 
 
 def flags_of(model):
-    return ["--model-id", model, "--device", DEVICE, "--dtype", "bfloat16", "--max-batch-size", "256", "--max-batch-prefill-tokens", "8192",
-            "--max-total-tokens", "20000"]
+    # All prompts are computed before the first decode step that counts, however long that takes.
+    flags = ["--model-id", model, "--device", DEVICE, "--dtype", "bfloat16", "--max-batch-size", "256", "--max-batch-prefill-tokens", "8192",
+             "--max-total-tokens", "20000", "--target-itl", "10000",
+             "--max-concurrent-requests", "300"]
+    has_weights = (pathlib.Path(model) / "model.safetensors").exists()
+    return flags if has_weights else [*flags, "--load-format", "dummy"]
 
 
 def read(path):
@@ -216,69 +223,112 @@ def beside(torch, name, seconds):
     return f"{torch[name] * 1e3:.2f} ms ({torch[name] / seconds:.2f}x)" if name in torch else ""
 
 
+class Report:
+    """Prints each row of the table, and writes all figures to serve.json, as soon as they are
+    measured."""
+
+    def __init__(self, out):
+        self.path, self.figures = pathlib.Path(out) / "serve.json", {}
+        print("| | | | | PyTorch |\n|---|--:|--:|--:|--:|", flush=True)
+
+    def row(self, name, figure, *cells):
+        self.figures[name] = figure
+        self.path.write_text(json.dumps(self.figures, indent=1))
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+class Costs:
+    """What a model and its GPU allow at best."""
+
+    def __init__(self, out, model):
+        config = read(f"{model}/config.json")
+        self.hidden, self.layers = config["hidden_size"], config["num_hidden_layers"]
+        self.kv = self.hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+        self.blocks = self.layers * self.hidden * (2 * self.hidden + 2 * self.kv + 3 * config["intermediate_size"])
+        # The bytes of weights that a decode step reads, without the embedding.
+        self.weights = 2 * (self.blocks + config["vocab_size"] * self.hidden)
+        bench = rows_of(f"{out}/bench.json")
+        self.copy, self.peak = (bench[0]["copy"], bench[0]["peak"]) if bench else (None, None)
+        self.torch = read(f"{out}/llama.json") or {}
+
+
 def speed(binary, out, model):
-    config = read(f"{model}/config.json")
-    hidden, layers, wide = config["hidden_size"], config["num_hidden_layers"], config["intermediate_size"]
-    kv = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
-    blocks = layers * hidden * (2 * hidden + 2 * kv + 3 * wide)
-    # The bytes of weights that a decode step reads, without the embedding.
-    weights = 2 * (blocks + config["vocab_size"] * hidden)
+    costs, report = Costs(out, model), Report(out)
     # The first start may time algorithms and compile kernels. The second start finds both on disk.
-    Server(binary, f"{out}/speed-first.log", flags_of(model)).stop()
+    first = Server(binary, f"{out}/speed-first.log", flags_of(model))
+    first.stop()
     server = Server(binary, f"{out}/speed.log", flags_of(model))
-    bench, torch = read(f"{out}/bench.json"), read(f"{out}/llama.json") or {}
-    copy, peak = (bench[0]["copy"], bench[0]["peak"]) if bench else (None, None)
-    table, figures = [], {"start_seconds": server.start_seconds}
     try:
         since = time.monotonic()
         server.text("Once", 1)
-        figures["first_token_seconds"] = server.start_seconds + time.monotonic() - since
-        context = WORDS * 78
-        for sequences in [1, 8, 32, 128, 256]:
-            step, idle, length = decode(server, sequences, context, 128)
-            keys = sequences * length * 4 * layers * kv
-            share = (weights + keys) / copy / step if copy else None
-            figures[f"decode {sequences}"] = {"step_seconds": step, "idle": idle, "context": length, "of_copy": share}
-            table.append([f"decode, {sequences} × {length} tokens", f"{step * 1e3:.2f} ms a step", f"{sequences / step:.0f} tokens/s",
-                          f"idle {idle:.1%}" + (f", {share:.0%} of copy" if share else ""), beside(torch, f"decode {sequences}", step)])
+        token = server.start_seconds + time.monotonic() - since
+        starts = {"first": first.start_seconds, "second": server.start_seconds, "first_token": token}
+        report.row("start", starts, "start to first token", f"{token:.2f} s", f"first start {first.start_seconds:.2f} s", "", "")
+        for sequences in [1, 32, 256, 8, 128]:
+            speed_of_decode(server, report, costs, sequences)
         for length in [2048, 16384]:
-            repeats = length // 13
-            times = []
-            for attempt in range(3):
-                since = time.monotonic()
-                # Each prompt begins differently, because cached tokens would not be computed.
-                events = []
-                usage = server.stream(f"{attempt} {repeats}" + WORDS * repeats, 1, events)
-                times.append(events[0] - since)
-            tokens, seconds = usage["prompt_tokens"], statistics.median(times)
-            flops = 2 * tokens * blocks + 2 * layers * hidden * tokens**2
-            figures[f"prefill {tokens}"] = {"seconds": seconds, "flops": flops / seconds}
-            table.append([f"prefill, {tokens} tokens", f"{seconds * 1e3:.1f} ms", f"{tokens / seconds:.0f} tokens/s",
-                          f"{flops / seconds / 1e12:.0f} TFLOP/s" + (f", {flops / seconds / peak:.0%} of peak" if peak else ""), beside(torch, f"prefill {length}", seconds)])
-        since, events = time.monotonic(), [[] for _ in range(64)]
-        together(lambda n: server.stream(f"{n} foxes" + WORDS * 10, 256, events[n]), 64)
-        seconds = time.monotonic() - since
-        firsts = sorted(of[0] - since for of in events)
-        figures["64 streams"] = {"seconds": seconds, "first_token_median": firsts[32]}
-        table.append(["64 streams of 256 tokens", f"{seconds:.2f} s", f"{64 * 256 / seconds:.0f} tokens/s",
-                      f"first token {firsts[32] * 1e3:.0f} ms (median)", ""])
-        if DEVICE == "cuda":
-            server.stop()
-            in_fp8 = [*flags_of(model), "--quantize", "fp8"]
-            Server(binary, f"{out}/speed-fp8-first.log", in_fp8).stop()
-            server = Server(binary, f"{out}/speed-fp8.log", in_fp8)
-            for sequences in [1, 32]:
-                step, idle, length = decode(server, sequences, context, 128)
-                figures[f"fp8 decode {sequences}"] = {"step_seconds": step, "idle": idle, "context": length}
-                table.append([f"decode as fp8, {sequences} × {length} tokens", f"{step * 1e3:.2f} ms a step", f"{sequences / step:.0f} tokens/s",
-                              f"{figures[f'decode {sequences}']['step_seconds'] / step:.2f} × bfloat16", ""])
+            speed_of_prefill(server, report, costs, length)
+        speed_of_streams(server, report)
     finally:
         server.stop()
-        pathlib.Path(f"{out}/serve.json").write_text(json.dumps(figures, indent=1))
-    print(f"start to first token {figures['first_token_seconds']:.2f} s\n\n| | | | | PyTorch |\n|---|--:|--:|--:|--:|")
-    for row in table:
-        print("| " + " | ".join(row) + " |")
+    if DEVICE == "cuda":
+        speed_in_fp8(binary, out, model, report)
+
+
+CONTEXT = WORDS * 78
+
+
+def speed_of_decode(server, report, costs, sequences):
+    step, idle, length = decode(server, sequences, CONTEXT, 128)
+    keys = sequences * length * 4 * costs.layers * costs.kv
+    share = (costs.weights + keys) / costs.copy / step if costs.copy else None
+    report.row(f"decode {sequences}", {"step_seconds": step, "idle": idle, "context": length, "of_copy": share},
+               f"decode, {sequences} × {length} tokens", f"{step * 1e3:.2f} ms a step", f"{sequences / step:.0f} tokens/s",
+               f"idle {idle:.1%}" + (f", {share:.0%} of copy" if share else ""), beside(costs.torch, f"decode {sequences}", step))
+
+
+def speed_of_prefill(server, report, costs, length):
+    repeats = length // 13
+    times = []
+    for attempt in range(3):
+        since = time.monotonic()
+        # Each prompt begins differently, because cached tokens would not be computed.
+        events = []
+        usage = server.stream(f"{attempt} {repeats}" + WORDS * repeats, 1, events)
+        times.append(events[0] - since)
+    tokens, seconds = usage["prompt_tokens"], statistics.median(times)
+    flops = 2 * tokens * costs.blocks + 2 * costs.layers * costs.hidden * tokens**2
+    of_peak = f", {flops / seconds / costs.peak:.0%} of peak" if costs.peak else ""
+    report.row(f"prefill {tokens}", {"seconds": seconds, "flops": flops / seconds},
+               f"prefill, {tokens} tokens", f"{seconds * 1e3:.1f} ms", f"{tokens / seconds:.0f} tokens/s",
+               f"{flops / seconds / 1e12:.0f} TFLOP/s{of_peak}", beside(costs.torch, f"prefill {length}", seconds))
+
+
+def speed_of_streams(server, report):
+    since, events = time.monotonic(), [[] for _ in range(64)]
+    together(lambda n: server.stream(f"{n} foxes" + WORDS * 10, 256, events[n]), 64)
+    seconds = time.monotonic() - since
+    firsts = sorted(of[0] - since for of in events)
+    report.row("64 streams", {"seconds": seconds, "first_token_median": firsts[32]},
+               "64 streams of 256 tokens", f"{seconds:.2f} s", f"{64 * 256 / seconds:.0f} tokens/s",
+               f"first token {firsts[32] * 1e3:.0f} ms (median)", "")
+
+
+def speed_in_fp8(binary, out, model, report):
+    in_fp8 = [*flags_of(model), "--quantize", "fp8"]
+    Server(binary, f"{out}/speed-fp8-first.log", in_fp8).stop()
+    server = Server(binary, f"{out}/speed-fp8.log", in_fp8)
+    try:
+        for sequences in [1, 32]:
+            step, idle, length = decode(server, sequences, CONTEXT, 128)
+            report.row(f"fp8 decode {sequences}", {"step_seconds": step, "idle": idle, "context": length},
+                       f"decode as fp8, {sequences} × {length} tokens", f"{step * 1e3:.2f} ms a step", f"{sequences / step:.0f} tokens/s",
+                       f"{report.figures[f'decode {sequences}']['step_seconds'] / step:.2f} × bfloat16", "")
+    finally:
+        server.stop()
 
 
 if __name__ == "__main__":
+    # Servers are stopped when the time for a check is up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     {"texts": texts, "ranks": ranks, "logits": logits, "speed": speed}[sys.argv[1]](*sys.argv[2:])

@@ -6,16 +6,19 @@ import os
 import sys
 
 
-def read(path, default):
+def rows_of(path):
+    """Returns the measurements of a benchmark, whose file has a line for each."""
     if not os.path.exists(path):
-        return default
+        return []
     with open(path) as file:
-        return json.load(file)
+        return [json.loads(line) for line in file]
 
 
 def main():
-    rows = read(sys.argv[1], [])
-    torch = read(sys.argv[2], {}) if len(sys.argv) > 2 else {}
+    rows, torch = rows_of(sys.argv[1]), {}
+    if len(sys.argv) > 2 and os.path.exists(sys.argv[2]):
+        with open(sys.argv[2]) as file:
+            torch = json.load(file)
     if not rows:
         sys.exit("nothing was measured")
     copy, peak = rows[0]["copy"], rows[0]["peak"]

@@ -7,8 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Folder of the programs, which [`crate::gpu_pack`] fills.
-const PROGRAMS: &str = "target/gpu";
+use crate::gpu_pack::FOLDER as PROGRAMS;
+
 /// The root file system.
 const ROOT: &str = "target/gpu-root";
 /// Source of the stand-in for the driver.

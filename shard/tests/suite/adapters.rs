@@ -13,7 +13,7 @@ use millrace_model::{AdapterLimits, Model, Quantize, ShardLimits, WeightStorage}
 use millrace_shard::decoder::{AdapterSet, Collective, Decoder, Weights};
 use safetensors::SafeTensors;
 
-use crate::common::{Chunk, Harness, on_two_ranks, row_error};
+use crate::common::{Chunk, Harness, on_two_ranks, repository, row_error};
 use crate::golden::{Golden, LIMITS, assert_rows, generate};
 
 /// The adapters of each checkpoint, in the order of their numbers.
@@ -28,7 +28,7 @@ struct Case {
 
 impl Case {
     fn named(name: &str) -> Self {
-        let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests");
+        let tests = repository().join("integration-tests");
         let (base, adapters) = (tests.join("golden").join(name), tests.join("golden-adapters").join(name));
         Case { name: name.to_owned(), base, adapters }
     }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::common::{Chunk, Harness, row_error};
+use crate::common::{Chunk, Harness, repository, row_error};
 use millrace_backend::KvFormat;
 use millrace_backend::reference::Reference;
 use millrace_convert::convert::{ConvertTarget, FlmKind, convert};
@@ -26,7 +26,7 @@ const LIMITS: ShardLimits = ShardLimits {
 const PROMPT: [u32; 13] = [3, 14, 15, 9, 26, 5, 35, 48, 9, 7, 51, 23, 8];
 
 fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden").join(name)
+    repository().join("integration-tests/golden").join(name)
 }
 
 fn folder(path: PathBuf) -> Source {

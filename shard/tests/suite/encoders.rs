@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::common::{
     Chunk, Harness, MemoryWeights, Random, SEPARATOR, encoder, limits, naive, on_two_ranks, prefix_model,
-    row_error, specs,
+    repository, row_error, specs,
 };
 use millrace_backend::Backend;
 use millrace_backend::reference::Reference;
@@ -151,7 +151,7 @@ proptest! {
 }
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden-encoders")
+    repository().join("integration-tests/golden-encoders")
 }
 
 /// A text of a checkpoint.
@@ -270,13 +270,11 @@ fn two_shards_give_the_states_of_transformers() {
     assert!(split >= 23, "only {split} checkpoints were split");
 }
 
-/// The simulated GPU computes in float32, so that the bound is that of the CPU.
+/// The GPU under test computes in float32, so that the bound is that of the CPU.
 #[cfg(feature = "cpu-sim")]
 #[test]
-fn the_simulated_gpu_gives_the_states_of_transformers() {
-    use std::sync::Arc;
-
-    use millrace_cuda::{Cuda, Device, Simulated};
+fn a_gpu_gives_the_states_of_transformers() {
+    use millrace_cuda::{Cuda, Device};
 
     let mut computed = 0;
     for folder in folders() {
@@ -285,7 +283,7 @@ fn the_simulated_gpu_gives_the_states_of_transformers() {
         if model.spec.cpu_only_part().is_some() {
             continue;
         }
-        let gpu = Cuda::new(Device::new(Arc::new(Simulated::new().unwrap())), DType::F32);
+        let gpu = Cuda::new(Device::under_test().unwrap(), DType::F32);
         let mut harness = Harness::new(&gpu, &model.spec, &*model.weights, DType::F32, &limits(DType::F32));
         assert_states(&mut harness, &folder.display().to_string(), &texts);
         computed += 1;

@@ -8,9 +8,9 @@
 //! prompt as a whole, with the base for its full length. Only the numbers to which the shard's rule
 //! applies are compared.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use crate::common::{Chunk, Harness, on_two_ranks, row_error};
+use crate::common::{Chunk, Harness, on_two_ranks, repository, row_error};
 use millrace_backend::{Activation, Backend, KvFormat, MlpKind};
 use millrace_cpu::{Activations, Cpu, CpuOptions, Isa};
 use millrace_formats::Source;
@@ -44,7 +44,7 @@ pub(crate) const LIMITS: ShardLimits = ShardLimits {
 };
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden")
+    repository().join("integration-tests/golden")
 }
 
 /// The file with the expected numbers of a checkpoint.
@@ -375,18 +375,16 @@ fn two_shards_give_the_logits_of_transformers() {
     assert!(split >= 120, "only {split} checkpoints were split");
 }
 
-/// The simulated GPU computes in float32, so that the bound is that of the CPU.
+/// The GPU under test computes in float32, so that the bound is that of the CPU.
 #[cfg(feature = "cpu-sim")]
 #[test]
-fn the_simulated_gpu_gives_the_logits_of_transformers() {
-    use std::sync::Arc;
-
-    use millrace_cuda::{Cuda, Device, Simulated};
+fn a_gpu_gives_the_logits_of_transformers() {
+    use millrace_cuda::{Cuda, Device};
 
     let mut computed = 0;
     for case in cases() {
         let model = load(&case);
-        let gpu = Cuda::new(Device::new(Arc::new(Simulated::new().unwrap())), DType::F32);
+        let gpu = Cuda::new(Device::under_test().unwrap(), DType::F32);
         // `the_page_of_models` says the same of these models.
         let lacks_kernels = |mlp: &Mlp| match mlp {
             Mlp::Experts(ExpertsSpec { router, .. }) => {

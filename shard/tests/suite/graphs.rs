@@ -1,16 +1,14 @@
-//! Tests that a simulated GPU with recorded steps, which computes one step before it has told the
+//! Tests that a GPU with recorded steps, which computes one step before it has told the
 //! tokens of the last one, continues sequences as the CPU does.
 
 use std::collections::VecDeque;
-use std::path::Path;
-use std::sync::Arc;
 
-use crate::common::{Chunk, Harness};
+use crate::common::{Chunk, Harness, repository};
 use millrace_backend::{
     DeviceTypes, KvFormat, SampleRow, SampledRows, SamplingParams, SeqRow, StepInput, StepQueue,
 };
 use millrace_cpu::{Activations, Cpu, CpuOptions};
-use millrace_cuda::{Cuda, Device, Simulated};
+use millrace_cuda::{Cuda, Device};
 use millrace_formats::Source;
 use millrace_model::families::{self, Overrides};
 use millrace_model::{AdapterLimits, Model, ShardLimits};
@@ -55,7 +53,7 @@ const STEPS: &[&[(usize, usize, usize)]] = &[
 ];
 
 fn golden(name: &str) -> Model {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden").join(name);
+    let folder = repository().join("integration-tests/golden").join(name);
     families::load(&Source::Directory(folder), &Overrides::default()).unwrap()
 }
 
@@ -77,9 +75,9 @@ fn expected(model: &Model, prompt: &[u32], count: usize) -> Vec<u32> {
     tokens.split_off(prompt.len())
 }
 
-/// Computes [`STEPS`] on a simulated GPU, and returns the tokens that each sequence is sampled.
+/// Computes [`STEPS`] on the GPU under test, and returns the tokens that each sequence is sampled.
 fn sampled(model: &Model) -> [Vec<u32>; 4] {
-    let gpu = Cuda::new(Device::new(Arc::new(Simulated::new().unwrap())), DType::F32);
+    let gpu = Cuda::new(Device::under_test().unwrap(), DType::F32);
     let positions = LIMITS.max_sequence_tokens;
     let weights =
         Weights::load(&gpu, &model.spec, &*model.weights, DType::F32, positions, &mut |_| Ok(())).unwrap();

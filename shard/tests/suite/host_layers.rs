@@ -1,9 +1,7 @@
 //! Tests models whose first layers the host computes, and whose other layers a device computes: for
 //! every number of layers on the host, the logits are those of the model on one device.
 
-use std::path::Path;
-
-use crate::common::{MemoryWeights, POSITIONS, divisible, row_error, specs};
+use crate::common::{MemoryWeights, POSITIONS, divisible, repository, row_error, specs};
 use millrace_backend::reference::Reference;
 use millrace_backend::{Backend, KvFormat, SamplingParams, SeqRow, StepInput};
 use millrace_cpu::{Activations, Cpu, CpuOptions};
@@ -130,7 +128,7 @@ fn assert_rows(case: &str, found: &[Vec<f32>], expected: &[Vec<f32>], tolerance:
 }
 
 fn golden(name: &str) -> Model {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden").join(name);
+    let folder = repository().join("integration-tests/golden").join(name);
     families::load(&Source::Directory(folder), &Overrides::default()).unwrap()
 }
 
@@ -204,6 +202,6 @@ fn a_gpu_with_16_bits_rounds_on_its_own_side_only() {
 
 #[cfg(feature = "cpu-sim")]
 fn simulated(dtype: DType) -> millrace_cuda::Cuda {
-    use millrace_cuda::{Cuda, Device, Simulated};
-    Cuda::new(Device::new(std::sync::Arc::new(Simulated::new().unwrap())), dtype)
+    use millrace_cuda::{Cuda, Device};
+    Cuda::new(Device::under_test().unwrap(), dtype)
 }

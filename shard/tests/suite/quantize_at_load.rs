@@ -1,9 +1,7 @@
 //! Quantizes published architectures while they are loaded, and compares their logits with those of
 //! the dense weights.
 
-use std::path::Path;
-
-use crate::common::{Chunk, Harness, SMALL_LIMITS as LIMITS, SMALL_PROMPT as PROMPT, row_error};
+use crate::common::{Chunk, Harness, SMALL_LIMITS as LIMITS, SMALL_PROMPT as PROMPT, repository, row_error};
 use millrace_backend::HostMemory;
 use millrace_backend::reference::Reference;
 use millrace_cpu::{Activations, Cpu, CpuOptions};
@@ -13,7 +11,7 @@ use millrace_model::{LayerSlot, Model, Quantize, WeightSlot, WeightStorage};
 use millrace_numbers::DType;
 
 fn load(name: &str) -> Model {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden").join(name);
+    let folder = repository().join("integration-tests/golden").join(name);
     families::load(&Source::Directory(folder), &Overrides::default()).unwrap()
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::common::{Chunk, Harness, SMALL_LIMITS as LIMITS, SMALL_PROMPT as PROMPT, row_error};
+use crate::common::{Chunk, Harness, SMALL_LIMITS as LIMITS, SMALL_PROMPT as PROMPT, repository, row_error};
 use millrace_backend::HostMemory;
 use millrace_backend::reference::Reference;
 use millrace_convert::quantize::{MAX_FILE_BYTES, Target, quantize};
@@ -14,7 +14,7 @@ use millrace_numbers::integers::IntegerRows;
 use millrace_numbers::{DType, IntFormat, Part, WeightFormat};
 
 fn demo() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo")
+    repository().join("models/demo")
 }
 
 fn load(folder: &Path) -> Model {

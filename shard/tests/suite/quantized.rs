@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::LazyLock;
 use std::thread;
 
-use crate::common::{Chunk, Harness, row_error};
+use crate::common::{Chunk, Harness, repository, row_error};
 use millrace_backend::reference::Reference;
 use millrace_backend::{Backend, HostMemory, KvFormat, Sizing};
 use millrace_cpu::{Activations, Cpu, CpuOptions, Isa};
@@ -42,7 +42,7 @@ const PROMPT: [u32; 13] = [3, 14, 15, 9, 26, 5, 35, 48, 9, 7, 51, 23, 8];
 
 /// The checkpoints, or the reason why they cannot be written.
 static CHECKPOINTS: LazyLock<Result<TempDir, String>> = LazyLock::new(|| {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/oracle/quantized.py");
+    let script = repository().join("integration-tests/oracle/quantized.py");
     let folder = tempfile::tempdir().unwrap();
     match Command::new("python3").arg(script).arg(folder.path()).output() {
         Ok(output) if output.status.success() => Ok(folder),
@@ -188,7 +188,7 @@ fn two_ranks_agree_with_one() {
 /// Checkpoints of transformers whose experts have biases, and one that has them in MXFP4.
 #[test]
 fn two_ranks_agree_with_one_on_biased_experts() {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden");
+    let golden = repository().join("integration-tests/golden");
     for case in ["gpt_oss", "gpt_oss_layers", "gpt_oss_mxfp4", "gpt_oss_mxfp4_wide"] {
         let folder = golden.join(case);
         let (expected, _) = by_one(&Reference, &load(folder.clone()));

@@ -1,12 +1,11 @@
 //! Tests of the loop of a shard over a real socket.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use crate::common::router::{Router, SEED, admission, expected, greedy, model, options, placement, row};
-use crate::common::{MemoryWeights, fixed_spec, naive, row_error};
+use crate::common::{MemoryWeights, fixed_spec, naive, repository, row_error};
 use millrace_backend::reference::Reference;
 use millrace_formats::Source;
 use millrace_model::families::{self, Overrides};
@@ -195,7 +194,7 @@ fn a_prompt_becomes_a_vector_however_it_is_cut() {
 #[test]
 fn classifiers_give_the_outputs_of_transformers() {
     for name in ["xlm_roberta_scores", "modernbert_scores", "modernbert_scores_mean"] {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden-encoders");
+        let folder = repository().join("integration-tests/golden-encoders");
         let folder = folder.join(name);
         let pairs: Vec<Value> =
             serde_json::from_slice(&std::fs::read(folder.join("pairs.json")).unwrap()).unwrap();

@@ -1,10 +1,12 @@
 //! Measures one launch at a time with cold caches, and prints it beside the GPU's limits.
 
+use std::fs::{File, OpenOptions};
+use std::io::Write;
 use std::sync::Arc;
 
 use millrace_cuda::{Cost, Device, Elem, Gpu, Memory};
 
-/// Every error ends the benchmark.
+/// An error ends the module that it occurs in. A case that cannot be launched is only reported.
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// The number of measurements of each case, of which the median counts.
@@ -14,6 +16,9 @@ const REPEATS: usize = 15;
 pub(crate) struct Bench {
     pub(crate) device: Device,
     simulated: bool,
+    /// The only module that runs.
+    module: Option<String>,
+    /// What the names of all cases that run contain.
     filter: Option<String>,
     /// Bytes per second that a copy of memory reads and writes.
     copy: f64,
@@ -22,24 +27,32 @@ pub(crate) struct Bench {
     peak: Option<f64>,
     /// Written before each measurement so that nothing of the last one is left in the cache.
     flush: Memory,
-    rows: Vec<String>,
+    /// The file that `MILLRACE_BENCH_JSON` names gets a line per case as soon as it is measured.
+    rows: Option<File>,
+    failures: usize,
 }
 
 impl Bench {
-    pub(crate) fn from_arguments() -> Result<Bench> {
+    /// Opens the device. An argument that is one of `modules` selects this module, and any other
+    /// one the cases with it in their names.
+    pub(crate) fn from_arguments(modules: &[&str]) -> Result<Bench> {
         let mut simulated = false;
-        let mut filter = None;
+        let (mut module, mut filter) = (None, None);
         for argument in std::env::args().skip(1) {
             match argument.as_str() {
                 "--simulate" => simulated = true,
                 // Cargo passes this argument to every benchmark.
                 "--bench" => {}
+                name if modules.contains(&name) => module = Some(argument),
                 _ => filter = Some(argument),
             }
         }
         let device = if simulated { simulated_device()? } else { Device::new(Arc::new(Gpu::new(0)?)) };
         let flush = device.allocate(Elem::U8, 2 * device.properties().l2_bytes)?;
-        let mut bench = Bench { device, simulated, filter, copy: 0.0, peak: None, flush, rows: Vec::new() };
+        let append = |file| OpenOptions::new().create(true).append(true).open(file);
+        let rows = std::env::var_os("MILLRACE_BENCH_JSON").map(append).transpose()?;
+        let (copy, peak, failures) = (0.0, None, 0);
+        let mut bench = Bench { device, simulated, module, filter, copy, peak, flush, rows, failures };
         println!("{}", bench.device.name());
         bench.copy = bench.measure_copy()?;
         if !simulated {
@@ -62,6 +75,19 @@ impl Bench {
         self.simulated
     }
 
+    /// Whether the module of this name runs.
+    pub(crate) fn is_wanted(&self, module: &str) -> bool {
+        self.module.as_ref().is_none_or(|wanted| wanted == module)
+    }
+
+    /// Prints and counts the error of a module or case.
+    pub(crate) fn report(&mut self, name: &str, result: Result<()>) {
+        if let Err(e) = result {
+            println!("{name:<56} FAILED: {e}");
+            self.failures += 1;
+        }
+    }
+
     /// Runs and prints one case. `cost` is its least cost.
     pub(crate) fn measure(
         &mut self,
@@ -72,7 +98,13 @@ impl Bench {
         if self.filter.as_ref().is_some_and(|filter| !name.contains(filter.as_str())) {
             return Ok(());
         }
-        let seconds = self.median(&mut work)?;
+        let seconds = match self.median(&mut work) {
+            Ok(seconds) => seconds,
+            Err(e) => {
+                self.report(name, Err(e));
+                return Ok(());
+            }
+        };
         if self.simulated {
             println!("{name:<56} launched");
             return Ok(());
@@ -86,22 +118,26 @@ impl Bench {
             cost.flops / seconds / 1e12,
             self.peak.map_or_else(|| "-".to_owned(), |p| format!("{:.1}%", 100.0 * cost.flops / seconds / p))
         );
-        self.rows.push(format!(
-            "{{\"kernel\":{name:?},\"seconds\":{seconds:e},\"bytes\":{:e},\"flops\":{:e},\"copy\":{:e},\"peak\":{}}}",
-            cost.bytes,
-            cost.flops,
-            self.copy,
-            self.peak.map_or_else(|| "null".to_owned(), |peak| format!("{peak:e}"))
-        ));
+        if let Some(rows) = &mut self.rows {
+            writeln!(
+                rows,
+                "{{\"kernel\":{name:?},\"seconds\":{seconds:e},\"bytes\":{:e},\"flops\":{:e},\"copy\":{:e},\"peak\":{}}}",
+                cost.bytes,
+                cost.flops,
+                self.copy,
+                self.peak.map_or_else(|| "null".to_owned(), |peak| format!("{peak:e}"))
+            )?;
+        }
         Ok(())
     }
 
-    /// Writes the measurements to the file that `MILLRACE_BENCH_JSON` names.
+    /// # Errors
+    /// If a module or case failed.
     pub(crate) fn finish(self) -> Result<()> {
-        if let Some(file) = std::env::var_os("MILLRACE_BENCH_JSON") {
-            std::fs::write(file, format!("[\n{}\n]\n", self.rows.join(",\n")))?;
+        match self.failures {
+            0 => Ok(()),
+            failures => Err(format!("{failures} modules or cases failed").into()),
         }
-        Ok(())
     }
 
     fn median(&self, work: &mut impl FnMut(&Device) -> millrace_backend::Result<()>) -> Result<f64> {

@@ -1,5 +1,5 @@
 //! The CUDA kernels beside the limits of the GPU that they run on: `cargo bench -p millrace-cuda
-//! --bench cuda [-- FILTER]`.
+//! --bench cuda [-- FILTER]`. `FILTER` is the name of a module, or a part of the names of cases.
 //!
 //! Every figure is compared with a copy of memory and a large matrix product in the same run. With
 //! `--simulate` (feature `cpu-sim`) each case runs once on the simulated device, which shows that
@@ -26,22 +26,33 @@ mod step;
 
 use harness::{Bench, Result};
 
+/// The modules, in the order in which they run, and what measures their cases.
+const MODULES: [(&str, fn(&mut Bench) -> Result<()>); 15] = [
+    ("norm", norm::run),
+    ("embed", embed::run),
+    ("activation", activation::run),
+    ("prologue", prologue::run),
+    ("step", step::run),
+    ("moe", moe::run),
+    ("prefill", prefill::run),
+    ("decode", decode::run),
+    ("gemv", gemv::run),
+    ("quant_gemm", quant_gemm::run),
+    ("fp8", fp8::run),
+    ("grouped_gemm", grouped_gemm::run),
+    ("recurrent", recurrent::run),
+    ("sample", sample::run),
+    ("allreduce", allreduce::run),
+];
+
+/// Runs all modules, even if one fails.
 fn main() -> Result<()> {
-    let mut bench = Bench::from_arguments()?;
-    norm::run(&mut bench)?;
-    embed::run(&mut bench)?;
-    activation::run(&mut bench)?;
-    prologue::run(&mut bench)?;
-    step::run(&mut bench)?;
-    moe::run(&mut bench)?;
-    allreduce::run(&mut bench)?;
-    prefill::run(&mut bench)?;
-    decode::run(&mut bench)?;
-    gemv::run(&mut bench)?;
-    quant_gemm::run(&mut bench)?;
-    fp8::run(&mut bench)?;
-    grouped_gemm::run(&mut bench)?;
-    recurrent::run(&mut bench)?;
-    sample::run(&mut bench)?;
+    let mut bench = Bench::from_arguments(&MODULES.map(|(name, _)| name))?;
+    for (name, run) in MODULES {
+        if bench.is_wanted(name) {
+            let result = run(&mut bench);
+            bench.report(name, result);
+        }
+    }
     bench.finish()
 }

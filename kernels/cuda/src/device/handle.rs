@@ -25,6 +25,19 @@ impl Device {
         Device { driver, arena: Arc::default(), properties }
     }
 
+    /// The device that tests run on: the first GPU with `MILLRACE_TEST_DEVICE=cuda`, otherwise a new
+    /// simulated one.
+    ///
+    /// # Errors
+    /// If there is no GPU, or the environment asks for what no simulated device is.
+    #[cfg(feature = "cpu-sim")]
+    pub fn under_test() -> Result<Device> {
+        let on_gpu = std::env::var("MILLRACE_TEST_DEVICE").is_ok_and(|device| device == "cuda");
+        let driver: Arc<dyn Driver> =
+            if on_gpu { Arc::new(super::Gpu::new(0)?) } else { Arc::new(super::Simulated::new()?) };
+        Ok(Device::new(driver))
+    }
+
     /// The device's name, for logs.
     pub fn name(&self) -> String {
         self.driver.name()

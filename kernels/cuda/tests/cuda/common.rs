@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use millrace_cuda::{Device, Elem, FiberSchedule, Gpu, GpuModel, Memory, Simulated, View};
+use millrace_cuda::{Device, Elem, FiberSchedule, GpuModel, Memory, Simulated, View};
 
 use crate::ptx::PtxDevice;
 
@@ -12,10 +12,9 @@ pub(crate) static DEVICE: LazyLock<Device> = LazyLock::new(own_device);
 /// A device of the kind under test that no other test uses.
 pub(crate) fn own_device() -> Device {
     match std::env::var("MILLRACE_TEST_DEVICE").as_deref() {
-        Ok("cuda") => Device::new(Arc::new(Gpu::new(0).unwrap())),
         Ok("ptx") => Device::new(Arc::new(PtxDevice::from_environment())),
+        Ok("cuda") | Err(_) => Device::under_test().unwrap(),
         Ok(other) => panic!("MILLRACE_TEST_DEVICE={other}: neither `cuda` nor `ptx`"),
-        Err(_) => Device::new(Arc::new(Simulated::new().unwrap())),
     }
 }
 

@@ -1,15 +1,15 @@
-//! Tests of the CUDA backend, in single precision on the simulated GPU, against the reference. The
+//! Tests of the CUDA backend, in single precision on the GPU under test, against the reference. The
 //! kernels have tests of their own; these cover how the backend combines them.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use millrace_backend::reference::Reference;
 use millrace_backend::{
     AdapterSpec, Backend, ForwardOps, HeadRows, ModelLoading, NormKind, RowParts, SampleRow, Sampled,
     SampledRows, SamplingParams, ScoreRow, SeqRow, StepInput, StepQueue, StepSize, TransferOps,
 };
-use millrace_cuda::{Cuda, Device, Simulated};
+use millrace_cuda::{Cuda, Device};
 use millrace_numbers::DType;
 use proptest::prelude::proptest;
 
@@ -17,8 +17,7 @@ use crate::common::*;
 use crate::product::Case;
 use crate::{attention, experts, latent, linear, recurrent, rows};
 
-static CUDA: LazyLock<Cuda> =
-    LazyLock::new(|| Cuda::new(Device::new(Arc::new(Simulated::new().unwrap())), DType::F32));
+static CUDA: LazyLock<Cuda> = LazyLock::new(|| Cuda::new(Device::under_test().unwrap(), DType::F32));
 
 proptest! {
     #![proptest_config(cases(6))]
@@ -224,7 +223,7 @@ fn copy_rows_copies_only_these_rows() {
 fn rows_travel_between_host_and_device() {
     let x = Rng(4).values(2 * 33);
     for dtype in [DType::F32, DType::F16, DType::BF16] {
-        let cuda = Cuda::new(Device::new(Arc::new(Simulated::new().unwrap())), dtype);
+        let cuda = Cuda::new(Device::under_test().unwrap(), dtype);
         assert_eq!(rows::travel(&cuda, &x, 33), rows::travelled(&x, 33, dtype), "{dtype:?}");
     }
 }

@@ -1,11 +1,9 @@
-//! Tests of FP8 weights on the simulated GPU against the reference, whose weights are the numbers
+//! Tests of FP8 weights on the GPU under test against the reference, whose weights are the numbers
 //! that the bytes and scales stand for.
-
-use std::sync::Arc;
 
 use millrace_backend::reference::Reference;
 use millrace_backend::{Backend, ForwardOps, ModelLoading, ProductShape, Segment};
-use millrace_cuda::{Cuda, Device, Simulated};
+use millrace_cuda::{Cuda, Device};
 use millrace_numbers::formats::fp8;
 use millrace_numbers::{DType, HostTensor, Part, WeightFormat};
 use proptest::prelude::proptest;
@@ -13,8 +11,8 @@ use proptest::prelude::proptest;
 use crate::common::*;
 use crate::product::Case;
 
-fn simulated_gpu(dtype: DType, batch_invariant: bool) -> Cuda {
-    Cuda::new(Device::new(Arc::new(Simulated::new().unwrap())), dtype).batch_invariant(batch_invariant)
+fn gpu(dtype: DType, batch_invariant: bool) -> Cuda {
+    Cuda::new(Device::under_test().unwrap(), dtype).batch_invariant(batch_invariant)
 }
 
 /// Outputs have very different magnitudes: a single scale would lose the small ones.
@@ -84,7 +82,7 @@ proptest! {
         let dtype = DTYPES[dtype];
         let n = if invariant || dtype == DType::F32 { 2 * n } else { n };
         let case = case(n, cols, out, bias, dtype, seed);
-        let got = run(&case, &simulated_gpu(dtype, invariant), dtype);
+        let got = run(&case, &gpu(dtype, invariant), dtype);
         assert_near(&case, &got, &run(&case, &Reference, DType::F32), dtype);
     }
 
@@ -94,7 +92,7 @@ proptest! {
     ) {
         let dtype = DTYPES[dtype];
         let case = case(n, cols, out, bias, dtype, seed);
-        let got = run(&case, &simulated_gpu(dtype, false), dtype);
+        let got = run(&case, &gpu(dtype, false), dtype);
         assert_near(&case, &got, &run(&quantized(&case), &Reference, DType::F32), dtype);
     }
 }
@@ -103,16 +101,16 @@ proptest! {
 #[test]
 fn batch_invariant_rows_have_the_same_bits_alone() {
     let case = case(40, 200, 50, true, DType::BF16, 3);
-    let all = run(&case, &simulated_gpu(DType::BF16, true), DType::BF16);
+    let all = run(&case, &gpu(DType::BF16, true), DType::BF16);
     for row in [0, 39] {
-        let alone = run(&case.row(row), &simulated_gpu(DType::BF16, true), DType::BF16);
+        let alone = run(&case.row(row), &gpu(DType::BF16, true), DType::BF16);
         assert_same_bits("row alone", &alone, &all[row * 50..(row + 1) * 50]);
     }
 }
 
 #[test]
 fn nan_weights_untuned_products_and_packed_embeddings_are_errors() {
-    let device = simulated_gpu(DType::BF16, false);
+    let device = gpu(DType::BF16, false);
     let bad = bytes(&[1.0, f32::NAN]);
     let parts = [Part::whole(HostTensor::dense(DType::F32, 1, 2, bad.into()))];
     let error = device.matrix(&[Segment::new(&parts, WeightFormat::Fp8)]).unwrap_err().to_string();

@@ -10,6 +10,7 @@ mod specs;
 pub use specs::*;
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -23,6 +24,13 @@ use millrace_shard::HostCollectives;
 use millrace_shard::collective::{self, Transport};
 use millrace_shard::decoder::{Collective, Decoder, ModelPart, Weights};
 use millrace_test_patience::patience;
+
+/// The root of the repository: at the working directory of a test program that was brought to a
+/// machine where it cannot be built, otherwise where it was built.
+pub fn repository() -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    if folder.exists() { folder.join("..") } else { PathBuf::from(".") }
+}
 
 /// Limits for [`SMALL_PROMPT`] in one step.
 pub const SMALL_LIMITS: ShardLimits = ShardLimits {
