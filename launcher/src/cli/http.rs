@@ -56,9 +56,10 @@ pub(crate) struct HttpArgs {
     /// model's folder or repository
     #[arg(long, visible_alias = "alias", env = "SERVED_MODEL_NAME", num_args = 1.., value_delimiter = ',', value_name = "NAME")]
     pub(crate) served_model_name: Vec<String>,
-    /// Limit of waiting and running requests; further requests get status 429
-    #[arg(long, env = "MAX_CONCURRENT_REQUESTS", default_value_t = 128, value_name = "N", value_parser = count())]
-    pub(crate) max_concurrent_requests: usize,
+    /// Limit of waiting and running requests; further requests get status 429. If absent, 512 on a
+    /// GPU and 128 on the CPU
+    #[arg(long, env = "MAX_CONCURRENT_REQUESTS", value_name = "N", value_parser = count())]
+    pub(crate) max_concurrent_requests: Option<usize>,
     /// Limit of requests that wait for a slot in the batch; further requests get status 429. If
     /// absent, only --max-concurrent-requests applies
     #[arg(long, env = "MAX_QUEUE_REQUESTS", value_name = "N", value_parser = count_or_none())]

@@ -206,7 +206,7 @@ fn http_config(http: &HttpArgs, longest: usize) -> Result<HttpConfig> {
 /// Returns the limits of a request from the flags.
 fn request_limits(http: &HttpArgs, engine: &EngineArgs) -> RequestLimits {
     RequestLimits {
-        max_concurrent_requests: http.max_concurrent_requests,
+        max_concurrent_requests: http.max_concurrent_requests.unwrap_or(engine.most_requests()),
         max_best_of: http.max_best_of,
         max_stop_sequences: http.max_stop_sequences,
         model_names: http.served_model_name.clone(),

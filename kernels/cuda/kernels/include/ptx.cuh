@@ -132,7 +132,8 @@ template <> DEVICE uint32_t fma2<f16>(uint32_t a, uint32_t b, uint32_t c) {
 }
 DEVICE uint4 load_weights16(const void *p) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  // Neighboring loads read the other half of the line soon.
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(p));
   return v;

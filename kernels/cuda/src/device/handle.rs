@@ -25,8 +25,8 @@ impl Device {
         Device { driver, arena: Arc::default(), properties }
     }
 
-    /// The device that tests run on: the first GPU with `MILLRACE_TEST_DEVICE=cuda`, otherwise a new
-    /// simulated one.
+    /// The device that tests run on: the first GPU with `MILLRACE_TEST_DEVICE=cuda`, otherwise a
+    /// new simulated one.
     ///
     /// # Errors
     /// If there is no GPU, or the environment asks for what no simulated device is.

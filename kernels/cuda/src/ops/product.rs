@@ -18,6 +18,9 @@ const WANTED_BLOCKS: usize = 256;
 /// The shortest and the longest slice of k. With shorter slices, adding up the slices would cost
 /// more than they save; with longer ones, the slice of x would take too much shared memory.
 const SLICE: (usize, usize) = (256, 2048);
+/// The longest slice of weights with more than [`WANTED_BLOCKS`] / 2 tiles of outputs. Their blocks
+/// are more than run at once, and the last ones should not run for long.
+const SLICE_OF_MANY: usize = 1024;
 /// A divisor of k of a slice.
 pub(crate) const DEPTH: usize = PADDED_TO;
 
@@ -147,8 +150,10 @@ pub(crate) struct DepthSlices {
 impl DepthSlices {
     pub(crate) fn of(inputs: usize, outputs: usize) -> DepthSlices {
         let depth = inputs.next_multiple_of(DEPTH);
-        let wanted = WANTED_BLOCKS.div_ceil(outputs.div_ceil(SKINNY_OUTPUTS));
-        let length = depth.div_ceil(wanted).clamp(SLICE.0, SLICE.1).next_multiple_of(DEPTH);
+        let tiles = outputs.div_ceil(SKINNY_OUTPUTS);
+        let longest = if tiles > WANTED_BLOCKS / 2 { SLICE_OF_MANY } else { SLICE.1 };
+        let length = depth.div_ceil(WANTED_BLOCKS.div_ceil(tiles)).clamp(SLICE.0, longest);
+        let length = length.next_multiple_of(DEPTH);
         DepthSlices { length, count: depth.div_ceil(length) }
     }
 

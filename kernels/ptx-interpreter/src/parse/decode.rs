@@ -170,7 +170,8 @@ fn access(rest: &[&str], hints: &[&str]) -> Option<(Space, Type, usize)> {
 }
 
 fn load(rest: &[&str], d: &Operand<'_>, address: &Operand<'_>, used_bytes: u64) -> Option<Op> {
-    let hints = ["cg", "ca", "nc", "L1::no_allocate", "acquire", "relaxed", "volatile", "sys", "gpu"];
+    let hints =
+        ["cg", "ca", "nc", "L1::no_allocate", "L2::128B", "acquire", "relaxed", "volatile", "sys", "gpu"];
     let (space, ty, count) = access(rest, &hints)?;
     let d: Option<Vec<_>> = d
         .elements()

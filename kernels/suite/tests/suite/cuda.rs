@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 
 use millrace_backend::reference::Reference;
 use millrace_backend::{
-    AdapterSpec, Backend, ForwardOps, HeadRows, ModelLoading, NormKind, RowParts, SampleRow, Sampled,
-    SampledRows, SamplingParams, ScoreRow, SeqRow, StepInput, StepQueue, StepSize, TransferOps,
+    AdapterSpec, Backend, ForwardOps, HeadRows, ModelLoading, NormKind, ProductShape, RowParts, SampleRow,
+    Sampled, SampledRows, SamplingParams, ScoreRow, SeqRow, StepInput, StepQueue, StepSize, TransferOps,
 };
 use millrace_cuda::{Cuda, Device};
 use millrace_numbers::DType;
@@ -17,7 +17,8 @@ use crate::common::*;
 use crate::product::Case;
 use crate::{attention, experts, latent, linear, recurrent, rows};
 
-static CUDA: LazyLock<Cuda> = LazyLock::new(|| Cuda::new(Device::under_test().unwrap(), DType::F32));
+static DEVICE: LazyLock<Device> = LazyLock::new(|| Device::under_test().unwrap());
+static CUDA: LazyLock<Cuda> = LazyLock::new(|| Cuda::new(DEVICE.clone(), DType::F32));
 
 proptest! {
     #![proptest_config(cases(6))]
@@ -60,9 +61,14 @@ proptest! {
     #[test]
     fn linear_matches_the_reference(n in 1usize..20, cols in 1usize..100, out in 1usize..60, bias: bool, seed: u64) {
         let case = Case::new((n, cols, out), bias, DType::F32, seed);
-        let all = case.run(&*CUDA);
-        assert_close("linear", &all, &case.run(&Reference), 1e-5);
-        assert_same_bits("row alone", &case.row(n - 1).run(&*CUDA), &all[(n - 1) * out..]);
+        let want = case.run(&Reference);
+        assert_close("linear", &case.run(&*CUDA), &want, 1e-5);
+        let invariant = Cuda::new(DEVICE.clone(), DType::F32).batch_invariant(true);
+        let shape = ProductShape { inputs: cols, outputs: out, format: case.format, logits: false, rows: n };
+        invariant.tune(&[shape]).unwrap();
+        let all = case.run(&invariant);
+        assert_close("batch-invariant linear", &all, &want, 1e-5);
+        assert_same_bits("row alone", &case.row(n - 1).run(&invariant), &all[(n - 1) * out..]);
     }
 
     #[test]
