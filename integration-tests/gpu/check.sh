@@ -126,7 +126,7 @@ run_bench() {
     grep -h "FAILED" "$logs"/bench-*.log | head -20
 }
 run_serve() {
-    step shape 30 python3 $here/llama.py shape "$work/shape" $shape
+    step shape 30 python3 $here/shape.py "$work/shape" $shape
     step serve 170 python3 $here/serve.py speed "$work/millrace" "$logs" "$work/shape"
 }
 run_logits() {
@@ -135,7 +135,7 @@ run_logits() {
     step logits 40 python3 $here/llama.py logits "$work/few" "$logs/answers.json"
 }
 run_torch() {
-    [ -d "$work/shape" ] || step shape 30 python3 $here/llama.py shape "$work/shape" $shape
+    [ -d "$work/shape" ] || step shape 30 python3 $here/shape.py "$work/shape" $shape
     step pytorch 120 python3 $here/llama.py speed "$work/shape" "$logs/llama.json"
     [ ! -e "$logs/bench.json" ] || step operations 45 python3 $here/torch_bench.py "$logs/bench.json" "$logs/torch.json"
 }

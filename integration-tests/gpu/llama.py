@@ -1,8 +1,6 @@
 """A Llama model with random weights, and PyTorch's results for it.
 
-llama.py shape FOLDER [SHAPE]     writes the configuration of such a model, and the demo model's
-                                  tokenizer. SHAPE is 8b, 8-layers or tiny
-llama.py write FOLDER [SHAPE]     writes the weights too
+llama.py write FOLDER [SHAPE]     writes a checkpoint: the files of shape.py, and weights
 llama.py logits FOLDER ANSWERS    compares the logprobs in ANSWERS (`serve.py logits`) with
                                   PyTorch's in float32
 llama.py speed FOLDER RESULT      measures the seconds of a decode step and of a prompt: compiled,
@@ -14,7 +12,6 @@ Also works on a CPU for trying it out.
 import json
 import math
 import pathlib
-import shutil
 import statistics
 import sys
 import time
@@ -22,23 +19,9 @@ import time
 import torch
 from torch.nn import functional as F
 
-DEMO = pathlib.Path(__file__).parents[2] / "models/demo"
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from shape import shape
 
-LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-            "vocab_size": 128256}
-SHAPES = {
-    "8b": LLAMA_8B,
-    # A fraction of the memory and of the time to write it.
-    "8-layers": {**LLAMA_8B, "num_hidden_layers": 8},
-    "tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
-             "vocab_size": 2048},
-}
-COMMON = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "max_position_embeddings": 32768,
-    "torch_dtype": "bfloat16", "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "attention_bias": False,
-    "mlp_bias": False,
-}
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 # The bound over all compared values: the RMS of the differences relative to the RMS of the logits.
 TOLERANCE = 1e-2
@@ -70,16 +53,6 @@ def mapped(path, config, size=None):
         found[name] = file[start : start + bytes_].view(torch.bfloat16).view(shape)
         start += bytes_
     return found
-
-
-def shape(folder, name="8b"):
-    folder = pathlib.Path(folder)
-    folder.mkdir(exist_ok=True)
-    config = {**COMMON, **SHAPES[name]}
-    (folder / "config.json").write_text(json.dumps(config))
-    for file in ["tokenizer.json", "tokenizer_config.json"]:
-        shutil.copy(DEMO / file, folder / file)
-    return config
 
 
 def write(folder, name="8b"):
@@ -262,4 +235,4 @@ def speed(folder, result):
 
 
 if __name__ == "__main__":
-    {"shape": shape, "write": write, "logits": logits, "speed": speed}[sys.argv[1]](*sys.argv[2:])
+    {"write": write, "logits": logits, "speed": speed}[sys.argv[1]](*sys.argv[2:])

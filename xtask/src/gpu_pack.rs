@@ -12,10 +12,10 @@ pub(crate) const FOLDER: &str = "target/gpu";
 
 /// The programs as one archive, which `integration-tests/gpu/check.sh` unpacks. They have most of
 /// their bytes, the kernels, in common.
-const ARCHIVE: &str = "target/gpu.tar.xz";
+pub(crate) const ARCHIVE: &str = "target/gpu.tar.xz";
 
-/// What the check needs of the repository: the rest need not go to the machine with the GPU.
-const FILES: [&str; 4] =
+/// The parts of the repository that the check needs. The rest can stay here.
+pub(crate) const FILES: [&str; 4] =
     ["integration-tests/gpu", "integration-tests/golden", "integration-tests/golden-encoders", "models/demo"];
 
 /// Largest size of the archive and [`FILES`] together, in bytes.
@@ -92,11 +92,16 @@ fn archive(programs: [&str; 5]) -> Result<(), String> {
     }
 }
 
-/// The bytes of the tracked [`FILES`].
+/// The bytes of [`FILES`].
 fn size_of_files() -> Result<u64, String> {
+    let size = |name: String| fs::metadata(&name).map(|file| file.len()).map_err(|e| format!("{name}: {e}"));
+    files()?.into_iter().map(size).sum()
+}
+
+/// The names of the tracked [`FILES`].
+pub(crate) fn files() -> Result<Vec<String>, String> {
     let listed = Command::new("git").args(["ls-files", "-z"]).args(FILES).output();
     let listed = listed.map_err(|e| format!("git: {e}"))?.stdout;
     let names = String::from_utf8_lossy(&listed).into_owned();
-    let size = |name: &str| fs::metadata(name).map(|file| file.len()).map_err(|e| format!("{name}: {e}"));
-    names.split('\0').filter(|name| !name.is_empty()).map(size).sum()
+    Ok(names.split('\0').filter(|name| !name.is_empty()).map(str::to_owned).collect())
 }

@@ -1,13 +1,13 @@
 //! Starts the programs of `target/gpu` in an empty root file system with a stand-in for NVIDIA's
 //! driver, as on a bare machine: a file that lies at a path of the build, or a library that is
-//! missing there, makes this fail.
+//! missing there, makes this fail. Then the whole check runs without a GPU, at another path.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::gpu_pack::FOLDER as PROGRAMS;
+use crate::gpu_pack::{self, ARCHIVE, FOLDER as PROGRAMS};
 
 /// The root file system.
 const ROOT: &str = "target/gpu-root";
@@ -29,11 +29,12 @@ const TESTS: [&str; 6] = [
 
 /// Runs the programs. Returns whether all of them work.
 pub(crate) fn run() -> bool {
-    match check() {
-        Ok(tests) => {
-            println!("the programs of {PROGRAMS} start in an empty root; {tests} tests passed");
-            true
-        }
+    let checked = check().and_then(|tests| {
+        println!("the programs of {PROGRAMS} start in an empty root; {tests} tests passed");
+        dry_run()
+    });
+    match checked {
+        Ok(()) => true,
         Err(e) => {
             eprintln!("{e}");
             false
@@ -61,6 +62,28 @@ fn check() -> Result<usize, String> {
         return Err(format!("{passed} tests passed and {skipped} were skipped:\n{tests}"));
     }
     Ok(passed)
+}
+
+/// Runs the parts of the check that need no PyTorch, on simulated GPUs and the CPU, with nothing but
+/// the files that go to a machine with a GPU.
+fn dry_run() -> Result<(), String> {
+    let root = fs::canonicalize("target").map_err(|e| format!("target: {e}"))?.join("gpu-dry");
+    let _ = fs::remove_dir_all(&root);
+    for file in gpu_pack::files()?.into_iter().chain([ARCHIVE.to_owned()]) {
+        let to = root.join(&file);
+        let folder = to.parent().map_or(Ok(()), fs::create_dir_all);
+        folder.and_then(|()| fs::copy(&file, &to)).map_err(|e| format!("{}: {e}", to.display()))?;
+    }
+    let mut check = Command::new("bash");
+    check.args(["integration-tests/gpu/check.sh", "tests", "bench", "serve"]).current_dir(&root).env_clear();
+    check.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("OUT", root.join("out"));
+    check.env("MILLRACE_CHECK_DEVICE", "cpu").env("MILLRACE_CHECK_SECONDS", "900").stdin(Stdio::null());
+    match check.status() {
+        Ok(status) if status.success() => {}
+        other => return Err(format!("{check:?} in {}: {other:?}", root.display())),
+    }
+    let results = fs::read_dir(root.join("out")).map_err(|e| e.to_string())?.count();
+    if results > 8 { Err(format!("{results} files are results, more than 8")) } else { Ok(()) }
 }
 
 /// Makes the root: the programs, the libraries that they are linked with, and the stand-in.

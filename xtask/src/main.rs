@@ -107,15 +107,15 @@ const TASKS: &[Task] = &[
     Task {
         name: "gpu-pack",
         arguments: "",
-        help: "builds kernel tests, kernel benchmarks and the server for a machine with a GPU and\n\
-               without Rust, in target/gpu",
+        help: "builds tests, kernel benchmarks and the server for a machine with a GPU and without\n\
+               Rust, in target/gpu and target/gpu.tar.xz",
         run: |_| gpu_pack::run(),
     },
     Task {
         name: "gpu-root",
         arguments: "",
         help: "starts the programs of target/gpu in an empty root file system with a stand-in for\n\
-               NVIDIA's driver",
+               NVIDIA's driver, and runs integration-tests/gpu/check.sh without a GPU",
         run: |_| gpu_root::run(),
     },
     Task {

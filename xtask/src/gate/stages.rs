@@ -51,7 +51,7 @@ pub(super) const STAGES: &[Stage] = &[
     stage("sim all-gpus", Nightly, 25),
     stage("ptx all", Nightly, 30),
     stage("gpu-pack", Nightly, 10),
-    stage("gpu-root", Nightly, 2),
+    stage("gpu-root", Nightly, 5),
     stage("agents", Nightly, 20),
     stage("container --machine-code", Nightly, 40),
     stage("deny advisories", Nightly, 1),
