@@ -34,9 +34,11 @@ struct SliceParams {
 template <class T> struct StoredRows {
   using UnitOrder = ByChunk;
   static constexpr bool kScaled = false;
-  static constexpr int kDepth = kChunk, kBatch = 2;
+  static constexpr int kBatch = 1;
+  static constexpr uint32_t kMagic = 0;
+  // Of each chunk.
   struct Fragment {
-    uint4 upper, lower;
+    uint4 upper[2], lower[2];
   };
   const T *upper, *lower;
   int left;  // k from this lane's first to the end of the row
@@ -49,15 +51,24 @@ template <class T> struct StoredRows {
     left = inputs - at;
   }
   DEVICE Fragment load(int i) const {
-    if (i * kDepth >= left) return {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
-    return {load_weights16(upper + i * kDepth), load_weights16(lower + i * kDepth)};
+    Fragment f;
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+      const int at = i * kPaddedTo + c * kChunk;
+      const bool within = at < left;
+      f.upper[c] = within ? load_weights16(upper + at) : make_uint4(0, 0, 0, 0);
+      f.lower[c] = within ? load_weights16(lower + at) : make_uint4(0, 0, 0, 0);
+    }
+    return f;
   }
-  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t (&a)[4]) {
-    const bool first = instruction == 0;
-    a[0] = first ? f.upper.x : f.upper.z;
-    a[1] = first ? f.lower.x : f.lower.z;
-    a[2] = first ? f.upper.y : f.upper.w;
-    a[3] = first ? f.lower.y : f.lower.w;
+  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t,
+                            uint32_t (&a)[4]) {
+    const uint4 upper = f.upper[instruction / 2], lower = f.lower[instruction / 2];
+    const bool first = instruction % 2 == 0;
+    a[0] = first ? upper.x : upper.z;
+    a[1] = first ? lower.x : lower.z;
+    a[2] = first ? upper.y : upper.w;
+    a[3] = first ? lower.y : lower.w;
   }
   DEVICE static GroupScale group(uint32_t) { return {1.0f, 0}; }
 };
@@ -66,7 +77,8 @@ template <class T> struct StoredRows {
 template <class Format> struct PackedTiles {
   using UnitOrder = typename Format::UnitOrder;
   static constexpr bool kScaled = true;
-  static constexpr int kDepth = kPaddedTo, kBatch = 4 / Format::kLoads;
+  static constexpr int kBatch = 4 / Format::kLoads;
+  static constexpr uint32_t kMagic = Format::kMagic;
   using Fragment = typename Format::Fragment;
   const uint8_t *at;
   int depth;
@@ -77,8 +89,8 @@ template <class Format> struct PackedTiles {
   }
   DEVICE Fragment load(int i) const { return Format::load(at + int64_t(i) * Format::kStride, depth); }
   DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower,
-                            uint32_t (&a)[4]) {
-    Format::unpack(f, instruction, upper, lower, a);
+                            uint32_t magic, uint32_t (&a)[4]) {
+    Format::unpack(f, instruction, upper, lower, magic, a);
   }
   DEVICE static GroupScale group(uint32_t word) { return Format::group(word); }
 };
@@ -120,7 +132,7 @@ DEVICE void skinny(const ProductParams<T> &p, const Stored *weights, const uint3
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   const int row0 = blockIdx.x * kRows, output0 = blockIdx.y * kSkinnyOutputs, k0 = blockIdx.z * s.length;
   const int own_output = output0 + warp * kTileOutputs;
-  const int length = min(s.length, s.depth - k0), fragments = length / W::kDepth;
+  const int length = min(s.length, s.depth - k0), fragments = length / kPaddedTo;
 
   // Weights are constants, so their loads may begin while the previous kernel still runs.
   const W source(weights, own_output, k0, p.outputs, W::kScaled ? s.depth : p.inputs);
@@ -170,22 +182,30 @@ DEVICE void skinny(const ProductParams<T> &p, const Stored *weights, const uint3
     }
   };
   read_group();
+  // Where this lane's units of each chunk lie in row g of x. A fragment has whole rows of units, so
+  // that it only moves them.
+  const T *units[2];
+#pragma unroll
+  for (int c = 0; c < 2; c++) units[c] = xs + g * s.length + W::UnitOrder::place(g, W::UnitOrder::unit(c, t)) * 8;
+  const uint32_t magic = as_variable(W::kMagic, p.rows);
+  // Only groups of one chunk end in the middle of a fragment.
+  const bool ends_within = W::kScaled && 1 << group_bits == kChunk;
   auto multiply = [&](const typename W::Fragment &f, int k) {
 #pragma unroll
-    for (int c = 0; c < W::kDepth / kChunk; c++) {
+    for (int c = 0; c < 2; c++) {
       uint32_t b[Tiles][2][2];
 #pragma unroll
-      for (int n = 0; n < Tiles; n++)
-        load_operand(b[n], xs + (n * 8 + g) * s.length +
-                               W::UnitOrder::place(g, k / 8 + W::UnitOrder::unit(c, t)) * 8);
+      for (int n = 0; n < Tiles; n++) load_operand(b[n], units[c] + k + n * 8 * s.length);
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         uint32_t a[4];
-        W::unpack(f, c * 2 + half, upper.minus_zero, lower.minus_zero, a);
+        W::unpack(f, c * 2 + half, upper.minus_zero, lower.minus_zero, magic, a);
 #pragma unroll
         for (int n = 0; n < Tiles; n++) mma_m16n8k16<T>(part[n], a, b[n][half]);
       }
-      if (W::kScaled && (left_in_group -= kChunk) == 0) {
+      if (!W::kScaled || (c == 0 && !ends_within)) continue;
+      left_in_group -= c == 0 || ends_within ? kChunk : kPaddedTo;
+      if (left_in_group == 0) {
         end_group();
         left_in_group = 1 << group_bits;
         if (++at_group < groups) read_group();
@@ -193,9 +213,11 @@ DEVICE void skinny(const ProductParams<T> &p, const Stored *weights, const uint3
     }
   };
   auto multiply_batch = [&](const typename W::Fragment(&batch)[W::kBatch], int first) {
+    const int count = fragments - first;
 #pragma unroll
     for (int i = 0; i < W::kBatch; i++) {
-      if (first + i < fragments) multiply(batch[i], (first + i) * W::kDepth);
+      if (i >= count) return;
+      multiply(batch[i], (first + i) * kPaddedTo);
     }
   };
   for (int at = 0; at < fragments; at += 2 * W::kBatch) {

@@ -54,7 +54,9 @@ template <class T> struct StoredStage {
     const uint4 *units = reinterpret_cast<const uint4 *>(from) + unit;
     return {units[row * 8], units[(row + 8) * 8]};
   }
-  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t (&a)[4]) {
+  static constexpr uint32_t kMagic = 0;
+  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t,
+                            uint32_t (&a)[4]) {
     const bool first = instruction == 0;
     a[0] = first ? f.upper.x : f.upper.z;
     a[1] = first ? f.lower.x : f.lower.z;
@@ -101,9 +103,10 @@ template <class Format> struct PackedStage {
     return Format::read(reinterpret_cast<const uint4 *>(from) + tile * Format::kLoads * kWarp +
                         threadIdx.x % kWarp);
   }
+  static constexpr uint32_t kMagic = Format::kMagic;
   DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower,
-                            uint32_t (&a)[4]) {
-    Format::unpack(f, instruction, upper, lower, a);
+                            uint32_t magic, uint32_t (&a)[4]) {
+    Format::unpack(f, instruction, upper, lower, magic, a);
   }
   DEVICE static GroupScale group_of(uint32_t word) { return Format::group(word); }
   // Whether the chunk at k is the last of its group.
@@ -169,6 +172,7 @@ DEVICE void multiply_tile(const ProductParams<T> &p, const W &weights, int depth
     }
   };
 
+  const uint32_t magic = as_variable(W::kMagic, p.inputs);
   float sum[S::kTilesM][S::kTilesN][4] = {}, part[S::kTilesM][S::kTilesN][4] = {};
   auto multiply_step = [&](int step) {
     const unsigned char *stage = shared + step % S::kStages * kStageBytes<W, S>;
@@ -188,7 +192,7 @@ DEVICE void multiply_tile(const ProductParams<T> &p, const W &weights, int depth
         const uint32_t lower = W::kScaled ? W::group_of(word(m, c, 8)).minus_zero : 0;
 #pragma unroll
         for (int half = 0; half < 2; half++)
-          W::unpack(f[m], c % (W::kDepth / kChunk) * 2 + half, upper, lower, a[m][half]);
+          W::unpack(f[m], c % (W::kDepth / kChunk) * 2 + half, upper, lower, magic, a[m][half]);
       }
 #pragma unroll
       for (int n = 0; n < S::kTilesN; n++) {

@@ -47,6 +47,10 @@ struct ByLane {
   DEVICE static int place(int row, int unit) { return unit ^ (row & 1); }
 };
 
+// A constant that the compiler takes for a variable, as it does not know that `count` is not negative.
+// With two constants, `x & mask | constant` would be two instructions: an instruction has room for one.
+DEVICE uint32_t as_variable(uint32_t constant, int count) { return constant | uint32_t(count) >> 31; }
+
 // The scale and the zero point of one group of one output.
 struct GroupScale {
   float scale;
@@ -75,12 +79,13 @@ template <class T> struct Int4 {
   }
   DEVICE static Fragment load(const uint8_t *at, int) { return load_weights16(at); }
   DEVICE static Fragment read(const uint4 *shared) { return *shared; }
+  // Converts a lane's operand of an instruction. `magic` is kMagic, as a variable.
   DEVICE static void unpack(const uint4 &v, int instruction, uint32_t minus_zero_upper,
-                            uint32_t minus_zero_lower, uint32_t (&a)[4]) {
+                            uint32_t minus_zero_lower, uint32_t magic, uint32_t (&a)[4]) {
     const uint32_t word = instruction == 0 ? v.x : instruction == 1 ? v.y : instruction == 2 ? v.z : v.w;
 #pragma unroll
     for (int p = 0; p < 4; p++) {
-      a[p] = fma2<T>((word >> 4 * p & 0x000f000fu) | kMagic, kOne<T>,
+      a[p] = fma2<T>((word >> 4 * p & 0x000f000fu) | magic, kOne<T>,
                      p % 2 == 0 ? minus_zero_upper : minus_zero_lower);
     }
   }
@@ -119,14 +124,18 @@ struct ByteRows {
 };
 
 template <class T> struct Int8 : ByteRows {
+  // 2^7 as bf16 and 2^10 as f16.
+  static constexpr uint32_t kMagic = kOne<T> == kOne<bf16> ? 0x43004300u : 0x64006400u;
+
   // Two signed bytes, in the low byte of each half.
-  DEVICE static uint32_t widen(uint32_t pair);
-  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t (&a)[4]) {
+  DEVICE static uint32_t widen(uint32_t pair, uint32_t magic);
+  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t magic,
+                            uint32_t (&a)[4]) {
     const uint32_t upper = word(f.upper, instruction), lower = word(f.lower, instruction);
-    a[0] = widen(__byte_perm(upper, 0, 0x4140));
-    a[1] = widen(__byte_perm(lower, 0, 0x4140));
-    a[2] = widen(__byte_perm(upper, 0, 0x4342));
-    a[3] = widen(__byte_perm(lower, 0, 0x4342));
+    a[0] = widen(__byte_perm(upper, 0, 0x4140), magic);
+    a[1] = widen(__byte_perm(lower, 0, 0x4140), magic);
+    a[2] = widen(__byte_perm(upper, 0, 0x4342), magic);
+    a[3] = widen(__byte_perm(lower, 0, 0x4342), magic);
   }
   DEVICE static float element(const uint8_t *data, int output, int k, int depth, float) {
     return float(int8_t(data[int64_t(output) * depth + k]));
@@ -134,15 +143,18 @@ template <class T> struct Int8 : ByteRows {
 };
 // Computes 2^7 plus the low seven bits, minus 2^7, or minus 2^8 for a negative number. This is
 // exact, although bf16 has only eight bits.
-template <> DEVICE uint32_t Int8<bf16>::widen(uint32_t pair) {
-  return fma2<bf16>((pair & 0x007f007fu) | 0x43004300u, kOne<bf16>, (pair & 0x00800080u) | 0xc300c300u);
+template <> DEVICE uint32_t Int8<bf16>::widen(uint32_t pair, uint32_t magic) {
+  const uint32_t minus_magic = magic ^ 0x80008000u;
+  return fma2<bf16>((pair & 0x007f007fu) | magic, kOne<bf16>, (pair & 0x00800080u) | minus_magic);
 }
 // With the top bit inverted, the byte is the number plus 128.
-template <> DEVICE uint32_t Int8<f16>::widen(uint32_t pair) {
-  return fma2<f16>((pair ^ 0x00800080u) | 0x64006400u, kOne<f16>, 0xe480e480u);
+template <> DEVICE uint32_t Int8<f16>::widen(uint32_t pair, uint32_t magic) {
+  return fma2<f16>((pair ^ 0x00800080u) | magic, kOne<f16>, 0xe480e480u);
 }
 
 template <class T> struct Fp8 : ByteRows {
+  static constexpr uint32_t kMagic = 0;
+
   // Converts two numbers in the high byte of each half: exponent and mantissa move to the places
   // that T has for them, and a factor corrects the difference of the biases. The conversion is
   // exact for all numbers but NaN, which is refused when weights are packed.
@@ -151,7 +163,8 @@ template <class T> struct Fp8 : ByteRows {
     const uint32_t magnitude = (pair & 0x7f007f00u) >> (wide ? 4 : 1);
     return fma2<T>(magnitude | (pair & 0x80008000u), wide ? 0x7b807b80u : 0x5c005c00u, 0x80008000u);
   }
-  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t (&a)[4]) {
+  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t,
+                            uint32_t (&a)[4]) {
     const uint32_t upper = word(f.upper, instruction), lower = word(f.lower, instruction);
     a[0] = widen(__byte_perm(upper, 0, 0x1404));
     a[1] = widen(__byte_perm(lower, 0, 0x1404));
