@@ -73,6 +73,12 @@ pub trait Sizing {
         None
     }
 
+    /// Returns the format in which the device keeps matrices of experts with these stored parts, as
+    /// [`Sizing::stored_format`] does for other matrices.
+    fn stored_expert_format(&self, parts: &[Part]) -> Option<WeightFormat> {
+        self.stored_format(parts)
+    }
+
     /// Returns the bytes of a matrix `[out, cols]`, padding included.
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize;
 

@@ -83,6 +83,40 @@ impl Packer {
     }
 }
 
+impl Packer {
+    /// Calls `pack` once for each of `blocks` blocks, on all threads, with the number of the block,
+    /// its share of `to`, and its share of `words`.
+    ///
+    /// # Errors
+    /// An error of `pack`.
+    ///
+    /// # Panics
+    /// If a length is not a multiple of the number of blocks.
+    pub fn pack_blocks(
+        &self,
+        blocks: usize,
+        to: &mut [u8],
+        words: &mut [u32],
+        pack: impl Fn(usize, &mut [u8], &mut [u32]) -> Result<()> + Sync,
+    ) -> Result<()> {
+        if blocks == 0 {
+            return Ok(());
+        }
+        let (bytes, count) = (to.len() / blocks, words.len() / blocks);
+        assert_eq!((bytes * blocks, count * blocks), (to.len(), words.len()), "{blocks} blocks");
+        let next = Mutex::new(to.chunks_exact_mut(bytes).zip(words.chunks_exact_mut(count)).enumerate());
+        let failed = Mutex::new(Ok(()));
+        self.0.run(blocks, |_, _| {
+            let block = next.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let (index, (to, words)) = block.expect("there are as many blocks as tasks");
+            if let Err(error) = pack(index, to, words) {
+                *failed.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
+            }
+        });
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl std::fmt::Debug for Packer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Packer({} threads)", self.0.threads())

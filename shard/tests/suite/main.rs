@@ -26,6 +26,8 @@ mod pipeline;
 mod quantize_at_load;
 mod quantize_checkpoint;
 mod quantized;
+#[cfg(feature = "cpu-sim")]
+mod quantized_gpu;
 mod remote_code;
 #[cfg(unix)]
 mod serve;

@@ -2,7 +2,7 @@
 //! the dense weights.
 
 use crate::common::{Chunk, Harness, SMALL_LIMITS as LIMITS, SMALL_PROMPT as PROMPT, repository, row_error};
-use millrace_backend::HostMemory;
+use millrace_backend::Backend;
 use millrace_backend::reference::Reference;
 use millrace_cpu::{Activations, Cpu, CpuOptions};
 use millrace_formats::Source;
@@ -15,9 +15,11 @@ fn load(name: &str) -> Model {
     families::load(&Source::Directory(folder), &Overrides::default()).unwrap()
 }
 
-fn logits<B: HostMemory>(device: &B, model: &Model, storage: &WeightStorage) -> Vec<Vec<f32>> {
+fn logits<B: Backend>(device: &B, model: &Model, storage: &WeightStorage) -> Vec<Vec<f32>> {
     let mut harness = Harness::new(device, &model.spec, &*model.weights, storage.clone(), &LIMITS);
     let tokens = PROMPT.map(|token| token % model.spec.vocab as u32);
+    // A GPU keeps the tokens of a sequence.
+    harness.admit(0, &tokens);
     harness.step(&[Chunk { tokens: &tokens, start: 0, blocks: &[0] }])
 }
 
@@ -71,6 +73,22 @@ fn matrices_that_do_not_fit_a_format_are_loaded_in_another() {
         let between = worst(&logits(&cpu, &model, &storage), &rounded);
         println!("{quantize:?}: {error:.2e} from dense weights, {between:.2e} between CPU and reference");
         assert!(between < 0.1, "{quantize:?}: {between:e} between CPU and reference");
+    }
+}
+
+/// The GPU under test quantizes to the same numbers as the reference, and multiplies by them in
+/// single precision.
+#[cfg(feature = "cpu-sim")]
+#[test]
+fn a_gpu_multiplies_by_quantized_weights() {
+    use millrace_cuda::{Cuda, Device};
+
+    let model = load("mistral_sliding");
+    for quantize in [Quantize::Int8, Quantize::Q4_0, Quantize::Int4] {
+        let gpu = Cuda::new(Device::under_test().unwrap(), DType::F32);
+        let storage = WeightStorage::choose(DType::F32, Some(quantize), &model, &gpu).unwrap();
+        let error = worst(&logits(&gpu, &model, &storage), &logits(&Reference, &model, &storage));
+        assert!(error < 1e-4, "{quantize:?}: {error:e} between GPU and reference");
     }
 }
 

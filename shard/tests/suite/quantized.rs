@@ -26,7 +26,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const LIMITS: ShardLimits = ShardLimits {
+pub(crate) const LIMITS: ShardLimits = ShardLimits {
     max_step_tokens: 32,
     max_sequences: 32,
     max_sequence_tokens: 32,
@@ -53,7 +53,7 @@ static CHECKPOINTS: LazyLock<Result<TempDir, String>> = LazyLock::new(|| {
 });
 
 /// Returns the folder of the checkpoints. Without Python the test has nothing to read.
-fn folder() -> Option<&'static Path> {
+pub(crate) fn folder() -> Option<&'static Path> {
     match &*CHECKPOINTS {
         Ok(folder) => Some(folder.path()),
         Err(why) => {
@@ -63,7 +63,7 @@ fn folder() -> Option<&'static Path> {
     }
 }
 
-fn cases(folder: &Path) -> Vec<String> {
+pub(crate) fn cases(folder: &Path) -> Vec<String> {
     let mut cases: Vec<String> = std::fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -73,7 +73,7 @@ fn cases(folder: &Path) -> Vec<String> {
     cases
 }
 
-fn load(folder: PathBuf) -> Model {
+pub(crate) fn load(folder: PathBuf) -> Model {
     families::load(&Source::Directory(folder), &Overrides::default())
         .unwrap_or_else(|error| panic!("{error}"))
 }
@@ -86,8 +86,10 @@ fn is_kept(case: &str) -> bool {
 }
 
 /// Computes the logits of every position of the prompt: first a chunk, then single tokens.
-fn logits<B: HostMemory>(harness: &mut Harness<'_, B>) -> Vec<Vec<f32>> {
+pub(crate) fn logits<B: Backend>(harness: &mut Harness<'_, B>) -> Vec<Vec<f32>> {
     let (first, rest) = PROMPT.split_at(9);
+    // A GPU keeps the tokens of a sequence.
+    harness.admit(1, &PROMPT);
     let mut all = harness.step(&[Chunk { tokens: first, start: 0, blocks: &[1, 0] }]);
     for (index, token) in rest.iter().enumerate() {
         let start = first.len() + index;
@@ -96,7 +98,7 @@ fn logits<B: HostMemory>(harness: &mut Harness<'_, B>) -> Vec<Vec<f32>> {
     all
 }
 
-fn by_one<B: HostMemory>(device: &B, model: &Model) -> (Vec<Vec<f32>>, WeightStorage) {
+pub(crate) fn by_one<B: Backend>(device: &B, model: &Model) -> (Vec<Vec<f32>>, WeightStorage) {
     let storage = WeightStorage::choose(DType::F32, None, model, device).unwrap();
     let mut harness = Harness::new(device, &model.spec, &*model.weights, storage.clone(), &LIMITS);
     (logits(&mut harness), storage)
@@ -133,7 +135,7 @@ fn by_two<B: HostMemory>(device: impl Fn() -> B + Sync, folder: &Path) -> Vec<Ve
 }
 
 /// Returns the largest error of a row, relative to the row's largest logit.
-fn worst(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
+pub(crate) fn worst(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
     let wide = |row: &Vec<f32>| row.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
     assert_eq!(found.len(), expected.len());
     found.iter().zip(expected).map(|(found, expected)| row_error(found, &wide(expected))).fold(0.0, f64::max)

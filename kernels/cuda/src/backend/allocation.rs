@@ -14,12 +14,13 @@ use super::cuda::Cuda;
 use super::experts::{Experts, Routing};
 use super::latent::HeadMatrices;
 use super::loading::WeightUpload;
-use super::packed::QuantizedRows;
+use super::packed::{PackedSizes, QuantizedRows};
 use super::queue::Queue;
 use super::recurrent::States;
 use super::tuning::{TunedProducts, TuningPolicy};
 use crate::Elem;
 use crate::device::arena::ALIGNMENT;
+use crate::weights::stored_integers;
 
 impl DeviceTypes for Cuda {
     type Buf = Buf;
@@ -41,6 +42,14 @@ impl Backend for Cuda {
 }
 
 impl Sizing for Cuda {
+    fn stored_format(&self, parts: &[Part]) -> Option<WeightFormat> {
+        stored_integers(parts).map(WeightFormat::Int)
+    }
+
+    fn stored_expert_format(&self, _parts: &[Part]) -> Option<WeightFormat> {
+        None
+    }
+
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize {
         Matrix::bytes(out, cols, format)
     }
@@ -54,7 +63,9 @@ impl Sizing for Cuda {
     }
 
     fn scratch_bytes(&self, products: &[ProductShape]) -> usize {
-        if self.quantizes_rows() { QuantizedRows::bytes(products) } else { 0 }
+        let quantized = if self.quantizes_rows() { QuantizedRows::bytes(products) } else { 0 };
+        let ordered = PackedSizes::ordered(products).elements.saturating_mul(self.dtype.size());
+        quantized.saturating_add(ordered)
     }
 
     fn activation_bytes(&self, elements: usize) -> usize {
@@ -115,7 +126,11 @@ impl ModelLoading for Cuda {
         if format == WeightFormat::Fp8 {
             self.allocate_quantized_rows()?;
         }
-        self.upload_weights(|upload| Matrix::new(&self.device, upload, &parts, format))
+        let matrix = self.upload_weights(|upload| Matrix::new(&self.device, upload, &parts, format))?;
+        if matrix.has_ordered_columns() {
+            self.allocate_ordered_rows()?;
+        }
+        Ok(matrix)
     }
 
     fn experts(&self, experts: &[Vec<Part>], format: WeightFormat) -> Result<Experts> {
@@ -158,6 +173,15 @@ impl Cuda {
         if let (Some(tuned), None, true) = (self.tuned.get(), self.quantized.get(), self.quantizes_rows()) {
             // `matrix` is called for one weight after the other, so that nothing is lost here.
             let _ = self.quantized.set(QuantizedRows::new(&self.device, tuned.packed_sizes())?);
+        }
+        Ok(())
+    }
+
+    /// Allocates the buffer for activations in the order of a weight's columns, if it is not there
+    /// yet.
+    fn allocate_ordered_rows(&self) -> Result<()> {
+        if let (Some(tuned), None) = (self.tuned.get(), self.ordered.get()) {
+            let _ = self.ordered.set(self.device.allocate(self.elem(), tuned.ordered_elements())?);
         }
         Ok(())
     }

@@ -2,12 +2,12 @@
 
 use millrace_backend::{Error, KvFormat, KvSpec, Result};
 use millrace_numbers::tensor::{flatten, stacked_shape};
-use millrace_numbers::{Part, WeightFormat};
+use millrace_numbers::{IntFormat, Part, WeightFormat};
 
 use super::loading::WeightUpload;
 use crate::ops::latent::PagedLatents;
 use crate::ops::paged::PagedKv;
-use crate::weights::{DEPTH, OUTPUTS, UploadedWeight};
+use crate::weights::{DEPTH, IntegerBlocks, IntegerLayout, OUTPUTS, UploadedWeight};
 use crate::{Device, Elem, Memory, View};
 
 /// Activations, `[rows, cols]`.
@@ -153,7 +153,9 @@ impl Matrix {
                 MatrixStorage::Packed(UploadedWeight::fp8(depth, data, device.upload(&bytes)?))
             }
             WeightFormat::Nf4 => return Err(only_on_cpu("nf4")),
-            WeightFormat::Int(format) => return Err(only_on_cpu(format.name())),
+            WeightFormat::Int(format) => {
+                MatrixStorage::Packed(upload_integers(device, upload, parts, format)?)
+            }
             WeightFormat::K(format) => return Err(only_on_cpu(format.name())),
             WeightFormat::Codes(_) => return Err(only_on_cpu("stored codes")),
         };
@@ -163,16 +165,27 @@ impl Matrix {
     /// Returns the bytes of a matrix `[out, cols]`.
     pub(super) fn bytes(out: usize, cols: usize, format: WeightFormat) -> usize {
         match format {
-            WeightFormat::Dense(_)
-            | WeightFormat::Nf4
-            | WeightFormat::Int(_)
-            | WeightFormat::K(_)
-            | WeightFormat::Codes(_) => format.bytes(out, cols),
+            WeightFormat::Dense(_) | WeightFormat::Nf4 | WeightFormat::K(_) | WeightFormat::Codes(_) => {
+                format.bytes(out, cols)
+            }
+            WeightFormat::Int(integers) => match IntegerLayout::of(integers, out, cols) {
+                // A checkpoint may have an order of columns.
+                Some(layout) if matches!(integers, IntFormat::Stored(_)) => {
+                    layout.bytes().saturating_add(layout.depth * Elem::I32.size())
+                }
+                Some(layout) => layout.bytes(),
+                None => format.bytes(out, cols),
+            },
             WeightFormat::Fp8 => {
                 let (padded, depth) = packed_shape(out, cols);
                 format.bytes(padded, depth)
             }
         }
+    }
+
+    /// Tells whether the columns of the matrix have an order of their own.
+    pub(super) fn has_ordered_columns(&self) -> bool {
+        matches!(&self.storage, MatrixStorage::Packed(weight) if weight.has_ordered_columns())
     }
 
     /// Returns the numbers of a dense matrix.
@@ -185,6 +198,25 @@ impl Matrix {
             MatrixStorage::Packed(_) => Err(Error::Unsupported("rows of a packed matrix".to_owned())),
         }
     }
+}
+
+/// Packs the parts of a matrix as integers in groups, and copies them to the device.
+fn upload_integers(
+    device: &Device,
+    upload: &mut WeightUpload,
+    parts: &[Part],
+    format: IntFormat,
+) -> Result<UploadedWeight> {
+    let blocks = IntegerBlocks::new(parts, format)?;
+    let layout = blocks.layout();
+    let data = device.allocate(Elem::U8, layout.blocks() * layout.block_bytes())?;
+    let scales = upload.integers(device, &blocks, data.view(Elem::U8))?;
+    let scales: Vec<u8> = scales.into_iter().flat_map(u32::to_le_bytes).collect();
+    let columns = blocks.columns().map(|columns| {
+        let bytes: Vec<u8> = columns.into_iter().flat_map(i32::to_le_bytes).collect();
+        device.upload(&bytes)
+    });
+    Ok(UploadedWeight::integers(layout, data, device.upload(&scales)?, columns.transpose()?))
 }
 
 /// Returns the rows and columns of a packed matrix of eight bits, padding included.

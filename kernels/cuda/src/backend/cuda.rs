@@ -7,7 +7,7 @@ use millrace_numbers::DType;
 use super::loading::WeightUpload;
 use super::packed::QuantizedRows;
 use super::tuning::TunedProducts;
-use crate::{Device, Elem};
+use crate::{Device, Elem, Memory};
 
 /// One device that computes a model whose activations and dense weights are of one type.
 #[derive(Debug, Clone)]
@@ -25,6 +25,8 @@ pub struct Cuda {
     multiplies_fp8: Arc<OnceLock<bool>>,
     /// The buffer for quantized activations, once a weight needs it.
     pub(super) quantized: Arc<OnceLock<QuantizedRows>>,
+    /// The buffer for activations in the order of a weight's columns, once a weight needs it.
+    pub(super) ordered: Arc<OnceLock<Memory>>,
 }
 
 impl Cuda {
@@ -38,6 +40,7 @@ impl Cuda {
             tuned: Arc::default(),
             multiplies_fp8: Arc::default(),
             quantized: Arc::default(),
+            ordered: Arc::default(),
         }
     }
 

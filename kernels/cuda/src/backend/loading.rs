@@ -5,6 +5,7 @@ use millrace_backend::staging::{Packer, upload_ranges};
 use millrace_backend::{Error, Result};
 use millrace_numbers::{DType, Part};
 
+use crate::weights::IntegerBlocks;
 use crate::{Device, DeviceEvent, Pinned, View};
 
 /// Bytes of a pinned buffer. The copy of a buffer takes much longer than its launch.
@@ -93,6 +94,33 @@ impl WeightUpload {
                 packer.quantize(part, first, depth, &mut buffer.pinned[..bytes], &mut scales[done..])?;
                 buffer.copy(device, bytes, to.slice(done * depth..(done + count) * depth))?;
             }
+        }
+        Ok(scales)
+    }
+
+    /// Packs a matrix of integers and copies its codes to `to`. Returns the words of its groups.
+    pub(super) fn integers(
+        &mut self,
+        device: &Device,
+        blocks: &IntegerBlocks<'_>,
+        to: View<'_>,
+    ) -> Result<Vec<u32>> {
+        let layout = blocks.layout();
+        let (bytes, words) = (layout.block_bytes(), layout.block_scales());
+        let most = BUFFER / bytes;
+        if most == 0 {
+            return Err(Error::Shape(format!("a weight of integers with {} columns", layout.depth)));
+        }
+        let mut scales = vec![0; layout.blocks() * words];
+        for first in (0..layout.blocks()).step_by(most) {
+            let (packer, buffer) = self.next_buffer()?;
+            let end = layout.blocks().min(first + most);
+            let packed = &mut buffer.pinned[..(end - first) * bytes];
+            let scales = &mut scales[first * words..end * words];
+            packer.pack_blocks(end - first, packed, scales, |index, data, words| {
+                blocks.pack(first + index, data, words)
+            })?;
+            buffer.copy(device, (end - first) * bytes, to.slice(first * bytes..end * bytes))?;
         }
         Ok(scales)
     }

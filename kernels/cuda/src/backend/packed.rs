@@ -1,15 +1,15 @@
 //! Products with packed weights of few bits.
 
 use millrace_backend::{Error, ProductShape, Result};
-use millrace_numbers::WeightFormat;
+use millrace_numbers::{IntFormat, WeightFormat};
 
 use crate::ops::activation::{BiasRows, KernelVersion, add_bias};
 use crate::ops::fp8::{QuantizeRows, ScaledMatmul, quantize_rows, scaled_matmul};
 use crate::ops::product::{ProductOperands, ProductWorkspace};
 use crate::ops::quant::{QuantGemmPath, quant_gemm};
 use crate::tuning::ProductMethod;
-use crate::weights::{DEPTH, QuantizedWeight};
-use crate::{Device, Elem, Memory};
+use crate::weights::{DEPTH, IntegerLayout, PackedFormat, QuantizedWeight};
+use crate::{Device, Elem, Memory, View};
 
 /// A buffer for activations that are quantized to FP8 for one product.
 #[derive(Debug)]
@@ -45,30 +45,75 @@ pub(super) struct PackedSizes {
 }
 
 impl PackedSizes {
-    /// Returns the sizes for those of `products` whose weights are packed.
+    /// Returns the sizes for those of `products` whose activations may be quantized to FP8.
     pub(super) fn of(products: &[ProductShape]) -> PackedSizes {
-        let packed = || products.iter().filter(|p| p.format == WeightFormat::Fp8);
-        let elements = |p: &ProductShape| p.rows.saturating_mul(p.inputs.next_multiple_of(DEPTH));
+        Self::of_those(products, |format| format == WeightFormat::Fp8)
+    }
+
+    /// Returns the sizes for those of `products` whose activations may have to be ordered as the
+    /// columns of a stored weight.
+    pub(super) fn ordered(products: &[ProductShape]) -> PackedSizes {
+        Self::of_those(products, |format| matches!(format, WeightFormat::Int(IntFormat::Stored(_))))
+    }
+
+    fn of_those(products: &[ProductShape], is_counted: fn(WeightFormat) -> bool) -> PackedSizes {
+        let counted = || products.iter().filter(|p| is_counted(p.format));
+        let elements = |p: &ProductShape| p.rows.saturating_mul(packed_depth(p));
         PackedSizes {
-            rows: packed().map(|p| p.rows).max().unwrap_or(0),
-            elements: packed().map(elements).max().unwrap_or(0),
+            rows: counted().map(|p| p.rows).max().unwrap_or(0),
+            elements: counted().map(elements).max().unwrap_or(0),
         }
     }
 }
 
-/// Multiplies by a packed weight. [`ProductMethod::Library`] quantizes the activations, and needs
-/// `quantized` for it.
+/// Returns the format in which the weight of a product is packed, if it is.
+pub(super) fn packed_format(product: &ProductShape) -> Option<PackedFormat> {
+    match product.format {
+        WeightFormat::Fp8 => Some(PackedFormat::Fp8),
+        WeightFormat::Int(format) => {
+            IntegerLayout::of(format, product.outputs, product.inputs).map(|layout| layout.format)
+        }
+        _ => None,
+    }
+}
+
+/// Returns the columns of a product's weight in device memory, padding included, if it is packed.
+pub(super) fn packed_depth(product: &ProductShape) -> usize {
+    let cols = match product.format {
+        WeightFormat::Int(format) => format.packed_cols(product.inputs),
+        _ => product.inputs,
+    };
+    cols.next_multiple_of(DEPTH)
+}
+
+/// The buffers for activations in another form than that of the model.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct PackedBuffers<'a> {
+    /// For activations in FP8. [`ProductMethod::Library`] needs it.
+    pub(super) quantized: Option<&'a QuantizedRows>,
+    /// For activations in the order of a weight's columns. [`ProductMethod::Tiles`] needs it if the
+    /// weight has such an order.
+    pub(super) ordered: Option<View<'a>>,
+}
+
+/// Multiplies by a packed weight. [`ProductMethod::Library`] quantizes the activations.
 pub(super) fn multiply_packed(
     device: &Device,
     method: ProductMethod,
     weight: &QuantizedWeight<'_>,
     p: &ProductOperands<'_>,
     workspace: &ProductWorkspace<'_>,
-    quantized: Option<&QuantizedRows>,
+    buffers: PackedBuffers<'_>,
 ) -> Result<()> {
+    let PackedBuffers { quantized, ordered } = buffers;
+    let ordered = ordered.map(|view| view.slice(0..view.len().min(p.rows * weight.depth)));
     let algorithm = match method {
-        ProductMethod::Kernel => return quant_gemm(device, QuantGemmPath::Few, weight, p, workspace, None),
-        ProductMethod::Tiles => return quant_gemm(device, QuantGemmPath::Many, weight, p, workspace, None),
+        ProductMethod::Kernel => {
+            return quant_gemm(device, QuantGemmPath::Few, weight, p, workspace, ordered);
+        }
+        ProductMethod::Tiles => {
+            return quant_gemm(device, QuantGemmPath::Many, weight, p, workspace, ordered);
+        }
         ProductMethod::Library(algorithm) => algorithm,
     };
     let Some(QuantizedRows { bytes, scales }) = quantized else {

@@ -4,7 +4,7 @@ use millrace_backend::{Error, Result};
 
 use super::buffers::{Buf, Matrix, MatrixStorage, Vector};
 use super::cuda::Cuda;
-use super::packed::{add_bias_to, multiply_packed};
+use super::packed::{PackedBuffers, add_bias_to, multiply_packed};
 use super::tuning::shape_of;
 use crate::View;
 use crate::ops::gemv::gemv;
@@ -62,6 +62,8 @@ impl Cuda {
         else {
             return Err(Error::Unsupported(format!("a product of {shape:?} that was not announced")));
         };
-        multiply_packed(&self.device, method, weight, p, &tuned.workspace(), self.quantized.get())
+        let ordered = self.ordered.get().map(|memory| memory.view(self.elem()));
+        let buffers = PackedBuffers { quantized: self.quantized.get(), ordered };
+        multiply_packed(&self.device, method, weight, p, &tuned.workspace(), buffers)
     }
 }

@@ -3,7 +3,9 @@
 use millrace_backend::{ProductShape, Result};
 use millrace_numbers::WeightFormat;
 
-use super::packed::{PackedSizes, QuantizedRows, multiply_packed};
+use super::packed::{
+    PackedBuffers, PackedSizes, QuantizedRows, multiply_packed, packed_depth, packed_format,
+};
 use crate::ops::gemv::gemv;
 use crate::ops::matmul::{Matmul, matmul_by};
 use crate::ops::product::{ProductOperands, ProductWorkspace, counters, partials};
@@ -11,15 +13,14 @@ use crate::tuning::{self, MethodTimer, ProductMethod, TunedProduct, TuningFile, 
 use crate::weights::{DEPTH, OUTPUTS, PackedFormat, QuantizedWeight, WeightLayout};
 use crate::{Algorithm, Device, DeviceEvent, Elem, Gemm, Memory, View};
 
-/// The layout of FP8 weights.
-const FP8: WeightLayout = WeightLayout::Packed(PackedFormat::Fp8);
-
 /// Algorithms of the library that are timed for each shape.
 const MAX_ALGORITHMS: usize = 8;
 /// The largest number of rows for which the kernel for few rows is timed.
 const KERNEL_ROWS: usize = 16;
 /// Rounds per algorithm; the median counts.
 const ROUNDS: usize = 5;
+/// Columns of the groups of 4-bit weights that are timed: the size that most checkpoints have.
+const TIMED_GROUP: usize = 128;
 /// Seconds after which a single round is enough, because long rounds vary little.
 const LONG_ROUND: f64 = 2e-3;
 
@@ -28,6 +29,8 @@ const LONG_ROUND: f64 = 2e-3;
 pub(super) struct TunedProducts {
     choices: TuningResults,
     packed: PackedSizes,
+    /// Elements of the largest activations that may be ordered as a weight's columns.
+    ordered: usize,
     partials: Memory,
     counters: Memory,
 }
@@ -58,14 +61,14 @@ impl TunedProducts {
         let (mut choices, warning) = file.as_ref().map(TuningFile::read).unwrap_or_default();
         let mut warnings = Vec::from_iter(warning);
         let library = device.product_library();
-        let has_fp8 = elem != Elem::F32 && products.iter().any(is_packed);
+        let has_fp8 = elem != Elem::F32 && products.iter().any(|product| product.format == WeightFormat::Fp8);
         warnings.extend(fp8_notice(has_fp8, policy, &device.name(), library.as_deref()));
         let mut changed = false;
         for product in products.iter().filter(|product| file.is_some() || is_packed(product)) {
             let shape = TunedProduct {
                 inputs: product.inputs,
                 outputs: product.outputs,
-                weight: if is_packed(product) { FP8 } else { WeightLayout::Dense(elem) },
+                weight: packed_format(product).map_or(WeightLayout::Dense(elem), WeightLayout::Packed),
                 out_elem: if product.logits { Elem::F32 } else { elem },
             };
             let is_timed = file.is_some();
@@ -82,19 +85,24 @@ impl TunedProducts {
         }
         let largest = |of: fn(usize, usize, usize) -> usize| {
             let by_kernel = products.iter().filter(|p| device.product_library().is_some() || is_packed(p));
-            let of = |p: &ProductShape| of(KERNEL_ROWS, p.inputs.next_multiple_of(DEPTH), p.outputs);
+            let of = |p: &ProductShape| of(KERNEL_ROWS, packed_depth(p), p.outputs);
             by_kernel.map(of).max().unwrap_or(0)
         };
         let counters = device.allocate(Elem::U32, largest(counters))?;
         device.fill(counters.view(Elem::U32), 0)?;
         let partials = device.allocate(Elem::F32, largest(partials))?;
-        let packed = PackedSizes::of(products);
-        Ok((TunedProducts { choices, packed, partials, counters }, warnings))
+        let (packed, ordered) = (PackedSizes::of(products), PackedSizes::ordered(products).elements);
+        Ok((TunedProducts { choices, packed, ordered, partials, counters }, warnings))
     }
 
-    /// Returns the sizes of the activations that packed weights are multiplied with.
+    /// Returns the sizes of the activations that are quantized for products with FP8 weights.
     pub(super) fn packed_sizes(&self) -> PackedSizes {
         self.packed
+    }
+
+    /// Returns the elements of the largest activations that may be ordered as a weight's columns.
+    pub(super) fn ordered_elements(&self) -> usize {
+        self.ordered
     }
 
     /// Returns the algorithm for a product of `rows` rows, if its shape was tuned.
@@ -122,7 +130,7 @@ fn fp8_notice(has_fp8: bool, policy: TuningPolicy, gpu: &str, library: Option<&s
 }
 
 fn is_packed(product: &ProductShape) -> bool {
-    product.format == WeightFormat::Fp8
+    packed_format(product).is_some()
 }
 
 /// Returns the file with the stored choices for this device and policy; `None` if the device has no
@@ -154,7 +162,7 @@ struct ProductContest<'a> {
 struct TimingBuffers {
     x: Memory,
     w: Memory,
-    /// Factors of a packed weight's rows.
+    /// Factors of a packed weight's groups.
     scales: Memory,
     quantized: Option<QuantizedRows>,
     out: Memory,
@@ -171,10 +179,15 @@ impl TimingBuffers {
     fn new(device: &Device, shape: TunedProduct, rows: usize) -> Result<TimingBuffers> {
         let TunedProduct { outputs, weight, out_elem, .. } = shape;
         let inputs = depth_of(shape);
-        let (is_packed, elem, x_elem) = match weight {
-            WeightLayout::Dense(elem) => (false, elem, elem),
-            WeightLayout::Packed(_) => (true, Elem::U8, out_elem),
+        let padded = outputs.next_multiple_of(OUTPUTS);
+        let (elem, x_elem, elements, groups) = match weight {
+            WeightLayout::Dense(elem) => (elem, elem, outputs * inputs, 0),
+            WeightLayout::Packed(format) => {
+                let groups = inputs.div_ceil(timed_group(format, inputs));
+                (Elem::U8, out_elem, padded * inputs * format.bits() / 8, padded * groups)
+            }
         };
+        let is_quantized = weight == WeightLayout::Packed(PackedFormat::Fp8);
         let zeroed = |elem, len| {
             let memory = device.allocate(elem, len)?;
             device.fill(memory.view(elem), 0)?;
@@ -182,9 +195,9 @@ impl TimingBuffers {
         };
         Ok(TimingBuffers {
             x: zeroed(x_elem, rows * inputs)?,
-            w: zeroed(elem, if is_packed { outputs.next_multiple_of(OUTPUTS) } else { outputs } * inputs)?,
-            scales: zeroed(Elem::F32, if is_packed { outputs.next_multiple_of(OUTPUTS) } else { 0 })?,
-            quantized: is_packed
+            w: zeroed(elem, elements)?,
+            scales: zeroed(Elem::F32, groups)?,
+            quantized: is_quantized
                 .then(|| QuantizedRows::new(device, PackedSizes { rows, elements: rows * inputs }))
                 .transpose()?,
             out: zeroed(out_elem, rows * outputs)?,
@@ -216,13 +229,14 @@ impl TimingBuffers {
                 let weight = QuantizedWeight {
                     format,
                     depth,
-                    group: depth.next_power_of_two(),
+                    group: timed_group(format, depth),
                     data: self.w.view(Elem::U8),
                     scales: self.scales.view(Elem::U32),
                     columns: None,
                 };
                 let product = product(self.x.view(out_elem));
-                multiply_packed(device, method, &weight, &product, &workspace, self.quantized.as_ref())
+                let buffers = PackedBuffers { quantized: self.quantized.as_ref(), ordered: None };
+                multiply_packed(device, method, &weight, &product, &workspace, buffers)
             }
             WeightLayout::Dense(elem) => {
                 let (x, w) = (self.x.view(elem), self.w.view(elem));
@@ -273,7 +287,8 @@ impl ProductContest<'_> {
         if rows <= KERNEL_ROWS {
             return Ok(vec![ProductMethod::Kernel, ProductMethod::Tiles]);
         }
-        let mut methods = if quantizes_rows { self.library_methods(rows)? } else { Vec::new() };
+        let is_fp8 = self.shape.weight == WeightLayout::Packed(PackedFormat::Fp8);
+        let mut methods = if is_fp8 && quantizes_rows { self.library_methods(rows)? } else { Vec::new() };
         methods.push(ProductMethod::Tiles);
         Ok(methods)
     }
@@ -335,6 +350,14 @@ fn depth_of(shape: TunedProduct) -> usize {
     match shape.weight {
         WeightLayout::Dense(_) => shape.inputs,
         WeightLayout::Packed(_) => shape.inputs.next_multiple_of(DEPTH),
+    }
+}
+
+/// Returns the columns that share a scale in a weight that is timed.
+fn timed_group(format: PackedFormat, depth: usize) -> usize {
+    match format {
+        PackedFormat::Int4 => TIMED_GROUP,
+        PackedFormat::Int8 | PackedFormat::Fp8 => depth.next_power_of_two(),
     }
 }
 

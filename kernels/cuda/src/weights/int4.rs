@@ -40,33 +40,42 @@ pub fn int4(part: &Part) -> Result<PackedWeight> {
             packed.scales[index] = word(group.scale, u32::from(group.offset));
         }
     }
-    let tiles = packed.depth / DEPTH;
-    for tile in 0..packed.data.len() / TILE_BYTES {
-        let (first_output, first_column) = (tile / tiles * OUTPUTS, tile % tiles * DEPTH);
-        let bytes = &mut packed.data[tile * TILE_BYTES..(tile + 1) * TILE_BYTES];
-        for (place, to) in bytes.chunks_exact_mut(4).enumerate() {
-            // A lane's four words: two for each chunk of 32 columns, of which lane 4g + t has
-            // eight.
-            let (lane, half, chunk) = (place / 4, place % 2, place / 2 % 2);
-            let column = first_column + chunk * 32 + lane % 4 * 8 + half * 4;
-            let mut bits = 0;
-            for i in 0..PER_WORD {
-                let (of_pair, lower, later) = (i % 2, i / 2 % 2, i / 4);
-                let output = first_output + lane / 4 + lower * 8;
-                let shift = 4 * (later * 2 + lower) + 16 * of_pair;
-                if let (true, Some(input)) =
-                    (output < outputs, arranged.columns[column + later * 2 + of_pair])
-                {
-                    bits |= u32::from(codes[output * inputs + input]) << shift;
-                }
+    let depth = packed.depth;
+    let block_bytes = OUTPUTS * depth / 2;
+    for (block, data) in packed.data.chunks_exact_mut(block_bytes).enumerate() {
+        let mut ordered = vec![0; OUTPUTS * depth]; // [OUTPUTS, depth]
+        let rows = codes.chunks_exact(inputs).skip(block * OUTPUTS);
+        for (row, ordered) in rows.zip(ordered.chunks_exact_mut(depth)) {
+            for (code, column) in ordered.iter_mut().zip(&arranged.columns) {
+                *code = column.map_or(0, |input| row[input]);
             }
-            to.copy_from_slice(&bits.to_le_bytes());
         }
+        pack_tiles(&ordered, depth, data);
     }
     if !arranged.is_identity(inputs) {
         packed.columns = Some(arranged.columns.iter().map(|c| c.map_or(-1, |c| c as i32)).collect());
     }
     Ok(packed)
+}
+
+/// Packs the codes of 16 outputs, `[16, depth]`, to the tiles of `to`, `[depth / 64]` tiles of 512
+/// bytes.
+pub(super) fn pack_tiles(codes: &[u8], depth: usize, to: &mut [u8]) {
+    for (tile, bytes) in to.chunks_exact_mut(TILE_BYTES).enumerate() {
+        for (place, to) in bytes.chunks_exact_mut(size_of::<u32>()).enumerate() {
+            // A lane has four words, two for each chunk of 32 columns. Lane 4g + t has eight
+            // columns of each chunk.
+            let (lane, half, chunk) = (place / 4, place % 2, place / 2 % 2);
+            let column = tile * DEPTH + chunk * 32 + lane % 4 * 8 + half * 4;
+            let mut bits = 0;
+            for i in 0..PER_WORD {
+                let (of_pair, lower, later) = (i % 2, i / 2 % 2, i / 4);
+                let code = codes[(lane / 4 + lower * 8) * depth + column + later * 2 + of_pair];
+                bits |= u32::from(code) << (4 * (later * 2 + lower) + 16 * of_pair);
+            }
+            to.copy_from_slice(&bits.to_le_bytes());
+        }
+    }
 }
 
 /// The scale, rounded to 18 bits of mantissa, with the zero point in the bits that this frees.

@@ -10,6 +10,7 @@ mod arrange;
 mod bytes;
 mod format;
 mod int4;
+mod integers;
 mod packed;
 mod uploaded;
 
@@ -17,5 +18,6 @@ pub use bytes::{WeightScales, e4m3, int8};
 pub(crate) use format::{DEPTH, OUTPUTS};
 pub use format::{PackedFormat, WeightLayout};
 pub use int4::int4;
+pub(crate) use integers::{IntegerBlocks, IntegerLayout, stored_integers};
 pub use packed::PackedWeight;
 pub use uploaded::{QuantizedWeight, UploadedWeight};

@@ -3,6 +3,7 @@
 use millrace_backend::{Error, Result};
 
 use super::format::{DEPTH, OUTPUTS, PackedFormat};
+use super::integers::IntegerLayout;
 use super::packed::PackedWeight;
 use crate::{Device, Elem, Memory, View};
 
@@ -78,6 +79,22 @@ impl UploadedWeight {
             scales,
             columns: None,
         }
+    }
+
+    /// A matrix of integers in this layout.
+    pub(crate) fn integers(
+        layout: &IntegerLayout,
+        data: Memory,
+        scales: Memory,
+        columns: Option<Memory>,
+    ) -> UploadedWeight {
+        let &IntegerLayout { format, depth, group, .. } = layout;
+        UploadedWeight { format, depth, group, data, scales, columns }
+    }
+
+    /// Whether the columns have an order of their own.
+    pub(crate) fn has_ordered_columns(&self) -> bool {
+        self.columns.is_some()
     }
 
     /// The view that operations take.

@@ -2,16 +2,16 @@
 //! that the bytes and scales stand for.
 
 use millrace_backend::reference::Reference;
-use millrace_backend::{Backend, ForwardOps, ModelLoading, ProductShape, Segment};
+use millrace_backend::{Backend, ForwardOps, ModelLoading, Segment};
 use millrace_cuda::{Cuda, Device};
 use millrace_numbers::formats::fp8;
 use millrace_numbers::{DType, HostTensor, Part, WeightFormat};
 use proptest::prelude::proptest;
 
 use crate::common::*;
-use crate::product::Case;
+use crate::product::{Case, announced};
 
-fn gpu(dtype: DType, batch_invariant: bool) -> Cuda {
+pub(crate) fn gpu(dtype: DType, batch_invariant: bool) -> Cuda {
     Cuda::new(Device::under_test().unwrap(), dtype).batch_invariant(batch_invariant)
 }
 
@@ -29,22 +29,12 @@ fn case(n: usize, cols: usize, out: usize, bias: bool, dtype: DType, seed: u64) 
 }
 
 /// Computes the product with activations of type `dtype` and a weight of two parts.
-fn run<B: Backend>(case: &Case, device: &B, dtype: DType) -> Vec<f32> {
-    let (n, cols, outputs) = (case.n, case.cols, case.outputs());
-    let product = ProductShape { inputs: cols, outputs, format: case.format, logits: false, rows: n };
-    device.tune(&[product]).unwrap();
+pub(crate) fn run<B: Backend>(case: &Case, device: &B, dtype: DType) -> Vec<f32> {
+    let (cols, outputs) = (case.cols, case.outputs());
     let whole = HostTensor::dense(DType::F32, outputs, cols, bytes(&case.w).into());
     let part = |rows| Part { tensor: whole.clone(), rows, cols: 0..cols };
     let parts = [part(0..outputs / 3), part(outputs / 3..outputs)];
-    let w = device.matrix(&[Segment::new(&parts, case.format)]).unwrap();
-    let bias = case.bias.as_ref().map(|b| vector(device, b));
-    let tokens: Vec<u32> = (0..n as u32).collect();
-    let (mut queue, table) = (queue(device, n), matrix(device, &case.x, cols, dtype));
-    let step = opened(device, &mut queue, &tokens, &[]);
-    let (mut x, mut out) = (device.buf(n, cols).unwrap(), device.buf(n, outputs).unwrap());
-    device.embed(&step, &table, 0, 1.0, &mut x).unwrap();
-    device.linear(n, &x, &w, bias.as_ref(), &mut out).unwrap();
-    device.read(&out, n).unwrap()
+    announced(device, dtype, &case.x, &parts, case.format, case.bias.as_deref())
 }
 
 /// The case with activations quantized as the device quantizes them.
@@ -82,7 +72,7 @@ fn difference(case: &Case, got: &[f32], want: &[f32], dtype: DType, of_terms: f3
     got.iter().zip(want).enumerate().find_map(differs)
 }
 
-fn assert_near(case: &Case, got: &[f32], want: &[f32], dtype: DType) {
+pub(crate) fn assert_near(case: &Case, got: &[f32], want: &[f32], dtype: DType) {
     assert_eq!(difference(case, got, want, dtype, 0.0), None);
 }
 

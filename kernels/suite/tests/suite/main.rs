@@ -13,6 +13,8 @@ mod expert_matrices;
 mod experts;
 #[cfg(feature = "cpu-sim")]
 mod fp8;
+#[cfg(feature = "cpu-sim")]
+mod gpu_integers;
 mod k_quants;
 mod latent;
 mod linear;

@@ -1,8 +1,8 @@
 //! A matrix product, for the tests of all formats of weights.
 
-use millrace_backend::Backend;
+use millrace_backend::{Backend, ProductShape, Segment};
 use millrace_cpu::{Activations, Cpu};
-use millrace_numbers::WeightFormat;
+use millrace_numbers::{DType, Part, WeightFormat};
 
 use crate::common::*;
 
@@ -120,4 +120,28 @@ pub(crate) fn round_to_bytes(group: &mut [f32]) {
     for x in group {
         *x = (*x * (127.0 / largest)).round_ties_even() * (largest / 127.0);
     }
+}
+
+/// Multiplies the rows of `x` by the stacked `parts`, with activations of type `dtype`, on a device
+/// that is told of the product before.
+pub(crate) fn announced<B: Backend>(
+    device: &B,
+    dtype: DType,
+    x: &[f32],
+    parts: &[Part],
+    format: WeightFormat,
+    bias: Option<&[f32]>,
+) -> Vec<f32> {
+    let (cols, outputs) = (parts[0].cols.len(), parts.iter().map(|part| part.rows.len()).sum());
+    let n = x.len() / cols;
+    device.tune(&[ProductShape { inputs: cols, outputs, format, logits: false, rows: n }]).unwrap();
+    let w = device.matrix(&[Segment::new(parts, format)]).unwrap();
+    let bias = bias.map(|b| vector(device, b));
+    let tokens: Vec<u32> = (0..n as u32).collect();
+    let (mut queue, table) = (queue(device, n), matrix(device, x, cols, dtype));
+    let step = opened(device, &mut queue, &tokens, &[]);
+    let (mut x, mut out) = (device.buf(n, cols).unwrap(), device.buf(n, outputs).unwrap());
+    device.embed(&step, &table, 0, 1.0, &mut x).unwrap();
+    device.linear(n, &x, &w, bias.as_ref(), &mut out).unwrap();
+    device.read(&out, n).unwrap()
 }

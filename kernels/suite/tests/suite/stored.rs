@@ -17,7 +17,7 @@ use crate::common::*;
 use crate::product::round_to_bytes;
 
 /// A quantized matrix: what a checkpoint says, before it is packed.
-struct Quantized {
+pub(crate) struct Quantized {
     rows: usize,
     cols: usize,
     bits: usize,
@@ -30,7 +30,14 @@ struct Quantized {
 }
 
 impl Quantized {
-    fn new(rows: usize, cols: usize, bits: usize, group: usize, dtype: DType, seed: u64) -> Quantized {
+    pub(crate) fn new(
+        rows: usize,
+        cols: usize,
+        bits: usize,
+        group: usize,
+        dtype: DType,
+        seed: u64,
+    ) -> Quantized {
         let mut rng = Rng(seed);
         let groups = cols.div_ceil(group);
         let mut codes = |n: usize| -> Vec<u8> { (0..n).map(|_| rng.below(1 << bits) as u8).collect() };
@@ -41,13 +48,13 @@ impl Quantized {
     }
 
     /// The same codes with columns that are in groups of any order.
-    fn shuffled(mut self, seed: u64) -> Quantized {
+    pub(crate) fn shuffled(mut self, seed: u64) -> Quantized {
         let order = Rng(seed).shuffled(self.cols);
         self.group_of = order.iter().map(|&place| place as usize / self.group).collect();
         self
     }
 
-    fn symmetric(mut self) -> Quantized {
+    pub(crate) fn symmetric(mut self) -> Quantized {
         self.zeros.fill(1 << (self.bits - 1));
         self
     }
@@ -61,7 +68,7 @@ impl Quantized {
         (f32::from(self.codes[row * self.cols + col]) - f32::from(self.zeros[at])) * self.scales[at]
     }
 
-    fn weights(&self, rows: std::ops::Range<usize>, cols: std::ops::Range<usize>) -> Vec<f32> {
+    pub(crate) fn weights(&self, rows: std::ops::Range<usize>, cols: std::ops::Range<usize>) -> Vec<f32> {
         rows.flat_map(|row| cols.clone().map(move |col| (row, col))).map(|(r, c)| self.weight(r, c)).collect()
     }
 
@@ -75,7 +82,7 @@ impl Quantized {
         self.group_of.iter().flat_map(|&group| (group as i32).to_le_bytes()).collect::<Vec<u8>>().into()
     }
 
-    fn gptq(&self, plus_one: bool, listed: bool) -> HostTensor {
+    pub(crate) fn gptq(&self, plus_one: bool, listed: bool) -> HostTensor {
         let Quantized { rows, cols, bits, group, .. } = *self;
         let mut qweight = Words::new(cols * bits / 32, rows);
         let mut qzeros = Words::new(self.groups(), rows * bits / 32);
@@ -153,7 +160,7 @@ impl Quantized {
         packed(rows, cols, tensors).unwrap()
     }
 
-    fn signed_bytes(&self, symmetric: bool, divisor: f32) -> HostTensor {
+    pub(crate) fn signed_bytes(&self, symmetric: bool, divisor: f32) -> HostTensor {
         let signed =
             |codes: &[u8]| codes.iter().map(|code| code.wrapping_sub(128)).collect::<Vec<u8>>().into();
         let tensors = ByteTensors {
@@ -167,7 +174,7 @@ impl Quantized {
     }
 
     /// Every layout that can store the matrix.
-    fn stored(&self) -> Vec<(&'static str, HostTensor)> {
+    pub(crate) fn stored(&self) -> Vec<(&'static str, HostTensor)> {
         let in_order = self.group_of.iter().enumerate().all(|(col, &group)| group == col / self.group);
         let symmetric = self.zeros.iter().all(|&zero| zero == 1 << (self.bits - 1));
         let whole_words = |n: usize| (n * self.bits).is_multiple_of(32);

@@ -44,13 +44,13 @@ pub struct WeightStorage {
 pub enum Quantize {
     /// FP8 (e4m3): stored, or made with one scale per output feature.
     Fp8,
-    /// 8-bit integers with one scale per output feature, on the CPU.
+    /// 8-bit integers with one scale per output feature.
     Int8,
     /// 8-bit integers in groups of 32 columns (GGUF's Q8_0), on the CPU.
     Q8_0,
-    /// 4-bit integers in groups of 32 columns (GGUF's Q4_0), on the CPU.
+    /// 4-bit integers in groups of 32 columns (GGUF's Q4_0).
     Q4_0,
-    /// 4-bit integers in groups of up to 128 columns with zero points, on the CPU.
+    /// 4-bit integers in groups of up to 128 columns with zero points.
     Int4,
     /// 4-bit integers in super-blocks of 256 columns (GGUF's Q4_K), on the CPU.
     Q4K,
@@ -89,7 +89,7 @@ pub enum QuantizeError {
     /// The flag names a format that only a checkpoint can have, and this one is not quantized.
     #[error(
         "--quantize {flag} reads checkpoints that are quantized so, but config.json has no quantization_config; \
-         --quantize int8 or int4 quantizes while loading, on the CPU"
+         --quantize int8 or int4 quantizes while loading"
     )]
     NotQuantized {
         /// The value of the flag.
@@ -172,16 +172,7 @@ impl Quantize {
 
     /// Tells whether only the CPU multiplies by the format.
     pub const fn needs_cpu(self) -> bool {
-        matches!(
-            self,
-            Quantize::Int8
-                | Quantize::Q8_0
-                | Quantize::Q4_0
-                | Quantize::Int4
-                | Quantize::Q4K
-                | Quantize::Q6K
-                | Quantize::Nf4
-        )
+        matches!(self, Quantize::Q8_0 | Quantize::Q4K | Quantize::Q6K | Quantize::Nf4)
     }
 
     /// Returns how matrices of a checkpoint are quantized while they are loaded, if they are.
@@ -232,9 +223,14 @@ impl WeightStorage {
             if !parts.iter().any(|part| part.tensor.encoding.is_quantized()) {
                 continue;
             }
+            let format = if slot.info().per_expert {
+                device.stored_expert_format(&parts)
+            } else {
+                device.stored_format(&parts)
+            };
             // Rows of embeddings are looked up, and one may be the head as well. Matrices of single
             // heads are always dense.
-            match device.stored_format(&parts).filter(|_| !is_embedding(slot) && !slot.is_of_single_heads()) {
+            match format.filter(|_| !is_embedding(slot) && !slot.is_of_single_heads()) {
                 Some(format) => _ = stored.insert(slot, format),
                 None => storage.converted += 1,
             }

@@ -271,8 +271,8 @@ pub fn footprint(
 /// Returns an upper bound on the number of allocations that a decoder makes on its device.
 pub fn allocations(spec: &DecoderSpec) -> usize {
     const BUFFERS: usize = 64;
-    // A quantized matrix has scales beside it.
-    2 * spec.slots().len() + 2 * spec.layers.len() + 3 * spec.ropes.len() + BUFFERS
+    // A quantized matrix has scales beside it, and may have an order of its columns.
+    3 * spec.slots().len() + 2 * spec.layers.len() + 3 * spec.ropes.len() + BUFFERS
 }
 
 /// Decides the length of sequences and the number of blocks in the KV pool.

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use millrace_backend::{Backend, KvFormat, OpenStep, SamplingParams, SeqRow, SequencePrefix, StepInput};
 use millrace_model::split::Split;
+use millrace_model::step_sizes::tuned_products;
 use millrace_model::{
     AdapterLimits, DecoderSpec, ShardLimits, WeightError, WeightKind, WeightSlot, WeightSource, WeightStorage,
 };
@@ -201,7 +202,11 @@ impl<'b, B: Backend> Harness<'b, B> {
         ranks: Option<Box<dyn Collective<B>>>,
     ) -> Self {
         let mut ignore = |_| Ok(());
-        let positions = limits.max_sequence_tokens;
+        let (positions, storage) = (limits.max_sequence_tokens, storage.into());
+        if storage.quantization().is_some() {
+            // GPUs choose a kernel for each product with packed weights.
+            backend.tune(&tuned_products(spec, &storage, limits)).unwrap();
+        }
         let weights = Weights::load(backend, spec, source, storage, positions, &mut ignore).unwrap();
         let decoder = Decoder::new(backend, spec.clone(), weights, limits, ranks).unwrap();
         Harness::of(backend, decoder, limits)

@@ -33,7 +33,7 @@ pub(in crate::families::tests) const FILES: &[Fact] = &[
         families: "all that are tested",
         tests: &[
             (GOLDEN, "every_checkpoint_gives_the_logits_of_transformers"),
-            (GOLDEN, "the_simulated_gpu_gives_the_logits_of_transformers"),
+            (GOLDEN, "a_gpu_gives_the_logits_of_transformers"),
         ],
     },
     Fact {
@@ -96,11 +96,12 @@ pub(super) const QUANTIZATIONS: &[Fact] = &[
     Fact {
         what: "`gptq`, `awq`, `compressed-tensors`, `bitsandbytes`, `fp8`, `fbgemm_fp8`",
         cpu: "yes",
-        gpu: "untested",
+        gpu: "yes, some integers as stored",
         families: "llama, chatglm",
         tests: &[
             (QUANTIZED, "logits_are_those_of_the_dequantized_weights"),
             (QUANTIZED, "two_ranks_agree_with_one"),
+            ("shard/tests/suite/quantized_gpu.rs", "a_gpu_gives_the_logits_of_the_dequantized_weights"),
         ],
     },
     Fact {
@@ -110,7 +111,7 @@ pub(super) const QUANTIZATIONS: &[Fact] = &[
         families: "gpt_oss",
         tests: &[
             (GOLDEN, "every_checkpoint_gives_the_logits_of_transformers"),
-            (GOLDEN, "the_simulated_gpu_gives_the_logits_of_transformers"),
+            (GOLDEN, "a_gpu_gives_the_logits_of_transformers"),
         ],
     },
     Fact {
@@ -140,10 +141,25 @@ pub(super) const QUANTIZATIONS: &[Fact] = &[
         ],
     },
     Fact {
-        what: "`--quantize` int8, int4, q8_0, q4_0, q6_k, q4_k, nf4",
+        what: "`--quantize` int8, int4, q4_0",
+        cpu: "yes",
+        gpu: "yes, without experts",
+        families: "llama, mistral, qwen3_moe (int8 on the CPU)",
+        tests: &[
+            (
+                "shard/tests/suite/quantize_at_load.rs",
+                "matrices_that_do_not_fit_a_format_are_loaded_in_another",
+            ),
+            ("shard/tests/suite/quantize_at_load.rs", "a_gpu_multiplies_by_quantized_weights"),
+            ("integration-tests/tests/server/quantized.rs", "quantized_weights_score_close_to_16_bits"),
+            ("integration-tests/tests/server/cuda_sim.rs", "integer_weights_score_close_to_the_cpu"),
+        ],
+    },
+    Fact {
+        what: "`--quantize` q8_0, q6_k, q4_k, nf4",
         cpu: "yes",
         gpu: "no",
-        families: "llama, mistral, qwen3_moe (int8, nf4)",
+        families: "llama, mistral, qwen3_moe (nf4)",
         tests: &[
             (
                 "shard/tests/suite/quantize_at_load.rs",

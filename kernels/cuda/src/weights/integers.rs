@@ -1,0 +1,219 @@
+//! Packs matrices of integers in groups, block after block, so that several threads can pack parts
+//! of one matrix at once.
+//!
+//! The codes come from a checkpoint as they are, or weights are quantized while they are packed.
+
+use millrace_backend::{Error, Result};
+use millrace_numbers::integers::{Group, IntegerRows, Offsets, exact_integers};
+use millrace_numbers::scales::NumberType;
+use millrace_numbers::tensor::{part_of_row, stacked_shape};
+use millrace_numbers::{DType, Encoding, IntFormat, Part};
+
+use super::format::{DEPTH, OUTPUTS, PackedFormat};
+use super::int4::pack_tiles;
+use super::packed::expect_finite;
+
+/// The offset of all groups of signed bytes.
+const MIDDLE_OF_BYTES: u8 = 128;
+/// The lowest bits of a 4-bit group's word, which hold the zero point instead of the scale.
+const ZERO_POINT: u32 = 31;
+
+/// The sizes of a matrix of integers in the kernels' layout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct IntegerLayout {
+    pub(crate) format: PackedFormat,
+    outputs: usize,
+    /// Columns of the codes, without the padding at the end of rows.
+    cols: usize,
+    /// Columns, padding included.
+    pub(crate) depth: usize,
+    /// Columns that share a scale: a power of two.
+    pub(crate) group: usize,
+}
+
+impl IntegerLayout {
+    /// Returns the sizes of a matrix `[outputs, inputs]` in `format`. Returns `None` if the kernels
+    /// cannot multiply by the format's groups.
+    pub(crate) fn of(format: IntFormat, outputs: usize, inputs: usize) -> Option<IntegerLayout> {
+        let packed = if format.bits() == 4 { PackedFormat::Int4 } else { PackedFormat::Int8 };
+        let cols = format.packed_cols(inputs);
+        let depth = cols.next_multiple_of(DEPTH);
+        let group = match format {
+            IntFormat::Int8 => depth.next_power_of_two(),
+            _ => format.group_cols(cols),
+        };
+        let fits = format.fits(inputs) && group.is_power_of_two() && group >= packed.least_group();
+        fits.then_some(IntegerLayout { format: packed, outputs, cols, depth, group })
+    }
+
+    /// Returns the number of blocks of 16 outputs.
+    pub(crate) fn blocks(&self) -> usize {
+        self.outputs.div_ceil(OUTPUTS)
+    }
+
+    /// Returns the bytes of the codes of a block.
+    pub(crate) fn block_bytes(&self) -> usize {
+        OUTPUTS * self.depth * self.format.bits() / 8
+    }
+
+    /// Returns the number of scales of a block, which have a word each.
+    pub(crate) fn block_scales(&self) -> usize {
+        OUTPUTS * self.depth.div_ceil(self.group)
+    }
+
+    /// Returns the bytes of codes and scales.
+    pub(crate) fn bytes(&self) -> usize {
+        self.blocks().saturating_mul(self.block_bytes() + self.block_scales() * size_of::<u32>())
+    }
+}
+
+/// Returns the format in which the kernels multiply by exactly the stored integers of `parts`.
+/// There is none if the parts are not stored as integers, if the kernels lack their groups, if
+/// signed bytes have zero points, or if scales of 4-bit groups have more than 18 bits of mantissa.
+pub(crate) fn stored_integers(parts: &[Part]) -> Option<IntFormat> {
+    let format = exact_integers(parts)?;
+    let part = parts.first()?;
+    let layout = IntegerLayout::of(format, part.rows.len(), part.cols.len())?;
+    let is_exact = |part: &Part| {
+        let Encoding::Integers(integers) = &part.tensor.encoding else { return false };
+        let scales = &integers.scales;
+        match layout.format {
+            PackedFormat::Int4 => {
+                let kind = scales.numbers.kind();
+                let is_short = [DType::F16, DType::BF16].map(NumberType::Dense).contains(&kind);
+                is_short && scales.divisor == 1.0
+            }
+            _ => integers.offsets == Offsets::Same(MIDDLE_OF_BYTES),
+        }
+    };
+    parts.iter().all(is_exact).then_some(format)
+}
+
+/// A matrix of integers that is packed in blocks of 16 outputs.
+#[derive(Debug)]
+pub(crate) struct IntegerBlocks<'a> {
+    layout: IntegerLayout,
+    rows: CodeSource<'a>,
+}
+
+/// Where the codes of a row come from.
+#[derive(Debug)]
+enum CodeSource<'a> {
+    /// A checkpoint.
+    Stored(IntegerRows<'a>),
+    /// Weights of any encoding, which are quantized.
+    Quantized(&'a [Part], IntFormat),
+}
+
+impl<'a> IntegerBlocks<'a> {
+    /// Prepares the stacked `parts` for packing in `format`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the kernels cannot multiply by the format, or if it is that of
+    /// stored integers and the parts are stored otherwise.
+    pub(crate) fn new(parts: &'a [Part], format: IntFormat) -> Result<IntegerBlocks<'a>> {
+        let (outputs, inputs) = stacked_shape(parts)?;
+        format.check_cols(inputs)?;
+        let Some(layout) = IntegerLayout::of(format, outputs, inputs) else {
+            return Err(Error::Unsupported(format!(
+                "{} weights in groups of {} columns; only the CPU has them",
+                format.name(),
+                format.group_cols(inputs)
+            )));
+        };
+        let rows = match (IntegerRows::new(parts, format), format) {
+            (Some(rows), _) => CodeSource::Stored(rows),
+            (None, IntFormat::Stored(_)) => {
+                return Err(Error::Unsupported(format!("other weights as {}", format.name())));
+            }
+            (None, _) => CodeSource::Quantized(parts, format),
+        };
+        Ok(IntegerBlocks { layout, rows })
+    }
+
+    pub(crate) fn layout(&self) -> &IntegerLayout {
+        &self.layout
+    }
+
+    /// Returns the input feature of each packed column, -1 for padding, or `None` if the columns
+    /// are in order.
+    pub(crate) fn columns(&self) -> Option<Vec<i32>> {
+        let CodeSource::Stored(rows) = &self.rows else { return None };
+        let order = rows.order()?;
+        let mut seen = vec![false; self.layout.cols];
+        // A column that comes again is padding of its group.
+        let column = |&col: &u32| {
+            if std::mem::replace(&mut seen[col as usize], true) { -1 } else { col as i32 }
+        };
+        let mut columns: Vec<i32> = order.iter().map(column).collect();
+        columns.resize(self.layout.depth, -1);
+        Some(columns)
+    }
+
+    /// Packs block `block`: its codes to `data`, and the words of its groups, `[groups, 16]`, to
+    /// `words`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for weights that are not finite, and for scales and zero points that
+    /// the layout cannot hold.
+    ///
+    /// # Panics
+    /// If the slices do not have the lengths of a block.
+    pub(crate) fn pack(&self, block: usize, data: &mut [u8], words: &mut [u32]) -> Result<()> {
+        let IntegerLayout { format, outputs, cols, depth, group } = self.layout;
+        assert_eq!((data.len(), words.len()), (self.layout.block_bytes(), self.layout.block_scales()));
+        let mut codes = vec![0; OUTPUTS * depth]; // [OUTPUTS, depth]
+        let mut groups = vec![Group { scale: 0.0, offset: 0 }; cols.div_ceil(group)];
+        let mut weights = Vec::new();
+        words.fill(0);
+        let first = block * OUTPUTS;
+        for (output, codes) in (0..outputs - first).zip(codes.chunks_exact_mut(depth)) {
+            let codes = &mut codes[..cols];
+            self.rows.read(first + output, &mut weights, codes, &mut groups)?;
+            for (words, group) in words.chunks_exact_mut(OUTPUTS).zip(&groups) {
+                words[output] = word(format, *group)?;
+            }
+            if format == PackedFormat::Int8 {
+                codes.iter_mut().for_each(|code| *code ^= MIDDLE_OF_BYTES);
+            }
+        }
+        match format {
+            PackedFormat::Int4 => pack_tiles(&codes, depth, data),
+            _ => data.copy_from_slice(&codes),
+        }
+        Ok(())
+    }
+}
+
+impl CodeSource<'_> {
+    /// Writes the codes and groups of a row; `weights` is scratch memory.
+    fn read(&self, row: usize, weights: &mut Vec<f32>, codes: &mut [u8], groups: &mut [Group]) -> Result<()> {
+        match self {
+            CodeSource::Stored(rows) => rows.read(row, codes, groups),
+            CodeSource::Quantized(parts, format) => {
+                let (part, row) = part_of_row(parts, row);
+                weights.resize(codes.len(), 0.0);
+                part.read_row(row, weights);
+                format.quantize_row(weights, codes, groups)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the word of a group, which holds exactly its scale and its zero point.
+fn word(format: PackedFormat, group: Group) -> Result<u32> {
+    let Group { scale, offset } = group;
+    expect_finite(&[scale])?;
+    let bits = scale.to_bits();
+    match format {
+        PackedFormat::Int4 if bits & ZERO_POINT != 0 => Err(Error::Unsupported(format!(
+            "a scale of {scale:e} for weights of 4 bits: it has more than 18 bits of mantissa"
+        ))),
+        PackedFormat::Int4 => Ok(bits | u32::from(offset)),
+        _ if offset != MIDDLE_OF_BYTES => {
+            Err(Error::Unsupported(format!("a zero point of {offset} for weights of 8 bits: not 128")))
+        }
+        _ => Ok(bits),
+    }
+}

@@ -1,0 +1,146 @@
+//! Tests of weights of 4 and 8 bits in groups on the GPU under test against the reference, whose
+//! weights are the numbers that the codes stand for.
+
+use millrace_backend::reference::Reference;
+use millrace_backend::{ModelLoading, ProductShape, Segment, Sizing};
+use millrace_numbers::integers::exact_integers;
+use millrace_numbers::{DType, HostTensor, IntFormat, KFormat, Part, WeightFormat};
+use proptest::prelude::{prop_assert_eq, proptest};
+
+use crate::common::*;
+use crate::fp8::{assert_near, gpu, run};
+use crate::product::{Case, announced};
+use crate::stored::Quantized;
+
+/// The formats that weights are quantized to for a GPU.
+const QUANTIZED: [IntFormat; 3] = [IntFormat::Int8, IntFormat::Q4_0, IntFormat::Int4];
+
+proptest! {
+    #![proptest_config(cases(24))]
+
+    /// Few rows, many rows, and one method for all rows; activations are never rounded.
+    #[test]
+    fn quantized_weights_match_the_reference(
+        n in 1usize..40, blocks in 1usize..10, fewer in 0usize..32, out in 3usize..60, bias: bool, format in 0usize..3,
+        dtype in 0usize..3, invariant: bool, seed: u64,
+    ) {
+        let (format, dtype) = (QUANTIZED[format], DTYPES[dtype]);
+        let cols = if format == IntFormat::Int8 { 32 * blocks - fewer } else { 32 * blocks };
+        let case = Case::new((n, cols, out), bias, WeightFormat::Int(format), seed).rounded(|x| dtype.round(x));
+        let got = run(&case, &gpu(dtype, invariant), dtype);
+        assert_near(&case, &got, &run(&case, &Reference, DType::F32), dtype);
+    }
+
+    /// Every layout of every checkpoint that the kernels multiply by as it is, whole and as a
+    /// rank's share, with columns in order and in that of the activations.
+    #[test]
+    fn stored_weights_match_the_reference(
+        n in 1usize..40, rows in 1usize..8, blocks in 2usize..9, bits in 0usize..3, group in 0usize..3, half: bool,
+        symmetric: bool, shuffled: bool, share: bool, dtype in 0usize..3, seed: u64,
+    ) {
+        let (rows, cols, bits, group) = (32 * rows, 32 * blocks, [4, 4, 8][bits], [32, 64, 128][group]);
+        let scales = if half { DType::F16 } else { DType::BF16 };
+        let dtype = DTYPES[dtype];
+        let matrix = Quantized::new(rows, cols, bits, group, scales, seed);
+        let matrix = if symmetric || bits == 8 { matrix.symmetric() } else { matrix };
+        let matrix = if shuffled { matrix.shuffled(seed ^ 1) } else { matrix };
+        let device = gpu(dtype, seed % 2 == 0);
+        let cut = if share { cols / 64 * 32..cols } else { 0..cols };
+        for (name, tensor) in matrix.stored() {
+            let part = |rows| Part { tensor: tensor.clone(), rows, cols: cut.clone() };
+            let parts = [part(0..5), part(5..rows)];
+            let Some(format) = device.stored_format(&parts) else {
+                // A share of shuffled columns may need too much padding.
+                assert!(bits == 8 || shuffled && share, "{name}: {bits} bits in groups of {group} are not kept");
+                continue;
+            };
+            prop_assert_eq!(device.stored_expert_format(&parts), None);
+            let w = matrix.weights(0..rows, cut.clone());
+            let mut case = Case::new((n, cut.len(), rows), false, DType::F32, seed).rounded(|x| dtype.round(x));
+            case.w = w;
+            let got = announced(&device, dtype, &case.x, &parts, format, None);
+            assert_near(&case, &got, &run(&case, &Reference, DType::F32), dtype);
+        }
+    }
+}
+
+/// Signed bytes with scales of rows and of groups are kept, whatever the type of the scales.
+#[test]
+fn signed_bytes_are_kept() {
+    for (group, dtype) in [(256, DType::F32), (128, DType::F16), (64, DType::BF16)] {
+        let matrix = Quantized::new(24, 256, 8, group, dtype, 3).symmetric();
+        let parts = [Part::whole(matrix.signed_bytes(true, 1.0))];
+        let device = gpu(DType::BF16, false);
+        let format = device.stored_format(&parts).unwrap();
+        let mut case = Case::new((19, 256, 24), false, DType::F32, 5).rounded(|x| DType::BF16.round(x));
+        case.w = matrix.weights(0..24, 0..256);
+        let got = announced(&device, DType::BF16, &case.x, &parts, format, None);
+        assert_near(&case, &got, &run(&case, &Reference, DType::F32), DType::BF16);
+    }
+}
+
+/// In batch-invariant mode a row has the same bits alone as in a batch, with columns in any order.
+#[test]
+fn batch_invariant_rows_have_the_same_bits_alone() {
+    let parts = [Part::whole(Quantized::new(32, 128, 4, 32, DType::F16, 7).shuffled(8).gptq(true, true))];
+    let device = || gpu(DType::F16, true);
+    let format = device().stored_format(&parts).unwrap();
+    let x: Vec<f32> = Rng(9).values(40 * 128).into_iter().map(|x| DType::F16.round(x)).collect();
+    let product = |x: &[f32]| announced(&device(), DType::F16, x, &parts, format, None);
+    let all = product(&x);
+    for row in [0, 39] {
+        assert_same_bits("row alone", &product(&x[row * 128..][..128]), &all[row * 32..][..32]);
+    }
+}
+
+/// Weights that the kernels cannot multiply by exactly are not kept as they are.
+#[test]
+fn weights_that_the_kernels_cannot_hold_are_not_kept() {
+    let device = gpu(DType::BF16, false);
+    let kept = |tensor: HostTensor| device.stored_format(&[Part::whole(tensor)]).is_some();
+    let matrix = |bits, group, dtype| Quantized::new(32, 128, bits, group, dtype, 2);
+    assert!(kept(matrix(4, 32, DType::BF16).gptq(true, false)));
+    assert!(!kept(matrix(4, 32, DType::F32).gptq(true, false)), "scales of 23 bits of mantissa");
+    assert!(!kept(matrix(8, 64, DType::F16).signed_bytes(false, 1.0)), "zero points of bytes");
+    assert!(!kept(matrix(8, 32, DType::F16).symmetric().signed_bytes(true, 1.0)), "groups of 32 bytes");
+}
+
+#[test]
+fn other_formats_are_refused_by_name() {
+    let device = gpu(DType::BF16, false);
+    let refused = |values: &[f32], cols, format| {
+        let parts = [Part::whole(tensor(&bytes(values), values.len() / cols, cols))];
+        device.matrix(&[Segment::new(&parts, format)]).unwrap_err().to_string()
+    };
+    let q8_0 = refused(&[1.0; 64], 64, WeightFormat::Int(IntFormat::Q8_0));
+    assert!(q8_0.contains("q8_0 weights in groups of 32 columns; only the CPU has them"), "{q8_0}");
+    let q4_k = refused(&[1.0; 256], 256, WeightFormat::K(KFormat::Q4K));
+    assert!(q4_k.contains("q4_k weights; only the CPU has them"), "{q4_k}");
+    let odd = refused(&[1.0; 48], 48, WeightFormat::Int(IntFormat::Int4));
+    assert!(odd.contains("48 columns as int4"), "{odd}");
+    let nan = refused(&[f32::NAN; 32], 32, WeightFormat::Int(IntFormat::Int4));
+    assert!(nan.contains("a NaN or an infinity"), "{nan}");
+    let wide = [Part::whole(Quantized::new(32, 64, 4, 32, DType::F32, 1).gptq(true, false))];
+    let format = WeightFormat::Int(exact_integers(&wide).unwrap());
+    let error = device.matrix(&[Segment::new(&wide, format)]).unwrap_err().to_string();
+    assert!(error.contains("more than 18 bits of mantissa"), "{error}");
+    let dense = [Part::whole(tensor(&bytes(&[1.0; 64]), 1, 64))];
+    let error = device.matrix(&[Segment::new(&dense, format)]).unwrap_err().to_string();
+    assert!(error.contains("other weights as stored integers of 4 bits"), "{error}");
+}
+
+/// The planned bytes are those of the layout: four bytes for the scale and zero point of a group.
+#[test]
+fn matrices_take_few_bytes() {
+    let device = gpu(DType::BF16, false);
+    for (format, bits) in QUANTIZED.into_iter().zip([8.0 + 32.0 / 2048.0, 5.0, 4.25]) {
+        let bytes = device.matrix_bytes(512, 2048, WeightFormat::Int(format));
+        assert_eq!(bytes as f64 * 8.0 / (512.0 * 2048.0), bits, "{}", format.name());
+    }
+    let parts = [Part::whole(Quantized::new(32, 256, 4, 128, DType::F16, 1).shuffled(2).gptq(true, true))];
+    let format = device.stored_format(&parts).unwrap();
+    assert_eq!(device.matrix_bytes(32, 256, format), 32 * 256 / 2 + 32 * 2 * 4 + 256 * 4);
+    // Activations are ordered for the kernel of many rows.
+    let product = ProductShape { inputs: 256, outputs: 32, format, logits: false, rows: 40 };
+    assert_eq!(device.scratch_bytes(&[product]), 40 * 256 * 2);
+}
