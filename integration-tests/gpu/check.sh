@@ -101,7 +101,7 @@ run_tests() {
         tests "$module" kernel-tests --skip sim:: "$module::" &
         pids+=($!)
     done
-    for module in cuda fp8; do
+    for module in cuda fp8 gpu_integers; do
         tests "suite-$module" kernel-suite "$module::" &
         pids+=($!)
     done

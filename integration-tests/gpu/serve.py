@@ -270,7 +270,8 @@ def speed(binary, out, model):
     finally:
         server.stop()
     if DEVICE == "cuda":
-        speed_in_fp8(binary, out, model, report)
+        for format in ["fp8", "int4"]:
+            speed_quantized(binary, out, model, format, report)
 
 
 CONTEXT = WORDS * 78
@@ -312,15 +313,13 @@ def speed_of_streams(server, report):
                f"first token {firsts[32] * 1e3:.0f} ms (median)", "")
 
 
-def speed_in_fp8(binary, out, model, report):
-    in_fp8 = [*flags_of(model), "--quantize", "fp8"]
-    Server(binary, f"{out}/speed-fp8-first.log", in_fp8).stop()
-    server = Server(binary, f"{out}/speed-fp8.log", in_fp8)
+def speed_quantized(binary, out, model, format, report):
+    server = Server(binary, f"{out}/speed-{format}.log", [*flags_of(model), "--quantize", format])
     try:
-        for sequences in [1, 32]:
+        for sequences in [1, 8, 32]:
             step, idle, length = decode(server, sequences, CONTEXT, 128)
-            report.row(f"fp8 decode {sequences}", {"step_seconds": step, "idle": idle, "context": length},
-                       f"decode as fp8, {sequences} × {length} tokens", f"{step * 1e3:.2f} ms a step", f"{sequences / step:.0f} tokens/s",
+            report.row(f"{format} decode {sequences}", {"step_seconds": step, "idle": idle, "context": length},
+                       f"decode as {format}, {sequences} × {length} tokens", f"{step * 1e3:.2f} ms a step", f"{sequences / step:.0f} tokens/s",
                        f"{report.figures[f'decode {sequences}']['step_seconds'] / step:.2f} × bfloat16", "")
     finally:
         server.stop()
