@@ -64,8 +64,8 @@ fn check() -> Result<usize, String> {
     Ok(passed)
 }
 
-/// Runs the parts of the check that need no PyTorch, on simulated GPUs and the CPU, with nothing but
-/// the files that go to a machine with a GPU.
+/// Runs the parts of the check that need no PyTorch, on simulated GPUs and the CPU, with nothing
+/// but the files that go to a machine with a GPU.
 fn dry_run() -> Result<(), String> {
     let root = fs::canonicalize("target").map_err(|e| format!("target: {e}"))?.join("gpu-dry");
     let _ = fs::remove_dir_all(&root);

@@ -18,7 +18,7 @@ pub(crate) struct Bench {
     simulated: bool,
     /// The only module that runs.
     module: Option<String>,
-    /// What the names of all cases that run contain.
+    /// A part of the names of all cases that run.
     filter: Option<String>,
     /// Bytes per second that a copy of memory reads and writes.
     copy: f64,

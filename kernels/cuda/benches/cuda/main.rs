@@ -26,8 +26,11 @@ mod step;
 
 use harness::{Bench, Result};
 
-/// The modules, in the order in which they run, and what measures their cases.
-const MODULES: [(&str, fn(&mut Bench) -> Result<()>); 15] = [
+/// Measures the cases of a module.
+type Run = fn(&mut Bench) -> Result<()>;
+
+/// The modules by name, in the order in which they run.
+const MODULES: [(&str, Run); 15] = [
     ("norm", norm::run),
     ("embed", embed::run),
     ("activation", activation::run),

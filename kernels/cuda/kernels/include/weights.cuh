@@ -47,8 +47,9 @@ struct ByLane {
   DEVICE static int place(int row, int unit) { return unit ^ (row & 1); }
 };
 
-// A constant that the compiler takes for a variable, as it does not know that `count` is not negative.
-// With two constants, `x & mask | constant` would be two instructions: an instruction has room for one.
+// A constant that the compiler takes for a variable, as it does not know that `count` is not
+// negative. With two constants, `x & mask | constant` would be two instructions: an instruction has
+// room for one.
 DEVICE uint32_t as_variable(uint32_t constant, int count) { return constant | uint32_t(count) >> 31; }
 
 // The scale and the zero point of one group of one output.

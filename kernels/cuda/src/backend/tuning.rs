@@ -15,8 +15,13 @@ use crate::{Algorithm, Device, DeviceEvent, Elem, Gemm, Memory, View};
 
 /// Algorithms of the library that are timed for each shape.
 const MAX_ALGORITHMS: usize = 8;
-/// The largest number of rows for which the kernel for few rows is timed.
-const KERNEL_ROWS: usize = 16;
+/// The largest number of rows for which the kernel for few rows is timed with a dense weight, and
+/// the largest number of rows whose activations are never quantized.
+const FEW_ROWS: usize = 16;
+/// The largest number of rows for which it is timed with a packed weight. It reads the weight once
+/// for every 16 rows, and is still faster than the kernel on tiles of 128 rows, which are mostly
+/// empty.
+const PACKED_ROWS: usize = 64;
 /// Rounds per algorithm; the median counts.
 const ROUNDS: usize = 5;
 /// Columns of the groups of 4-bit weights that are timed: the size that most checkpoints have.
@@ -85,7 +90,8 @@ impl TunedProducts {
         }
         let largest = |of: fn(usize, usize, usize) -> usize| {
             let by_kernel = products.iter().filter(|p| device.product_library().is_some() || is_packed(p));
-            let of = |p: &ProductShape| of(KERNEL_ROWS, packed_depth(p), p.outputs);
+            let rows = |p: &ProductShape| if is_packed(p) { PACKED_ROWS } else { FEW_ROWS };
+            let of = |p: &ProductShape| of(rows(p), packed_depth(p), p.outputs);
             by_kernel.map(of).max().unwrap_or(0)
         };
         let counters = device.allocate(Elem::U32, largest(counters))?;
@@ -121,9 +127,9 @@ impl TunedProducts {
 fn fp8_notice(has_fp8: bool, policy: TuningPolicy, gpu: &str, library: Option<&str>) -> Option<String> {
     (has_fp8 && !policy.quantizes_rows && !policy.one_for_all).then(|| {
         format!(
-            "FP8 weights: products of more than {KERNEL_ROWS} rows use the kernel on tiles, with activations of 16 \
-             bits, because {} on {gpu} does not multiply FP8 with a scale for each row. cuBLASLt does so from \
-             version 12.9 on, on Hopper GPUs",
+            "FP8 weights: products of more than {FEW_ROWS} rows use kernels with activations of 16 bits, because {} on \
+             {gpu} does not multiply FP8 with a scale for each row. cuBLASLt does so from version 12.9 on, on Hopper \
+             GPUs",
             library.unwrap_or("the matrix library")
         )
     })
@@ -201,8 +207,8 @@ impl TimingBuffers {
                 .then(|| QuantizedRows::new(device, PackedSizes { rows, elements: rows * inputs }))
                 .transpose()?,
             out: zeroed(out_elem, rows * outputs)?,
-            partials: zeroed(Elem::F32, partials(KERNEL_ROWS, inputs, outputs))?,
-            counters: zeroed(Elem::U32, counters(KERNEL_ROWS, inputs, outputs))?,
+            partials: zeroed(Elem::F32, partials(PACKED_ROWS, inputs, outputs))?,
+            counters: zeroed(Elem::U32, counters(PACKED_ROWS, inputs, outputs))?,
             flush: zeroed(Elem::U8, 2 * device.properties().l2_bytes)?,
             start: device.timed_event()?,
             end: device.timed_event()?,
@@ -284,11 +290,12 @@ impl ProductContest<'_> {
         if one_for_all || self.shape.out_elem.size() != 2 {
             return Ok(vec![ProductMethod::Tiles]);
         }
-        if rows <= KERNEL_ROWS {
-            return Ok(vec![ProductMethod::Kernel, ProductMethod::Tiles]);
-        }
         let is_fp8 = self.shape.weight == WeightLayout::Packed(PackedFormat::Fp8);
-        let mut methods = if is_fp8 && quantizes_rows { self.library_methods(rows)? } else { Vec::new() };
+        let quantizes_rows = is_fp8 && quantizes_rows && rows > FEW_ROWS;
+        let mut methods = if quantizes_rows { self.library_methods(rows)? } else { Vec::new() };
+        if rows <= PACKED_ROWS {
+            methods.push(ProductMethod::Kernel);
+        }
         methods.push(ProductMethod::Tiles);
         Ok(methods)
     }
@@ -305,7 +312,7 @@ impl MethodTimer for ProductContest<'_> {
             return self.packed_methods(rows);
         }
         let mut methods = self.library_methods(rows)?;
-        if rows <= KERNEL_ROWS && kernel_takes(self.shape) {
+        if rows <= FEW_ROWS && kernel_takes(self.shape) {
             methods.push(ProductMethod::Kernel);
         }
         Ok(methods)

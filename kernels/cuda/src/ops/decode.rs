@@ -57,7 +57,7 @@ pub struct DecodeLimits {
     pub splits: usize,
 }
 
-/// Tokens of a split: 1024 bytes of keys and values per feature.
+/// Tokens of a split: 2048 bytes of keys and values per feature.
 pub const fn split_tokens(cache: Elem) -> usize {
     decode_split_tokens(cache.size())
 }

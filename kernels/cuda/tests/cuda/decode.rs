@@ -442,8 +442,8 @@ fn plans_match_their_definition() {
 fn operands_that_do_not_fit_are_refused() {
     let shape = bf16_shape(4, 2);
     let mut rng = Rng(3);
-    let cache = Cache::random(&mut rng, shape, &[300, 20]);
-    let rows = [row(0, 1, 300), row(1, 1, 20)];
+    let cache = Cache::random(&mut rng, shape, &[600, 20]);
+    let rows = [row(0, 1, 600), row(1, 1, 20)];
     let step = Step::random(&mut rng, &cache, &rows, Features::plain(64));
     let (heads, limits) = (heads_of(&shape), limits_of(&shape, &rows, 1));
     assert_eq!(limits.splits, 3);
