@@ -45,13 +45,13 @@ pub(super) struct PackedSizes {
 }
 
 impl PackedSizes {
-    /// Returns the sizes for those of `products` whose activations may be quantized to FP8.
+    /// Returns the sizes for the products whose activations may be quantized to FP8.
     pub(super) fn of(products: &[ProductShape]) -> PackedSizes {
         Self::of_those(products, |format| format == WeightFormat::Fp8)
     }
 
-    /// Returns the sizes for those of `products` whose activations may have to be ordered as the
-    /// columns of a stored weight.
+    /// Returns the sizes for the products by stored weights, whose columns may have an order of
+    /// their own: the activations are then brought into this order.
     pub(super) fn ordered(products: &[ProductShape]) -> PackedSizes {
         Self::of_those(products, |format| matches!(format, WeightFormat::Int(IntFormat::Stored(_))))
     }
@@ -86,7 +86,7 @@ pub(super) fn packed_depth(product: &ProductShape) -> usize {
     cols.next_multiple_of(DEPTH)
 }
 
-/// The buffers for activations in another form than that of the model.
+/// The buffers for activations that are quantized or reordered.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct PackedBuffers<'a> {
     /// For activations in FP8. [`ProductMethod::Library`] needs it.

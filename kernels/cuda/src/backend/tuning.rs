@@ -15,12 +15,12 @@ use crate::{Algorithm, Device, DeviceEvent, Elem, Gemm, Memory, View};
 
 /// Algorithms of the library that are timed for each shape.
 const MAX_ALGORITHMS: usize = 8;
-/// The largest number of rows for which the kernel for few rows is timed with a dense weight, and
-/// the largest number of rows whose activations are never quantized.
+/// With more rows than this, the kernel for few rows is not timed for dense weights, and
+/// activations may be quantized.
 const FEW_ROWS: usize = 16;
-/// The largest number of rows for which it is timed with a packed weight. It reads the weight once
-/// for every 16 rows, and is still faster than the kernel on tiles of 128 rows, which are mostly
-/// empty.
+/// With more rows than this, the kernel for few rows is not timed for packed weights. It reads a
+/// weight once for every 16 rows. The kernel on tiles reads it once, but its tiles of 128 rows are
+/// mostly empty.
 const PACKED_ROWS: usize = 64;
 /// Rounds per algorithm; the median counts.
 const ROUNDS: usize = 5;

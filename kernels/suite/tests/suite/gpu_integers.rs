@@ -31,8 +31,8 @@ proptest! {
         assert_near(&case, &got, &run(&case, &Reference, DType::F32), dtype);
     }
 
-    /// Every layout of every checkpoint that the kernels multiply by as it is, whole and as a
-    /// rank's share, with columns in order and in that of the activations.
+    /// Every layout of every checkpoint that the kernels multiply by as it is: a whole matrix and a
+    /// rank's share, with columns in order and with columns that activation order has moved.
     #[test]
     fn stored_weights_match_the_reference(
         n in 1usize..40, rows in 1usize..8, blocks in 2usize..9, bits in 0usize..3, group in 0usize..3, half: bool,
@@ -129,7 +129,7 @@ fn other_formats_are_refused_by_name() {
     assert!(error.contains("other weights as stored integers of 4 bits"), "{error}");
 }
 
-/// The planned bytes are those of the layout: four bytes for the scale and zero point of a group.
+/// The plan counts the codes, and four bytes for the scale and zero point of each group.
 #[test]
 fn matrices_take_few_bytes() {
     let device = gpu(DType::BF16, false);
