@@ -4,10 +4,11 @@
 // A block computes 128 outputs over one slice of k, a warp 16 of them; x's part of the slice lies
 // in shared memory. A warp loads one batch of fragments while it multiplies by the last one, and
 // does not wait for other warps until its slice is done. (A ring that is refilled fragment by
-// fragment is slower by a quarter to a half: the few counters that a warp waits with are shared by
-// its loads, so that a wait for one fragment is a wait for those behind it.) Slices are a function
-// of the weight's shape alone. The block that finishes an output tile last adds up the slices' sums
-// in order, so a row's result depends neither on the rows beside it nor on which block comes last.
+// fragment took half as long again on an H200. Probably its loads share the few counters
+// that a warp waits with, so that a wait for one fragment is a wait for those behind it.) Slices
+// are a function of the weight's shape alone. The block that finishes an output tile last adds up
+// the slices' sums in order, so a row's result depends neither on the rows beside it nor on which
+// block comes last.
 #pragma once
 #include "weights.cuh"
 
