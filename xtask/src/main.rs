@@ -150,8 +150,9 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "mutate",
-        arguments: "[MODULE]",
-        help: "plants every mistake of kernels/cuda/kernels/mutations, and fails if the tests miss one",
+        arguments: "[third|MODULE]",
+        help: "plants every mistake of kernels/cuda/kernels/mutations, and fails if the tests miss one;\n\
+               `third` takes a third of the modules, another one each day",
         run: |arguments| mutate::run(arguments.first().map(String::as_str)),
     },
     Task {
@@ -193,11 +194,8 @@ const TASKS: &[Task] = &[
         help: "archives and Debian packages for x86-64 and 64-bit ARM in target/release-pack, with\n\
                sums, bills of materials and licenses; packs twice, and installs the package in a\n\
                Debian root; as root. Packs these binaries instead of building; `twice` builds\n\
-               everything two times and compares",
-        run: |arguments| match arguments {
-            [twice] if twice == "twice" => release::builds_are_equal(),
-            binaries => release::run(binaries),
-        },
+               everything two times and compares before it packs",
+        run: release::run,
     },
     Task {
         name: "container",

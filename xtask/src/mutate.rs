@@ -19,6 +19,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::simulated::{self, ORDERS, Outcome, SOURCES};
+use crate::suites;
 
 /// One planted mistake.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,9 +38,37 @@ impl Mutation {
     }
 }
 
-/// Runs all mutations, or those of one module. Returns whether every one was caught.
+/// Which mutations run.
+#[derive(Debug, Clone, Copy)]
+enum Chosen<'a> {
+    All,
+    /// Those of a third of the modules, so that three nights have all of them.
+    Third {
+        day: u64,
+    },
+    Module(&'a str),
+}
+
+impl Chosen<'_> {
+    /// Whether the mutations of a module run, which has this place in the order of the names.
+    fn has(self, place: usize, module: &str) -> bool {
+        match self {
+            Chosen::All => true,
+            Chosen::Third { day } => place as u64 % 3 == day % 3,
+            Chosen::Module(name) => name == module,
+        }
+    }
+}
+
+/// Runs all mutations, those of one module, or with `third` those of a third of the modules, which
+/// changes from day to day. Returns whether every one was caught.
 pub(crate) fn run(only: Option<&str>) -> bool {
-    match all(only) {
+    let chosen = match only {
+        None => Chosen::All,
+        Some("third") => Chosen::Third { day: suites::day() },
+        Some(module) => Chosen::Module(module),
+    };
+    match all(chosen) {
         Ok(survivors) if survivors.is_empty() => {
             println!("every mutation was caught");
             true
@@ -55,28 +84,29 @@ pub(crate) fn run(only: Option<&str>) -> bool {
     }
 }
 
-/// Reads the lists of mutations below `sources`, or that of one module, in the order of their
-/// names.
-fn lists(sources: &Path, only: Option<&str>) -> Result<Vec<(String, Vec<Mutation>)>, String> {
+/// Reads the chosen lists of mutations below `sources`, in the order of their names.
+fn lists(sources: &Path, chosen: Chosen<'_>) -> Result<Vec<(String, Vec<Mutation>)>, String> {
+    let mut files = fs::read_dir(sources.join("mutations"))
+        .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>())
+        .map_err(|e| e.to_string())?;
+    files.sort();
     let mut lists = Vec::new();
-    for entry in fs::read_dir(sources.join("mutations")).map_err(|e| e.to_string())? {
-        let file = entry.map_err(|e| e.to_string())?.path();
+    for (place, file) in files.iter().enumerate() {
         let module = file.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
-        if only.is_none_or(|only| only == module) {
-            let text = fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
+        if chosen.has(place, &module) {
+            let text = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
             let list = parse(&module, &text).map_err(|e| format!("{}: {e}", file.display()))?;
             lists.push((module, list));
         }
     }
     if lists.is_empty() {
-        return Err(format!("there are no mutations of {}", only.unwrap_or("anything")));
+        return Err(format!("there are no mutations for {chosen:?}"));
     }
-    lists.sort_by(|a, b| a.0.cmp(&b.0));
     Ok(lists)
 }
 
-fn all(only: Option<&str>) -> Result<Vec<String>, String> {
-    let lists = lists(Path::new(SOURCES), only)?;
+fn all(chosen: Chosen<'_>) -> Result<Vec<String>, String> {
+    let lists = lists(Path::new(SOURCES), chosen)?;
     let tests = simulated::tests()?;
     let folder = Path::new("target/mutations");
     let mut survivors = Vec::new();
@@ -289,7 +319,7 @@ mod tests {
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(SOURCES);
         let hopper = fs::read_to_string(sources.join("sm90/mutations.txt")).unwrap();
         let hopper = ("sm90/prefill".to_owned(), parse("sm90/prefill", &hopper).unwrap());
-        for (module, list) in lists(&sources, None).unwrap().into_iter().chain([hopper]) {
+        for (module, list) in lists(&sources, Chosen::All).unwrap().into_iter().chain([hopper]) {
             for mutation in list {
                 let text = fs::read_to_string(sources.join(&mutation.file)).unwrap();
                 if let Err(why) = mutated(&text, &mutation) {

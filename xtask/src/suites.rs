@@ -76,7 +76,7 @@ pub(crate) fn cost(seconds: &str) -> bool {
 
 /// Returns the days since 1970, which seed random cases: each day tries others, and a failure can
 /// be repeated on the next one.
-fn day() -> u64 {
+pub(crate) fn day() -> u64 {
     std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs() / 86_400)
 }
 

@@ -41,8 +41,7 @@ pub(crate) fn run(arguments: &[String]) -> bool {
 /// Runs all stages of the gate and of the night, or those whose commands begin with `filter`.
 /// Returns whether all passed.
 pub(crate) fn nightly(filter: Option<&str>) -> bool {
-    let is_wanted = |stage: &&Stage| filter.is_none_or(|filter| stage.command.starts_with(filter));
-    let chosen: Vec<&Stage> = STAGES.iter().filter(is_wanted).collect();
+    let chosen = chosen_nightly(filter);
     if chosen.is_empty() {
         let names: Vec<_> = STAGES.iter().map(|stage| stage.command).collect();
         eprintln!(
@@ -52,6 +51,15 @@ pub(crate) fn nightly(filter: Option<&str>) -> bool {
         return false;
     }
     runner::run(&chosen, None)
+}
+
+/// Returns the stages whose commands begin with `filter`, or all that no other stage covers.
+fn chosen_nightly(filter: Option<&str>) -> Vec<&'static Stage> {
+    let is_wanted = |stage: &&Stage| match filter {
+        Some(filter) => stage.command.starts_with(filter),
+        None => stage.covered_by.is_none(),
+    };
+    STAGES.iter().filter(is_wanted).collect()
 }
 
 /// Returns the time that the gate may take: so many minutes as the variable says, or any.
@@ -144,6 +152,15 @@ mod tests {
                 |command: &str| all.iter().any(|(stage, choice)| stage.command == command && choice.runs);
             assert_eq!((runs("sim one"), runs("sim")), (wanted, !wanted));
         }
+    }
+
+    #[test]
+    fn a_night_runs_what_nothing_covers_or_what_is_asked_for() {
+        let commands = |filter| chosen_nightly(filter).iter().map(|stage| stage.command).collect::<Vec<_>>();
+        assert_eq!(commands(Some("sim")), ["sim one", "sim", "simulation", "sim all-gpus"]);
+        let all = commands(None);
+        assert!(all.contains(&"sim") && !all.contains(&"sim one"), "{all:?}");
+        assert_eq!(all.len() + 1, STAGES.len());
     }
 
     #[test]

@@ -56,13 +56,12 @@ pub(super) const STAGES: &[Stage] = &[
     stage("container --machine-code", Nightly, 40),
     stage("deny advisories", Nightly, 1),
     stage("arm64 all", Nightly, 90),
-    stage("release", Nightly, 30),
     stage("release twice", Nightly, 50),
-    stage("fuzz all 600", Nightly, 120),
-    stage("cost 3600", Nightly, 65),
-    stage("soak 60", Nightly, 65),
+    stage("fuzz all 120", Nightly, 30),
+    stage("cost 900", Nightly, 20),
+    stage("soak 15", Nightly, 20),
     stage("sanitize", Nightly, 30),
-    stage("mutate", Nightly, 180),
+    stage("mutate third", Nightly, 60),
     stage("bench", Nightly, 30),
 ];
 

@@ -19,34 +19,33 @@ use steps::{output, remove, write};
 /// The folder of everything that is released.
 const FOLDER: &str = "target/release-pack";
 
-/// Builds and packs both architectures, or packs the binaries in `arguments` instead. Packs twice
-/// and compares, and installs the package for this machine in a Debian root.
+/// Packs both architectures: the binaries in `arguments`, or those that a build makes, or with
+/// `twice` those that two builds make alike. Packs twice and compares, and installs the package for
+/// this machine in a Debian root. Returns whether all is well.
 pub(crate) fn run(arguments: &[String]) -> bool {
-    release(arguments).inspect_err(|why| eprintln!("{why}")).is_ok()
+    let released = match arguments {
+        [] => build::all().and_then(release),
+        [twice] if twice == "twice" => equal_builds().and_then(release),
+        binaries => release(binaries.iter().map(PathBuf::from).collect()),
+    };
+    released.inspect_err(|why| eprintln!("{why}")).is_ok()
 }
 
-/// Builds everything twice in different folders. Returns whether both builds have the same bytes.
-pub(crate) fn builds_are_equal() -> bool {
-    let twice = || {
-        let first = build::all()?;
-        let first: Vec<_> =
-            first.iter().map(fs::read).collect::<Result<_, _>>().map_err(|e| e.to_string())?;
-        build::clean()?;
-        for (path, first) in build::all()?.iter().zip(first) {
-            if fs::read(path).map_err(|e| e.to_string())? != first {
-                return Err(format!("{}: a second build has other bytes", path.display()));
-            }
+/// Builds everything twice in different folders, and fails if the builds have other bytes.
+fn equal_builds() -> Result<Vec<PathBuf>, String> {
+    let read = |path: &PathBuf| fs::read(path).map_err(|e| e.to_string());
+    let first: Vec<_> = build::all()?.iter().map(read).collect::<Result<_, _>>()?;
+    build::clean()?;
+    let second = build::all()?;
+    for (path, first) in second.iter().zip(first) {
+        if read(path)? != first {
+            return Err(format!("{}: a second build has other bytes", path.display()));
         }
-        Ok(())
-    };
-    twice().inspect_err(|why: &String| eprintln!("{why}")).is_ok()
+    }
+    Ok(second)
 }
 
-fn release(arguments: &[String]) -> Result<(), String> {
-    let binaries = match arguments {
-        [] => build::all()?,
-        given => given.iter().map(PathBuf::from).collect(),
-    };
+fn release(binaries: Vec<PathBuf>) -> Result<(), String> {
     let release = Release::of_commit()?;
     let folder = Path::new(FOLDER);
     remove(folder)?;
