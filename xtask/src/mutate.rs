@@ -38,7 +38,7 @@ impl Mutation {
     }
 }
 
-/// Which mutations run.
+/// The mutations that run.
 #[derive(Debug, Clone, Copy)]
 enum Chosen<'a> {
     All,
