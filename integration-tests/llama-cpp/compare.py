@@ -1,13 +1,20 @@
-"""Measures `millrace bench` beside llama.cpp, on random weights of the same shape and format.
+"""Measures Millrace beside llama.cpp, on random weights of the same shape and format.
 
-compare.py [--rounds N] [--formats bf16,q8_0,q4_0,q4_k] [--threads N] [--millrace BINARY]
+compare.py [--rounds N] [--formats bf16,q4_k] [--depths 0,512,4096] [--batches 8,16] [--streams 16] [--threads N]
+           [--peer NAME=BINARY[,FLAG...]] [--millrace BINARY]
 
-The first call builds llama.cpp in target/llama-cpp, which takes from minutes to half an hour, and
-writes the weights as GGUF files. Later calls reuse both. Each round runs llama-bench, `millrace
-bench`, llama-batched-bench and `millrace bench` again, because the speed of a shared machine varies
-from minute to minute. The medians of all rounds, and the medians of the ratios of each round, are
-printed as a Markdown table. The script needs Python 3.11 with venv, a C++ compiler, and a package
-index for the first call.
+The first call builds llama.cpp in target/llama-cpp, which takes from minutes to half an hour, and writes the weights as GGUF files.
+Later calls reuse both. Programs run in turns, because the speed of a shared machine varies from minute to minute, and nothing else may
+run meanwhile. The medians of all rounds and the ratios of each round are printed as a Markdown table. What is measured:
+
+- prompts of 512 tokens and of each greater depth, and the decode of one sequence after each depth, with llama-bench and `millrace bench`.
+  The first round of llama-bench measures each of them with and without flash attention, and later rounds take the faster one;
+- the decode of several sequences after 128 tokens, with llama-batched-bench and `millrace bench`;
+- streams over HTTP, with llama-server and `millrace serve`: prompts of 128 tokens and answers of 64.
+
+An empty list leaves a part out: `--batches= --streams 0`. A peer is another program with the flags and the JSON of llama-bench, such as
+that of ik_llama.cpp; a peer without `--n-depth` is measured without depths. The script needs Python 3.11 with venv, a C++ compiler, and a
+package index for the first call.
 """
 
 import argparse
@@ -18,190 +25,93 @@ import statistics
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-WORK = ROOT / "target" / "llama-cpp"
-PYTHON = WORK / "venv" / "bin" / "python"
-SHAPE = ROOT / "integration-tests" / "benches" / "llama-1.1b"
-REQUIREMENTS = pathlib.Path(__file__).with_name("requirements.txt")
+import llama
+import streams
 
-VERSION = "0.3.36"
-TOOLS = ["llama-bench", "llama-batched-bench", "llama-quantize", "llama-server"]
-CMAKE = [
-    "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DGGML_OPENMP=ON", "-DBUILD_SHARED_LIBS=OFF",
-    "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_OPENSSL=OFF",
-]
-
-# On machines with AMX this version of llama.cpp, built by GCC 12, faults at `ldtilecfg` in its first product by quantized weights. Its kernels
-# for AVX-512 are measured there.
-WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
-
-# The flags of `millrace bench` for each format, and llama-quantize's name of it.
+# The flags of Millrace for each format.
 FORMATS = {
-    "bf16": (["--dtype", "bfloat16"], None),
-    "q8_0": (["--dtype", "bfloat16", "--quantize", "q8_0"], "Q8_0"),
-    "q4_0": (["--dtype", "bfloat16", "--quantize", "q4_0"], "Q4_0"),
-    "q4_k": (["--dtype", "bfloat16", "--quantize", "q4_k"], "Q4_K_S"),
+    "bf16": ["--dtype", "bfloat16"],
+    **{name: ["--dtype", "bfloat16", "--quantize", name] for name in ("q8_0", "q4_0", "q4_k", "q6_k")},
 }
 
-PROMPT, GENERATE = 512, 32
-BATCHES, BATCH_PROMPT = [8, 16], 128
+PROMPT, BATCH_PROMPT, GENERATE = 512, 128, 32
 
-# Time limits in seconds.
-BUILD_LIMIT, FILE_LIMIT, RUN_LIMIT = 3 * 3600, 1800, 1200
+# Time limit of one program in seconds.
+RUN_LIMIT = 3600
 
 
 class Refused(Exception):
     """The binary does not know a format."""
 
 
-def call(command, limit, **options):
-    """Runs a command and returns its standard output. Ends the script if the command fails."""
-    command = [str(part) for part in command]
-    try:
-        done = subprocess.run(command, timeout=limit, text=True, stdout=subprocess.PIPE, **options)
-    except subprocess.TimeoutExpired:
-        sys.exit(f"{command[0]} took more than {limit} s: {' '.join(command)}")
-    if done.returncode != 0:
-        sys.exit(f"{command[0]} failed with {done.returncode}: {' '.join(command)}")
-    return done.stdout
+def prefill_cell(tokens):
+    return f"prompt of {tokens} tokens"
 
 
-def install():
-    """Makes the virtual environment, once for each version of the requirements."""
-    installed = WORK / "venv" / "requirements.txt"
-    if installed.exists() and installed.read_text() == REQUIREMENTS.read_text():
-        return
-    call([sys.executable, "-m", "venv", WORK / "venv"], FILE_LIMIT)
-    call([PYTHON, "-m", "pip", "install", "--quiet", "-r", REQUIREMENTS], FILE_LIMIT)
-    installed.write_text(REQUIREMENTS.read_text())
+def decode_cell(depth, rows=1):
+    return f"decode after {depth}, {rows} row{'s' if rows > 1 else ''}"
 
 
-def has_amx():
-    """Tells whether the CPU has AMX."""
-    info = pathlib.Path("/proc/cpuinfo")
-    return info.exists() and "amx_tile" in info.read_text()
+class LlamaBench:
+    """A program with the flags of llama-bench, and the setting that was the fastest for each measure."""
+
+    def __init__(self, name, command, threads):
+        self.name, self.command, self.threads = name, command, threads
+        said = subprocess.run([*map(str, command), "--help"], capture_output=True, text=True, timeout=60)
+        self.has_depths = "--n-depth" in said.stdout + said.stderr
+        self.best = {}
+
+    def run(self, path, flash, sizes):
+        """Runs one kind of test. Returns tokens per second of each row, by its tokens and depth."""
+        command = [*self.command, "-m", path, "-t", self.threads, "-fa", flash, "-r", 1, "-o", "json", *sizes]
+        rows = json.loads(llama.call(command, RUN_LIMIT, stderr=subprocess.DEVNULL))
+        return [(row["n_prompt"], row.get("n_depth", 0), row["avg_ts"]) for row in rows]
+
+    def measure_with(self, path, flash, prompts, depths):
+        """Measures prompts, and the decode of one sequence after depths."""
+        found = {}
+        if prompts:
+            for tokens, _, speed in self.run(path, flash, ["-p", ",".join(map(str, prompts)), "-n", 0]):
+                found[prefill_cell(tokens)] = speed
+        if not self.has_depths:
+            depths = [depth for depth in depths if depth == 0]
+        if depths:
+            sizes = ["-p", 0, "-n", GENERATE, *(["-d", ",".join(map(str, depths))] if self.has_depths else [])]
+            for _, depth, speed in self.run(path, flash, sizes):
+                found[decode_cell(depth)] = speed
+        return found
+
+    def measure(self, path, prompts, depths):
+        """Measures each cell at its best setting, which the first call for a file finds out."""
+        if path not in self.best:
+            tried = {flash: self.measure_with(path, flash, prompts, depths) for flash in (0, 1)}
+            self.best[path] = {cell: max(tried, key=lambda flash: tried[flash][cell]) for cell in tried[0]}
+            return {cell: max(found[cell] for found in tried.values()) for cell in tried[0]}
+        found, best = {}, self.best[path]
+        for flash in (0, 1):
+            chosen_prompts = [tokens for tokens in prompts if best[prefill_cell(tokens)] == flash]
+            chosen_depths = [depth for depth in depths if best.get(decode_cell(depth)) == flash]
+            found |= self.measure_with(path, flash, chosen_prompts, chosen_depths)
+        return found
 
 
-def build(jobs):
-    """Builds llama.cpp. Returns the folder of its programs."""
-    source, built = WORK / "src", WORK / "build"
-    if not all((built / "bin" / tool).exists() for tool in TOOLS):
-        archive = WORK / "sdist" / f"llama_cpp_python-{VERSION}.tar.gz"
-        if not archive.exists():
-            path = os.pathsep.join([str(PYTHON.parent), os.environ["PATH"]])
-            pip = [PYTHON, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
-            only = ["--no-binary", "llama-cpp-python", f"llama-cpp-python=={VERSION}"]
-            call([*pip, "-d", archive.parent, *only], FILE_LIMIT, env={**os.environ, "PATH": path})
-        source.mkdir(parents=True, exist_ok=True)
-        call(["tar", "xzf", archive, "-C", source, "--strip-components=1"], FILE_LIMIT)
-        cmake = [PYTHON.with_name("cmake")]
-        flags = [f"-DCMAKE_{language}_FLAGS={WITHOUT_AMX}" for language in ("C", "CXX") if has_amx()]
-        call([*cmake, "-S", source / "vendor" / "llama.cpp", "-B", built, *CMAKE, *flags], FILE_LIMIT)
-        call([*cmake, "--build", built, "-j", str(jobs), "--target", *TOOLS], BUILD_LIMIT)
-    return built / "bin"
-
-
-def write_bf16(path):
-    """Writes the shape with random weights. Runs in the virtual environment."""
-    import gguf
-    import numpy as np
-
-    config = json.loads((SHAPE / "config.json").read_text())
-    hidden, width, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    kv = hidden // heads * kv_heads
-    part = pathlib.Path(f"{path}.part")
-    writer = gguf.GGUFWriter(str(part), "llama")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(hidden)
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(width)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_rope_dimension_count(hidden // heads)
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(vocab)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    # The benchmarks use random token ids, so any vocabulary does.
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *(f"t{i}" for i in range(259, vocab))])
-    writer.add_token_scores([0.0] * vocab)
-    kinds = gguf.TokenType
-    writer.add_token_types([kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL] + [kinds.BYTE] * 256 + [kinds.NORMAL] * (vocab - 259))
-
-    tensors = {"token_embd": (vocab, hidden)}
-    for layer in range(config["num_hidden_layers"]):
-        shapes = {
-            "attn_norm": (hidden,), "attn_q": (hidden, hidden), "attn_k": (kv, hidden), "attn_v": (kv, hidden),
-            "attn_output": (hidden, hidden), "ffn_norm": (hidden,), "ffn_gate": (width, hidden), "ffn_up": (width, hidden),
-            "ffn_down": (hidden, width),
-        }
-        tensors.update({f"blk.{layer}.{name}": shape for name, shape in shapes.items()})
-    tensors.update({"output_norm": (hidden,), "output": (vocab, hidden)})
-    kind = {1: gguf.GGMLQuantizationType.F32, 2: gguf.GGMLQuantizationType.BF16}
-    for name, shape in tensors.items():
-        elements = int(np.prod(shape))
-        size = 4 if len(shape) == 1 else 2
-        dtype = np.dtype(np.float32 if size == 4 else np.uint16)
-        writer.add_tensor_info(f"{name}.weight", list(shape), dtype, size * elements, raw_dtype=kind[len(shape)])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    random = np.random.default_rng(0)
-    for shape in tensors.values():
-        if len(shape) == 1:
-            values = np.ones(shape, np.float32)
-        else:
-            values = random.standard_normal(shape, np.float32) * np.float32(shape[1] ** -0.5)
-            # The upper half of a float32 is a bf16.
-            values = (values.view(np.uint32) >> 16).astype(np.uint16)
-        writer.write_tensor_data(values)
-    writer.close()
-    part.rename(path)
-
-
-def weights(programs, name):
-    """Returns the GGUF file of a format, and writes it if there is none."""
-    bf16 = WORK / "llama-1.1b-bf16.gguf"
-    if not bf16.exists():
-        call([PYTHON, __file__, "--write", bf16], FILE_LIMIT)
-    quantized = FORMATS[name][1]
-    if quantized is None:
-        return bf16
-    path = WORK / f"llama-1.1b-{name}.gguf"
-    if not path.exists():
-        part = path.with_suffix(".part")
-        call([programs / "llama-quantize", bf16, part, quantized], FILE_LIMIT, stderr=subprocess.DEVNULL)
-        part.rename(path)
-    return path
-
-
-def llama_single(programs, path, threads):
-    """Measures one sequence with llama-bench."""
-    command = [programs / "llama-bench", "-m", path, "-p", PROMPT, "-n", GENERATE, "-t", threads, "-r", 1, "-o", "json"]
-    rows = json.loads(call(command, RUN_LIMIT, stderr=subprocess.DEVNULL))
-    speed = {bool(row["n_prompt"]): row["avg_ts"] for row in rows}
-    return {f"prefill {PROMPT}": speed[True], "decode, 1 row": speed[False]}
-
-
-def llama_batched(programs, path, threads):
+def llama_batched(programs, path, threads, batches):
     """Measures several sequences with llama-batched-bench."""
-    context = max(BATCHES) * (BATCH_PROMPT + GENERATE)
+    context = max(batches) * (BATCH_PROMPT + GENERATE)
     command = [
         programs / "llama-batched-bench", "-m", path, "-c", -(-context // 1024) * 1024, "-npp", BATCH_PROMPT, "-ntg", GENERATE,
-        "-npl", ",".join(map(str, BATCHES)), "-t", threads, "-tb", threads, "--output-format", "jsonl",
+        "-npl", ",".join(map(str, batches)), "-t", threads, "-tb", threads, "--output-format", "jsonl",
     ]
-    lines = call(command, RUN_LIMIT, stderr=subprocess.DEVNULL).splitlines()
+    lines = llama.call(command, RUN_LIMIT, stderr=subprocess.DEVNULL).splitlines()
     rows = [json.loads(line) for line in lines if line.startswith('{"n_kv_max"')]
-    return {f"decode, {row['pl']} rows": row["speed_tg"] for row in rows}
+    return {decode_cell(BATCH_PROMPT, row["pl"]): row["speed_tg"] for row in rows}
 
 
-def millrace(binary, name, threads, prompt, batches):
-    """Measures batch sizes with `millrace bench`."""
+def millrace_bench(binary, name, threads, prompt, batches):
+    """Measures batch sizes with `millrace bench`. Returns its JSON objects."""
     command = [
-        binary, "bench", "--model-id", SHAPE, "--load-format", "dummy", "--device", "cpu", "--threads", threads, "--prompt", prompt,
-        "--generate", GENERATE, "--batch", ",".join(map(str, batches)), "--repeat", 1, "--json", *FORMATS[name][0],
+        binary, "bench", "--model-id", llama.SHAPE, "--load-format", "dummy", "--device", "cpu", "--threads", threads, "--prompt", prompt,
+        "--generate", GENERATE, "--batch", ",".join(map(str, batches)), "--repeat", 1, "--json", *FORMATS[name],
     ]
     command = [str(part) for part in command]
     try:
@@ -213,37 +123,73 @@ def millrace(binary, name, threads, prompt, batches):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def round_of(programs, binary, name, path, threads):
-    """Measures both programs in turns. Returns the figures of llama.cpp and of Millrace."""
-    theirs = llama_single(programs, path, threads)
-    [row] = millrace(binary, name, threads, PROMPT, [1])
-    ours = {f"prefill {PROMPT}": row["prefill_tokens_per_second"], "decode, 1 row": row["decode_tokens_per_second"]}
-    theirs |= llama_batched(programs, path, threads)
-    for row in millrace(binary, name, threads, BATCH_PROMPT, BATCHES):
-        ours[f"decode, {row['batch']} rows"] = row["decode_tokens_per_second"]
-    return theirs, ours
+def millrace(options, name):
+    """Measures Millrace. Returns tokens per second, and the share of what the machine could do, by cell."""
+    speeds, shares = {}, {}
+
+    def note(cell, speed, share):
+        speeds[cell], shares[cell] = speed, share
+
+    for length in sorted({PROMPT, *(max(depth, 1) for depth in options.depths)}) if options.depths else []:
+        [row] = millrace_bench(options.millrace, name, options.threads, length, [1])
+        if length in options.prompts:
+            note(prefill_cell(length), row["prefill_tokens_per_second"], row["prefill_share_of_peak"])
+        depth = length if length in options.depths else 0
+        if depth in options.depths:
+            note(decode_cell(depth), row["decode_tokens_per_second"], row["decode_share_of_bandwidth"])
+    if options.batches:
+        for row in millrace_bench(options.millrace, name, options.threads, BATCH_PROMPT, options.batches):
+            cell = decode_cell(BATCH_PROMPT, row["batch"])
+            note(cell, row["decode_tokens_per_second"], row["decode_share_of_bandwidth"])
+    return speeds, shares
 
 
-def table(results, refused):
+def round_of(programs, peers, options, name, number):
+    """Measures all programs in turns. Returns the speeds by program and cell, and Millrace's shares."""
+    path = llama.weights(programs, name)
+    speeds = {peer.name: peer.measure(path, options.prompts, options.depths) if options.depths else {} for peer in peers}
+    speeds["Millrace"], shares = millrace(options, name)
+    if options.batches:
+        speeds["llama.cpp"] |= llama_batched(programs, path, options.threads, options.batches)
+    if options.streams:
+        cell = f"{options.streams} streams over HTTP"
+        for server, speed in streams.measure_both(programs, path, options, FORMATS[name], number).items():
+            speeds[server][cell] = speed
+    return speeds, shares
+
+
+def table(results, refused, peers):
     """Formats the medians of all rounds as Markdown."""
+    names = [peer.name for peer in peers]
     lines = [
-        "| weights | measure | llama.cpp, tokens/s | Millrace, tokens/s | ratio, median | ratio of each round |",
-        "|---|---|--:|--:|--:|---|",
+        f"| weights | measure | {', tokens/s | '.join(names)}, tokens/s | Millrace, tokens/s | share of the limit | best peer | ratio, median | ratio of each round |",
+        f"|---|---|{'--:|' * (len(names) + 2)}---|--:|---|",
     ]
     for name, rounds in results.items():
         if name in refused:
             reason = refused[name].replace("|", "/")
-            lines.append(f"| {name} | – | – | not supported by this binary: {reason[:120]} | – | – |")
+            lines.append(f"| {name} | – |{' – |' * len(names)} not supported by this binary: {reason[:120]} | – | – | – | – |")
             continue
-        for measure in rounds[0][0]:
-            theirs, ours = ([figures[side][measure] for figures in rounds] for side in (0, 1))
-            ratios = [our / their for our, their in zip(ours, theirs)]
-            cells = [
-                name, measure, f"{statistics.median(theirs):.1f}", f"{statistics.median(ours):.1f}",
-                f"{statistics.median(ratios):.2f}", ", ".join(f"{ratio:.2f}" for ratio in ratios),
-            ]
-            lines.append("| " + " | ".join(cells) + " |")
+        for cell in sorted(rounds[0][0]["Millrace"], key=lambda cell: not cell.startswith("prompt")):
+            lines.append(f"| {name} | {cell} | " + " | ".join(cells_of(rounds, names, cell)) + " |")
     return "\n".join(lines)
+
+
+def cells_of(rounds, names, cell):
+    """Returns the columns of one measure: speeds, share, best peer, and ratios to it."""
+    def median(program):
+        measured = [speeds[program][cell] for speeds, _ in rounds if cell in speeds[program]]
+        return statistics.median(measured) if measured else None
+
+    theirs = {peer: median(peer) for peer in names}
+    best = max((peer for peer in names if theirs[peer] is not None), key=theirs.get)
+    ratios = [speeds["Millrace"][cell] / speeds[best][cell] for speeds, _ in rounds]
+    share = [shares[cell] for _, shares in rounds if shares.get(cell) is not None]
+    return [
+        *("–" if theirs[peer] is None else f"{theirs[peer]:.1f}" for peer in names),
+        f"{median('Millrace'):.1f}", f"{statistics.median(share):.0%}" if share else "–", best,
+        f"{statistics.median(ratios):.2f}", ", ".join(f"{ratio:.2f}" for ratio in ratios),
+    ]
 
 
 def positive(text):
@@ -253,38 +199,58 @@ def positive(text):
     return number
 
 
-def main():
+def numbers(text):
+    """Reads numbers with commas between them."""
+    return sorted({int(part) for part in text.split(",") if part})
+
+
+def peer(text):
+    """Reads NAME=BINARY[,FLAG...]."""
+    name, _, command = text.partition("=")
+    if not name or not command:
+        raise argparse.ArgumentTypeError("must be NAME=BINARY")
+    return name, command.split(",")
+
+
+def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--formats", default=",".join(FORMATS), help="separated by commas")
+    parser.add_argument("--depths", type=numbers, default=[0, 512, 4096], help="tokens before the decode of one sequence")
+    parser.add_argument("--batches", type=numbers, default=[8, 16], help="sequences that are decoded at once")
+    parser.add_argument("--streams", type=int, default=16, help="requests at once over HTTP; 0 leaves them out")
     parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--jobs", type=positive, default=os.cpu_count(), help="compilers that build llama.cpp at once")
-    parser.add_argument("--millrace", type=pathlib.Path, default=ROOT / "target" / "dist" / "millrace")
-    parser.add_argument("--write", type=pathlib.Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.write:
-        write_bf16(arguments.write)
-        return
-    names = arguments.formats.split(",")
-    if unknown := [name for name in names if name not in FORMATS]:
+    parser.add_argument("--peer", type=peer, action="append", default=[], metavar="NAME=BINARY[,FLAG...]")
+    parser.add_argument("--millrace", type=pathlib.Path, default=llama.ROOT / "target" / "dist" / "millrace")
+    options = parser.parse_args()
+    options.formats = options.formats.split(",")
+    if unknown := [name for name in options.formats if name not in FORMATS]:
         parser.error(f"--formats: {', '.join(unknown)}: the formats are {', '.join(FORMATS)}")
-    if not arguments.millrace.exists():
-        parser.error(f"--millrace: there is no {arguments.millrace}; build it with `cargo build --profile dist`")
-    WORK.mkdir(parents=True, exist_ok=True)
-    install()
-    programs = build(arguments.jobs)
-    results, refused = {name: [] for name in names}, {}
-    for number in range(arguments.rounds):
-        for name in names:
+    if not options.millrace.exists():
+        parser.error(f"--millrace: there is no {options.millrace}; build it with `cargo build --profile dist`")
+    options.prompts = sorted({PROMPT, *(depth for depth in options.depths if depth > PROMPT)})
+    return options
+
+
+def main():
+    options = arguments()
+    llama.WORK.mkdir(parents=True, exist_ok=True)
+    llama.install()
+    programs = llama.build(options.jobs)
+    peers = [LlamaBench("llama.cpp", [programs / "llama-bench"], options.threads)]
+    peers += [LlamaBench(name, command, options.threads) for name, command in options.peer]
+    results, refused = {name: [] for name in options.formats}, {}
+    for number in range(options.rounds):
+        for name in options.formats:
             if name in refused:
                 continue
-            path = weights(programs, name)
             try:
-                results[name].append(round_of(programs, arguments.millrace, name, path, arguments.threads))
+                results[name].append(round_of(programs, peers, options, name, number))
             except Refused as error:
                 refused[name] = str(error)
-            print(f"round {number + 1} of {arguments.rounds}: {name} done", file=sys.stderr)
-    print(table(results, refused))
+            print(f"round {number + 1} of {options.rounds}: {name} done", file=sys.stderr)
+    print(table(results, refused, peers))
 
 
 if __name__ == "__main__":

@@ -1,26 +1,20 @@
-"""Measures `millrace serve` beside llama-server: streams over HTTP, on random weights of the same shape and format.
+"""Streams over HTTP: `millrace serve` and llama-server, one after the other on loopback.
 
-streams.py [--rounds N] [--formats bf16,q8_0] [--streams N] [--threads N] [--millrace BINARY]
-
-It uses what compare.py has built, and builds it if it is missing. Each round starts one server after the other on loopback and sends it N
-streams at once, each with a prompt of 128 random token ids and an answer of 64 tokens. The medians over the rounds are printed as a Markdown
-table: generated tokens per second, from the first request to the last token. The time between tokens is not compared: random weights generate
-pieces of characters, and both servers hold such tokens back. Nothing else may run meanwhile.
+Each server gets N streams at once, each with a prompt of 128 random token ids and an answer of 64 tokens. What is measured is the number
+of tokens per second, from the first request to the last token. The time between tokens is not compared: random weights generate pieces of
+characters, and both servers hold such tokens back.
 """
 
-import argparse
 import concurrent.futures
 import http.client
 import json
-import pathlib
 import random
 import socket
-import statistics
 import subprocess
 import sys
 import time
 
-import compare
+import llama
 
 PROMPT, GENERATE = 128, 64
 START_LIMIT, ANSWER_LIMIT = 120, 600
@@ -32,10 +26,10 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def millrace_command(binary, name, port, options):
+def millrace_command(flags, port, options):
     return [
-        binary, "serve", "--model-id", compare.SHAPE, "--load-format", "dummy", "--device", "cpu", "--port", port,
-        "--cpus-per-shard", options.threads, *compare.FORMATS[name][0],
+        options.millrace, "serve", "--model-id", llama.SHAPE, "--load-format", "dummy", "--device", "cpu", "--port", port,
+        "--cpus-per-shard", options.threads, *flags,
     ]
 
 
@@ -114,31 +108,13 @@ def measure(command, port, options, seed):
             server.wait()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=compare.positive, default=3)
-    parser.add_argument("--formats", default="bf16,q8_0")
-    parser.add_argument("--streams", type=compare.positive, default=16)
-    parser.add_argument("--threads", type=compare.positive, default=2)
-    parser.add_argument("--jobs", type=compare.positive, default=2)
-    parser.add_argument("--millrace", type=pathlib.Path, default=compare.ROOT / "target" / "dist" / "millrace")
-    options = parser.parse_args()
-    compare.install()
-    programs = compare.build(options.jobs)
-    print("| weights | llama-server, tokens/s | Millrace, tokens/s | ratio, median | ratio of each round |\n|---|--:|--:|--:|---|")
-    for name in options.formats.split(","):
-        path = compare.weights(programs, name)
-        found = {"llama-server": [], "millrace": []}
-        for seed in range(options.rounds):
-            port = free_port()
-            found["llama-server"].append(measure(llama_command(programs, path, port, options), port, options, seed))
-            port = free_port()
-            found["millrace"].append(measure(millrace_command(options.millrace, name, port, options), port, options, seed))
-        theirs, ours = found["llama-server"], found["millrace"]
-        ratios = [b / a for a, b in zip(theirs, ours)]
-        row = [name, *(f"{statistics.median(x):.1f}" for x in (theirs, ours)), f"{statistics.median(ratios):.2f}", ", ".join(f"{r:.2f}" for r in ratios)]
-        print(f"| {' | '.join(row)} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def measure_both(programs, path, options, flags, seed):
+    """Measures both servers on one format. Returns tokens per second by program."""
+    found = {}
+    for name, command in (
+        ("llama.cpp", lambda port: llama_command(programs, path, port, options)),
+        ("Millrace", lambda port: millrace_command(flags, port, options)),
+    ):
+        port = free_port()
+        found[name] = measure(command(port), port, options, seed)
+    return found
