@@ -6,7 +6,7 @@ use millrace_proto::{PromptToken, RowError, Sampled, StepOutput};
 
 use super::id::SeqId;
 use super::in_flight::{FinalResult, MalformedAnswer, RowInFlight};
-use super::output::{RowFailure, SequenceEvent, SequenceOutput};
+use super::output::{DraftCounts, RowFailure, SequenceEvent, SequenceOutput};
 use super::request::Finish;
 use super::sequence::{Accepted, Sequence};
 use super::state::Scheduler;
@@ -56,7 +56,7 @@ impl Scheduler {
             let count = row.tokens_at_start(sampled.as_slice());
             let mut tokens = sampled.by_ref().take(count);
             if let Some(accepted) = applied.accepted {
-                outputs.extend(self.report_tokens(row.sequence, &mut tokens, accepted));
+                outputs.extend(self.report_tokens(row, &mut tokens, accepted));
             }
             // The tokens after the end of the sequence.
             tokens.for_each(drop);
@@ -128,16 +128,19 @@ impl Scheduler {
     /// Reports accepted tokens and removes the sequence if it has ended.
     fn report_tokens(
         &mut self,
-        sequence: SeqId,
+        row: &RowInFlight,
         sampled: impl Iterator<Item = Sampled>,
         Accepted { count, finish }: Accepted,
     ) -> impl Iterator<Item = SequenceOutput> {
+        let sequence = row.sequence;
         if finish.is_some() {
             self.cancel(sequence);
         }
+        let (verified, accepted) = (row.drafts.len() as u32, count.saturating_sub(1) as u32);
         sampled.take(count).enumerate().map(move |(index, sampled)| SequenceOutput {
             sequence,
             event: SequenceEvent::Token(sampled),
+            drafts: if index == 0 { DraftCounts { verified, accepted } } else { DraftCounts::default() },
             finish: finish.filter(|_| index + 1 == count),
         })
     }
@@ -156,6 +159,7 @@ impl Scheduler {
         is_new.then_some(SequenceOutput {
             sequence: row.sequence,
             event: SequenceEvent::Prompt(tokens),
+            drafts: DraftCounts::default(),
             finish,
         })
     }
@@ -165,7 +169,7 @@ impl Scheduler {
         self.update(id, |_| ())?;
         self.cancel(id);
         let (event, finish) = (SequenceEvent::Vector(values), Some(Finish::Length));
-        Some(SequenceOutput { sequence: id, event, finish })
+        Some(SequenceOutput { sequence: id, event, drafts: DraftCounts::default(), finish })
     }
 
     /// Fails a sequence for which the shards have no result. A sequence that has ended meanwhile is
@@ -180,6 +184,7 @@ impl Scheduler {
             self.cache.forget(first);
         }
         self.cancel(id);
-        Some(SequenceOutput { sequence: id, event: SequenceEvent::Failed(failure), finish: None })
+        let (event, drafts) = (SequenceEvent::Failed(failure), DraftCounts::default());
+        Some(SequenceOutput { sequence: id, event, drafts, finish: None })
     }
 }

@@ -136,7 +136,7 @@ pub use self::id::{AdapterId, SeqId, SlotId};
 pub use self::in_flight::MalformedAnswer;
 pub use self::limits::{InfeasibleRequest, InvalidAnnouncement, SchedulerLimits};
 pub use self::options::SchedulerOptions;
-pub use self::output::{RowFailure, SequenceEvent, SequenceOutput};
+pub use self::output::{DraftCounts, RowFailure, SequenceEvent, SequenceOutput};
 pub use self::planned::{Admitted, PlannedStep};
 pub use self::request::{Finish, Mask, Pooling, Priority, Request, Tenant};
 pub use self::schedule::Schedule;

@@ -12,10 +12,29 @@ pub struct SequenceOutput {
     pub sequence: SeqId,
     /// The result.
     pub event: SequenceEvent,
+    /// The drafts that were verified to get this token. The first token of a row has all of the
+    /// row; other results have none.
+    pub drafts: DraftCounts,
     /// The reason for which the sequence ended, with its last result. It is not set with
     /// [`SequenceEvent::Failed`], which is always the last one. The scheduler has removed the
     /// sequence in both cases.
     pub finish: Option<Finish>,
+}
+
+/// Numbers of guessed tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DraftCounts {
+    /// Guesses that were verified.
+    pub verified: u32,
+    /// Guesses that were right, and are tokens of the answer.
+    pub accepted: u32,
+}
+
+impl std::ops::AddAssign for DraftCounts {
+    fn add_assign(&mut self, other: DraftCounts) {
+        self.verified += other.verified;
+        self.accepted += other.accepted;
+    }
 }
 
 /// One result of a row. A row that the shards answer with several tokens gives one event per token.

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use millrace_proto::{self as proto, TokenLogprob};
-use millrace_scheduler::{Finish, SeqId, SequenceEvent, SequenceOutput};
+use millrace_scheduler::{DraftCounts, Finish, SeqId, SequenceEvent, SequenceOutput};
 use tokio::sync::mpsc;
 
 use super::event::{GeneratedToken, GenerationEvent, GenerationFailure, GenerationStart, PromptToken};
@@ -47,8 +47,8 @@ pub(super) async fn run(mut batches: mpsc::UnboundedReceiver<EventBatch>) {
                 }
             };
         open.extend(batch.opened);
-        for SequenceOutput { sequence, event, finish } in batch.outputs {
-            if let Some(event) = to_generation_event(event, finish) {
+        for SequenceOutput { sequence, event, drafts, finish } in batch.outputs {
+            if let Some(event) = to_generation_event(event, drafts, finish) {
                 send(&open, sequence, event);
             }
             if finish.is_some() {
@@ -70,7 +70,11 @@ pub(super) async fn run(mut batches: mpsc::UnboundedReceiver<EventBatch>) {
 
 /// The event for a result of the scheduler; `None` for failures, which the event loop reports
 /// itself.
-fn to_generation_event(event: SequenceEvent, finish: Option<Finish>) -> Option<GenerationEvent> {
+fn to_generation_event(
+    event: SequenceEvent,
+    drafts: DraftCounts,
+    finish: Option<Finish>,
+) -> Option<GenerationEvent> {
     Some(match event {
         SequenceEvent::Prompt(tokens) => {
             let token =
@@ -78,7 +82,7 @@ fn to_generation_event(event: SequenceEvent, finish: Option<Finish>) -> Option<G
             GenerationEvent::Prompt(tokens.into_iter().map(token).collect(), finish)
         }
         SequenceEvent::Token(proto::Sampled { token: id, logprob, top, .. }) => {
-            GenerationEvent::Token(GeneratedToken { id, logprob, top: pairs(top) }, finish)
+            GenerationEvent::Token(GeneratedToken { id, logprob, top: pairs(top), drafts }, finish)
         }
         SequenceEvent::Vector(values) => GenerationEvent::Vector(values),
         SequenceEvent::Failed(_) => return None,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_scheduler::Finish;
+use millrace_scheduler::{DraftCounts, Finish};
 
 /// A generated token.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,6 +14,8 @@ pub struct GeneratedToken {
     /// The most likely tokens at this position with their log-probabilities, as many as the request
     /// asked for.
     pub top: Vec<(u32, f32)>,
+    /// The drafts that were verified to get this token and the ones that follow it.
+    pub drafts: DraftCounts,
 }
 
 /// The score of a token of the prompt.

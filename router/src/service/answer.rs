@@ -1,5 +1,7 @@
 //! Answers: tokens with their text, and complete answers.
 
+use millrace_scheduler::DraftCounts;
+
 use crate::engine::PromptToken;
 use crate::metrics::Timings;
 
@@ -56,6 +58,8 @@ pub struct Finished {
     pub generated_tokens: u32,
     /// Number of tokens of the prompt that were found in the prefix cache.
     pub cached_tokens: usize,
+    /// Guesses of generated tokens.
+    pub drafts: DraftCounts,
     /// Time of the request by phase.
     pub timings: Timings,
 }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use axum::http::HeaderMap;
+use millrace_scheduler::DraftCounts;
 use opentelemetry::propagation::Extractor;
 use opentelemetry::trace::{Span, SpanKind, Status, TraceContextExt, Tracer};
 use opentelemetry::{Context, KeyValue, global};
@@ -59,6 +60,7 @@ impl AnswerFigures {
         self.counts.prompt += other.counts.prompt;
         self.counts.cached += other.counts.cached;
         self.counts.generated = self.counts.generated.saturating_add(other.counts.generated);
+        self.counts.drafts += other.counts.drafts;
     }
 }
 
@@ -221,6 +223,8 @@ pub(crate) struct TokenCounts {
     pub(crate) cached: usize,
     /// Generated tokens.
     pub(crate) generated: u32,
+    /// Guesses of generated tokens.
+    pub(crate) drafts: DraftCounts,
 }
 
 #[cfg(test)]
@@ -234,7 +238,7 @@ mod tests {
         let figures = |queue, first_token: Option<u64>, prompt, generated| AnswerFigures {
             queue: Duration::from_millis(queue),
             first_token: first_token.map(Duration::from_millis),
-            counts: TokenCounts { prompt, cached: prompt / 2, generated },
+            counts: TokenCounts { prompt, cached: prompt / 2, generated, ..TokenCounts::default() },
         };
         context.add_figures(figures(3, Some(9), 10, 4));
         context.add_figures(figures(5, None, 0, 0));

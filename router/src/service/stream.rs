@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use ::metrics::Histogram;
 use millrace_answers::reasoning::ReasoningGate;
+use millrace_scheduler::DraftCounts;
 use millrace_text::{Detokenizer, StopMatcher, StopText, Tokenizer};
 
 use super::answer::{Answer, FinishReason, Finished, TextEvent, TextToken};
@@ -37,6 +38,8 @@ pub struct TextStream {
     /// Set when the answer has ended without a token.
     finished: Option<Finished>,
     generated: u32,
+    /// Guesses of generated tokens.
+    drafts: DraftCounts,
     started: Option<GenerationStart>,
     last_token: Option<Instant>,
     /// Time from the request's arrival to its first token.
@@ -67,6 +70,7 @@ impl TextStream {
             vector: Vec::new(),
             finished: None,
             generated: 0,
+            drafts: DraftCounts::default(),
             started: None,
             last_token: None,
             first_token: Duration::ZERO,
@@ -182,6 +186,7 @@ impl TextStream {
 
     fn token(&mut self, token: GeneratedToken, finish: Option<Finish>) -> TextEvent {
         self.generated += 1;
+        self.drafts += token.drafts;
         if let Some(account) = self.prepared.account() {
             account.charge_generated();
         }
@@ -269,6 +274,7 @@ impl TextStream {
                 prompt: self.prepared.prompt().len(),
                 cached: started.cached_tokens,
                 generated: self.generated,
+                drafts: self.drafts,
             };
             context.phases(&timings, self.first_token, counts);
         }
@@ -289,6 +295,7 @@ impl TextStream {
             text,
             generated_tokens: self.generated,
             cached_tokens: started.cached_tokens,
+            drafts: self.drafts,
             timings,
         }
     }
@@ -299,7 +306,7 @@ impl TextStream {
         let cached = self.started.map_or(0, |started| started.cached_tokens);
         let (prompt, cached) =
             if self.prepared.counted { (self.prepared.prompt().len(), cached) } else { (0, 0) };
-        TokenCounts { prompt, cached, generated: self.generated }
+        TokenCounts { prompt, cached, generated: self.generated, drafts: self.drafts }
     }
 
     /// Adds the figures of this answer to the figures of the request.

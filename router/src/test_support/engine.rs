@@ -8,6 +8,8 @@ use millrace_proto::Ready;
 use millrace_text::test_support::EOS;
 use tokio::sync::{mpsc, watch};
 
+use millrace_scheduler::DraftCounts;
+
 use crate::engine::handle::EngineCommand;
 use crate::engine::{
     AdmissionBounds, Engine, EngineState, Finish, GeneratedToken, GenerationEvent, GenerationFailure,
@@ -150,7 +152,8 @@ async fn play(
         };
         // The seed changes the logprobs, so that the best of several sequences is known.
         let logprob = -0.25 - (request.sampling.seed % 7) as f32;
-        if events.send(GenerationEvent::Token(GeneratedToken { id, logprob, top }, finish)).is_err() {
+        let drafts = DraftCounts::default();
+        if events.send(GenerationEvent::Token(GeneratedToken { id, logprob, top, drafts }, finish)).is_err() {
             return false;
         }
         if finish.is_some() {

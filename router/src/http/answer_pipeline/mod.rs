@@ -104,6 +104,7 @@ impl<R: Renderer> AnswerPipeline<R> {
                         prompt: prepared.prompt().len(),
                         cached: answer.finished.cached_tokens,
                         generated: answer.finished.generated_tokens,
+                        drafts: answer.finished.drafts,
                     },
                     reader: format.reader(),
                 },

@@ -52,6 +52,7 @@ impl AnswerProgress {
         self.counts.generated += 1;
         if let Some(finished) = &event.finished {
             self.counts.cached = finished.cached_tokens;
+            self.counts.drafts = finished.drafts;
         }
         self.reader.read(event)
     }
@@ -98,12 +99,14 @@ pub(super) fn first_answers<'a>(
 pub(in crate::http) fn total_counts<'a>(
     answers: impl IntoIterator<Item = &'a AnswerProgress> + Clone,
 ) -> TokenCounts {
-    let generated = answers.clone().into_iter().map(|answer| answer.counts.generated).sum();
-    first_answers(answers).fold(TokenCounts { generated, ..TokenCounts::default() }, |total, first| {
-        TokenCounts {
-            prompt: total.prompt + first.counts.prompt,
-            cached: total.cached + first.counts.cached,
-            ..total
-        }
+    let mut all = TokenCounts::default();
+    for answer in answers.clone() {
+        all.generated += answer.counts.generated;
+        all.drafts += answer.counts.drafts;
+    }
+    first_answers(answers).fold(all, |total, first| TokenCounts {
+        prompt: total.prompt + first.counts.prompt,
+        cached: total.cached + first.counts.cached,
+        ..total
     })
 }

@@ -284,7 +284,7 @@ impl Renderer for ChatRenderer {
             model,
             system_fingerprint: FINGERPRINT,
             choices,
-            usage: TokenUsage::from(counts).with_reasoning(reasoning.into_iter().sum()),
+            usage: TokenUsage::new(counts, reasoning.into_iter().sum()),
             prompt_token_ids: self.prompt_token_ids,
             prompt_logprobs,
         };

@@ -275,7 +275,7 @@ impl CompletionRenderer {
 impl Renderer for CompletionRenderer {
     fn body(self, answers: Vec<CompleteAnswer>, counts: TokenCounts) -> Response {
         let choices = answers.into_iter().map(|answer| self.complete_choice(answer)).collect();
-        Json(self.completion(choices, Some(counts.into()))).into_response()
+        Json(self.completion(choices, Some(TokenUsage::new(counts, None)))).into_response()
     }
 
     /// The first event of an answer may have the prompt: as text, as tokens, or as scores.

@@ -2,6 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use millrace_scheduler::DraftCounts;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -38,14 +39,34 @@ pub(super) struct TokenUsage {
     completion_tokens: usize,
     total_tokens: usize,
     prompt_tokens_details: PromptTokensDetails,
-    /// Set for models whose reasoning is separated from the answer.
+    /// Set for models whose reasoning is separated from the answer, and if tokens were guessed.
     #[serde(skip_serializing_if = "Option::is_none")]
     completion_tokens_details: Option<CompletionTokensDetails>,
 }
 
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 struct CompletionTokensDetails {
-    reasoning_tokens: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_tokens: Option<usize>,
+    /// Guesses of `--speculate` that were right; they are tokens of the completion.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accepted_prediction_tokens: Option<u32>,
+    /// Guesses that were wrong; they are no tokens of the completion.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rejected_prediction_tokens: Option<u32>,
+}
+
+impl CompletionTokensDetails {
+    /// Returns the details, if there are any.
+    fn new(reasoning_tokens: Option<usize>, drafts: DraftCounts) -> Option<Self> {
+        let DraftCounts { verified, accepted } = drafts;
+        let if_guessed = |count: u32| (verified > 0).then_some(count);
+        (reasoning_tokens.is_some() || verified > 0).then(|| CompletionTokensDetails {
+            reasoning_tokens,
+            accepted_prediction_tokens: if_guessed(accepted),
+            rejected_prediction_tokens: if_guessed(verified.saturating_sub(accepted)),
+        })
+    }
 }
 
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
@@ -53,24 +74,17 @@ struct PromptTokensDetails {
     cached_tokens: usize,
 }
 
-impl From<TokenCounts> for TokenUsage {
-    fn from(counts: TokenCounts) -> Self {
+impl TokenUsage {
+    /// Returns the usage, with the number of the completion's tokens that are reasoning, if it is
+    /// separated.
+    pub(super) fn new(counts: TokenCounts, reasoning: Option<usize>) -> Self {
         TokenUsage {
             prompt_tokens: counts.prompt,
             completion_tokens: counts.generated as usize,
             total_tokens: counts.prompt + counts.generated as usize,
             prompt_tokens_details: PromptTokensDetails { cached_tokens: counts.cached },
-            completion_tokens_details: None,
+            completion_tokens_details: CompletionTokensDetails::new(reasoning, counts.drafts),
         }
-    }
-}
-
-impl TokenUsage {
-    /// Adds the number of the completion's tokens that are reasoning, if it is separated.
-    pub(super) fn with_reasoning(mut self, tokens: Option<usize>) -> Self {
-        self.completion_tokens_details =
-            tokens.map(|reasoning_tokens| CompletionTokensDetails { reasoning_tokens });
-        self
     }
 }
 
@@ -94,13 +108,13 @@ impl ReportOptions {
     /// Returns the usage for the chunk that ends a stream, if there is one.
     pub(super) fn total_usage(&self, answers: &[AnswerProgress]) -> Option<TokenUsage> {
         let reasoning = answers.iter().map(AnswerProgress::reasoning_tokens).sum();
-        self.usage.then(|| TokenUsage::from(total_counts(answers)).with_reasoning(reasoning))
+        self.usage.then(|| TokenUsage::new(total_counts(answers), reasoning))
     }
 }
 
 /// Returns the usage of one answer so far.
 pub(super) fn answer_usage(answer: &AnswerProgress) -> TokenUsage {
-    TokenUsage::from(answer.counts).with_reasoning(answer.reasoning_tokens())
+    TokenUsage::new(answer.counts, answer.reasoning_tokens())
 }
 
 /// OpenAI's word for the reason why an answer ended.
