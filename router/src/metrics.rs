@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use metrics::{Histogram, Unit, counter, describe_counter, describe_histogram, histogram};
+use metrics::{
+    Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
 /// The time of a request, by phase.
@@ -67,6 +69,15 @@ pub const RUNTIME_STALLS: &str = "millrace_runtime_stalls_total";
 /// `--max-body-bytes-in-flight`.
 pub const BODIES_REFUSED: &str = "millrace_bodies_refused_total";
 
+/// Tokens of prompts whose ids were found in the tokenizer's cache.
+pub const TOKENIZER_CACHE_HITS: &str = "millrace_tokenizer_cache_hit_tokens_total";
+/// Tokens of prompts that were searched in the tokenizer's cache and had to be tokenized.
+pub const TOKENIZER_CACHE_MISSES: &str = "millrace_tokenizer_cache_miss_tokens_total";
+/// Pieces of text in the tokenizer's cache.
+pub const TOKENIZER_CACHE_PIECES: &str = "millrace_tokenizer_cache_pieces";
+/// Bytes of memory of the tokenizer's cache.
+pub const TOKENIZER_CACHE_BYTES: &str = "millrace_tokenizer_cache_bytes";
+
 /// Values of the label `err`.
 const FAILURES: &[&str] = &[
     "validation",
@@ -106,6 +117,7 @@ pub fn describe() {
         Unit::Count,
         "Requests refused because the bodies of other requests used all memory for bodies"
     );
+    describe_tokenizer_cache();
     describe_counter!(REQUEST_COUNT, Unit::Count, "Requests received");
     describe_counter!(REQUEST_SUCCESS, Unit::Count, "Requests answered to the end");
     describe_counter!(REQUEST_FAILURE, Unit::Count, "Requests that failed, by reason");
@@ -123,6 +135,24 @@ pub fn describe() {
         "Maximum number of tokens that a request may generate"
     );
     describe_histogram!(REQUEST_INPUT_LENGTH, Unit::Count, "Tokens of a prompt");
+}
+
+fn describe_tokenizer_cache() {
+    counter!(TOKENIZER_CACHE_HITS).increment(0);
+    counter!(TOKENIZER_CACHE_MISSES).increment(0);
+    tokenizer_cache_holds(0, 0);
+    describe_counter!(
+        TOKENIZER_CACHE_HITS,
+        Unit::Count,
+        "Tokens of prompts whose ids were found in the tokenizer's cache"
+    );
+    describe_counter!(
+        TOKENIZER_CACHE_MISSES,
+        Unit::Count,
+        "Tokens of prompts that were not found in the tokenizer's cache"
+    );
+    describe_gauge!(TOKENIZER_CACHE_PIECES, Unit::Count, "Pieces of text in the tokenizer's cache");
+    describe_gauge!(TOKENIZER_CACHE_BYTES, Unit::Bytes, "Memory of the tokenizer's cache");
 }
 
 /// Installs Prometheus as the recorder of the process, with TGI's buckets. Histograms of token
@@ -157,6 +187,22 @@ pub(crate) fn runtime_stalled() {
 
 pub(crate) fn body_refused() {
     counter!(BODIES_REFUSED).increment(1);
+}
+
+/// Counts tokens that the tokenizer's cache had.
+pub(crate) fn tokenizer_cache_found(tokens: usize) {
+    counter!(TOKENIZER_CACHE_HITS).increment(tokens as u64);
+}
+
+/// Counts tokens that the tokenizer's cache did not have.
+pub(crate) fn tokenizer_cache_missed(tokens: usize) {
+    counter!(TOKENIZER_CACHE_MISSES).increment(tokens as u64);
+}
+
+/// Sets the size of the tokenizer's cache.
+pub(crate) fn tokenizer_cache_holds(pieces: usize, bytes: usize) {
+    gauge!(TOKENIZER_CACHE_PIECES).set(pieces as f64);
+    gauge!(TOKENIZER_CACHE_BYTES).set(bytes as f64);
 }
 
 pub(crate) fn request_received() {

@@ -53,4 +53,5 @@ mod scoring;
 mod shards;
 mod terminal;
 mod thinking;
+mod tokenizer_cache;
 mod traces;

@@ -15,7 +15,7 @@ use millrace_router::kv_events::KvEventsConfig;
 use millrace_router::serve::{ConnectionLimits, Tls};
 use millrace_router::service::PayloadLimit;
 
-use super::values::{count, count_or_none, seconds};
+use super::values::{bytes_or_zero, count, count_or_none, seconds};
 
 /// Default port, as in TGI.
 const PORT: u16 = 3000;
@@ -111,6 +111,10 @@ pub(crate) struct HttpArgs {
     #[arg(long, env = "VALIDATION_WORKERS", default_value_t = 2, value_name = "N",
           value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
     pub(crate) validation_workers: usize,
+    /// Memory for the token ids of prompts, so that the next turn of a conversation tokenizes only
+    /// what is new; 0 keeps none
+    #[arg(long, env = "TOKENIZER_CACHE", default_value = "64M", value_name = "SIZE", value_parser = bytes_or_zero)]
+    pub(crate) tokenizer_cache: usize,
     /// Refuse requests for structured output
     #[arg(long, env = "DISABLE_GRAMMAR_SUPPORT", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) disable_grammar_support: bool,

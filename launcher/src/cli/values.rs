@@ -188,6 +188,11 @@ pub(super) fn bytes(text: &str) -> Result<usize, String> {
     count.filter(|&count| count > 0).ok_or_else(|| "not a number of bytes such as 500M or 5G".to_owned())
 }
 
+/// Parses a number of bytes, such as 500M, or 0.
+pub(super) fn bytes_or_zero(text: &str) -> Result<usize, String> {
+    if text == "0" { Ok(0) } else { bytes(text) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,5 +212,12 @@ mod tests {
             let error = gpu_memory(text).unwrap_err();
             assert!(error.contains("such as 6G"), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn a_number_of_bytes_may_be_zero_where_zero_means_none() {
+        assert_eq!((bytes("64M"), bytes_or_zero("64M")), (Ok(64_000_000), Ok(64_000_000)));
+        assert_eq!(bytes_or_zero("0"), Ok(0));
+        assert!(bytes("0").is_err() && bytes_or_zero("-1").is_err() && bytes_or_zero("0M").is_err());
     }
 }

@@ -217,6 +217,7 @@ fn request_limits(http: &HttpArgs, engine: &EngineArgs) -> RequestLimits {
         max_client_batch_size: http.max_client_batch_size,
         payload_limit: http.payload_limit(),
         validation_workers: http.validation_workers,
+        tokenizer_cache: http.tokenizer_cache,
         max_tokenize_bytes: http.max_tokenize_bytes,
         parse_special_in_user_text: http.parse_special_in_user_text,
         grammar_support: !http.disable_grammar_support,

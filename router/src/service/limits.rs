@@ -39,6 +39,8 @@ pub struct RequestLimits {
     /// Number of short texts, of long texts, and of conversations that are tokenized or rendered at
     /// the same time.
     pub validation_workers: usize,
+    /// Maximum number of bytes of the token ids that are kept for later prompts; 0 keeps none.
+    pub tokenizer_cache: usize,
     /// Maximum number of bytes of a text that is tokenized without being a prompt; by default the
     /// maximum for a prompt.
     pub max_tokenize_bytes: Option<usize>,
@@ -84,6 +86,7 @@ impl Default for RequestLimits {
             max_client_batch_size: 128,
             payload_limit: PayloadLimit::Fixed(PayloadLimit::MIN_OF_MODEL),
             validation_workers: 2,
+            tokenizer_cache: 64_000_000,
             max_tokenize_bytes: None,
             parse_special_in_user_text: false,
             grammar_support: true,

@@ -10,6 +10,7 @@ use millrace_proto::rules::check_sampling;
 use millrace_text::SpecialTokens;
 
 use super::context::RequestContext;
+use super::encode::TextToEncode;
 use super::error::ServiceError;
 use super::limits::TokenLimits;
 use super::params::{Params, Prompt, TruncationSide};
@@ -24,6 +25,12 @@ struct Validation {
     limits: TokenLimits,
     ready: Arc<Ready>,
     context: Option<Arc<RequestContext>>,
+}
+
+/// A prompt, and the salt of the texts with which it shares token ids.
+struct PromptToEncode {
+    prompt: Prompt,
+    salt: Option<Arc<str>>,
 }
 
 impl Service {
@@ -103,6 +110,9 @@ impl Service {
     ) -> Result<Prepared, ServiceError> {
         let Validation { received, limits, ready, context } = validation;
         let caller = context.as_deref().and_then(RequestContext::caller);
+        let cache_salt =
+            caller.map_or_else(|| params.cache_salt.clone(), |c| c.salt(params.cache_salt.as_ref()));
+        let prompt = PromptToEncode { prompt, salt: cache_salt.clone() };
         let ids = self.prompt_tokens(prompt, &params, limits, &ready).await?;
         if params.pooling.is_some() && params.pooling_start >= ids.len() {
             let detail = "the model's prompt is not pooled, and it leaves no token of the text";
@@ -125,8 +135,6 @@ impl Service {
         let sampling = params.sampling(seed_or_any, &stop_tokens, watermark, ready.vocab_size);
         check_sampling(&sampling, ready.vocab_size as usize)
             .map_err(|wrong| ServiceError::invalid("parameters", wrong.to_string()))?;
-        let cache_salt =
-            caller.map_or_else(|| params.cache_salt.clone(), |c| c.salt(params.cache_salt.as_ref()));
         let (ids, block_hashes) = self.hash_blocks(ids, params.adapter, cache_salt.clone(), &ready).await?;
         let request = Request {
             prompt: ids,
@@ -162,7 +170,7 @@ impl Service {
     /// Tokenizes a prompt, checks its tokens and truncates it.
     async fn prompt_tokens(
         &self,
-        prompt: Prompt,
+        PromptToEncode { prompt, salt }: PromptToEncode,
         params: &Params,
         limits: TokenLimits,
         ready: &Ready,
@@ -172,9 +180,14 @@ impl Service {
             _ => SpecialTokens::Omit,
         };
         let mut ids = match prompt {
-            Prompt::Text(text, specials) => self.encode(text.into(), specials, params, limits).await?,
+            Prompt::Text(text, specials) => {
+                self.encode(TextToEncode { text: text.into(), specials, salt }, params, limits).await?
+            }
             // The template has written the special tokens at the beginning of the prompt.
-            Prompt::Chat(prompt) => self.encode(prompt, SpecialTokens::Omit, params, limits).await?,
+            Prompt::Chat(text) => {
+                let specials = SpecialTokens::Omit;
+                self.encode(TextToEncode { text, specials, salt }, params, limits).await?
+            }
             Prompt::Ids(ids) => ids,
         };
         // A tokenizer may have more tokens than the model has embeddings.

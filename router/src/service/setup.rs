@@ -133,7 +133,7 @@ impl Service {
         let eos: Arc<[u32]> = end_tokens(text, &tokenizer, template.as_ref()).into();
         let sampling = if limits.model_sampling { assets.sampling } else { SamplingDefaults::default() };
         let turns = TenantTurns::new(limits.validation_workers);
-        let encoder = TextEncoder::new(tokenizer.clone(), limits.validation_workers);
+        let encoder = TextEncoder::new(tokenizer.clone(), limits.validation_workers, limits.tokenizer_cache);
         let grammars =
             GrammarCompiler::with_workers(tokenizer.clone(), eos.clone(), limits.grammar_worker.clone());
         Ok(Service(Arc::new(Inner {

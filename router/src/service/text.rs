@@ -2,11 +2,12 @@
 //! purpose.
 
 use millrace_text::{
-    ControlTokenGuard, Conversation, EncodedText, RenderedPrompt, SpecialTokens, TemplateError,
+    ControlTokenGuard, Conversation, EncodedText, RenderedPrompt, SpecialTokens, TemplateError, TextError,
 };
 
 use super::budget::Reservation;
 use super::context::RequestContext;
+use super::encode::{NeededTokens, TextToEncode};
 use super::error::ServiceError;
 use super::limits::TokenLimits;
 use super::params::{Params, TruncationSide};
@@ -73,7 +74,10 @@ impl Service {
     ) -> Result<EncodedText, ServiceError> {
         let _place = self.enter().map_err(Self::reject)?;
         self.check_tokenizable(text.text.len()).map_err(Self::reject)?;
-        self.tokens(text, specials, usize::MAX, TruncationSide::Left).await.map_err(Self::reject)
+        Self::check_not_empty(&text).map_err(Self::reject)?;
+        let tenant = RequestContext::current_tenant();
+        let encoded = self.0.encoder.encode_first(text, specials, usize::MAX, &tenant).await;
+        encoded.map_err(|error| Self::reject(encode_refusal(&error)))
     }
 
     /// Reserves memory for the tokens of a text of `bytes` bytes until the answer has been sent.
@@ -121,37 +125,33 @@ impl Service {
     /// Tokenizes a prompt. If the prompt is truncated, only the part that is kept is tokenized.
     pub(super) async fn encode(
         &self,
-        prompt: RenderedPrompt,
-        specials: SpecialTokens,
+        prompt: TextToEncode,
         params: &Params,
         limits: TokenLimits,
     ) -> Result<Vec<u32>, ServiceError> {
         // A longer text has too many tokens even if all of them are the longest token.
-        if params.truncate.is_none() && prompt.text.len() > self.prompt_bytes(limits) {
-            let tokens = prompt.text.len() / self.0.tokenizer.longest_token().max(1);
-            return Err(limits.input_too_long(tokens));
+        let bytes = prompt.text.text.len();
+        if params.truncate.is_none() && bytes > self.prompt_bytes(limits) {
+            return Err(limits.input_too_long(bytes / self.0.tokenizer.longest_token().max(1)));
         }
-        let keep = params.truncate.unwrap_or(usize::MAX);
-        Ok(self.tokens(prompt, specials, keep, params.truncation_side).await?.ids)
+        Self::check_not_empty(&prompt.text)?;
+        let needed = match (params.truncate, params.truncation_side) {
+            (None, _) => NeededTokens::First(usize::MAX),
+            (Some(keep), TruncationSide::Left) => NeededTokens::Last(keep),
+            (Some(keep), TruncationSide::Right) => NeededTokens::First(keep),
+        };
+        let ids = self.0.encoder.ids(prompt, needed, &RequestContext::current_tenant()).await;
+        ids.map_err(|error| encode_refusal(&error))
     }
 
-    /// Tokenizes a text and returns at least the `keep` tokens that are left if the others are cut
-    /// from `side`.
-    async fn tokens(
-        &self,
-        text: RenderedPrompt,
-        specials: SpecialTokens,
-        keep: usize,
-        side: TruncationSide,
-    ) -> Result<EncodedText, ServiceError> {
-        if text.text.is_empty() {
-            return Err(ServiceError::invalid("inputs", "`inputs` cannot be empty"));
+    fn check_not_empty(text: &RenderedPrompt) -> Result<(), ServiceError> {
+        match text.text.is_empty() {
+            true => Err(ServiceError::invalid("inputs", "`inputs` cannot be empty")),
+            false => Ok(()),
         }
-        let (encoder, tenant) = (&self.0.encoder, RequestContext::current_tenant());
-        let encoded = match side {
-            TruncationSide::Left => encoder.encode_last(text, specials, keep, &tenant).await,
-            TruncationSide::Right => encoder.encode_first(text, specials, keep, &tenant).await,
-        };
-        encoded.map_err(|error| ServiceError::invalid("inputs", error.to_string()))
     }
+}
+
+fn encode_refusal(error: &TextError) -> ServiceError {
+    ServiceError::invalid("inputs", error.to_string())
 }

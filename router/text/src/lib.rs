@@ -13,8 +13,8 @@
 //! | `assets` | the files of a model that are about text |
 //! | `tokenizer` | a model's tokenizer, and encoding on the current thread |
 //! | `vocabulary` | tokenizers from the vocabularies of other libraries |
-//! | `chunks` | encoding of long texts in parts |
-//! | `split_points` | places at which a text can be split without changing its tokens |
+//! | `chunks` | encoding of texts in parts |
+//! | `split_points`, `cut_marks` | places at which a text can be split without changing its tokens |
 //! | `token_bytes`, `detokenize` | the bytes of each token, and token ids to text |
 //! | `stop`, `substring` | stop strings in generated text |
 //! | `conversation`, `template` | chat templates and their input |
@@ -25,6 +25,7 @@ pub mod assets;
 mod chunks;
 mod control_tokens;
 mod conversation;
+mod cut_marks;
 mod detokenize;
 mod encoded;
 mod end_tokens;
@@ -45,7 +46,7 @@ mod token_bytes;
 mod tokenizer;
 mod vocabulary;
 
-pub use chunks::TextChunk;
+pub use chunks::{PieceSizes, TextChunk};
 pub use control_tokens::{ControlTokenGuard, ControlTokens};
 pub use conversation::Conversation;
 pub use detokenize::Detokenizer;

@@ -12,6 +12,8 @@
 //! Whether the space belongs to the second part depends on the tokenizer, because some tokenizers
 //! add a space in front of every text.
 
+use std::ops::Range;
+
 use super::encoded::EncodedText;
 
 /// A place at which a text is split.
@@ -25,6 +27,11 @@ pub(super) struct SplitPoint {
 }
 
 impl SplitPoint {
+    /// A place at which nothing is left out.
+    pub(super) fn at_mark(at: usize) -> Self {
+        SplitPoint { end: at, begin: at }
+    }
+
     /// Converts the offsets of the second part's tokens to offsets in the whole text.
     pub(super) fn shift(self, encoded: &mut EncodedText) {
         // Offsets are at most the length of the whole text, which fits a u32.
@@ -126,9 +133,9 @@ impl SplitPoints {
         self.space.is_some() || self.line
     }
 
-    /// Returns the first split point at or after `from`.
-    pub(super) fn first(self, text: &str, from: usize) -> Option<SplitPoint> {
-        (from..text.len()).find_map(|at| self.at(text.as_bytes(), at))
+    /// Returns the first split point in a range of a text.
+    pub(super) fn first(self, text: &str, range: Range<usize>) -> Option<SplitPoint> {
+        (range.start..range.end.min(text.len())).find_map(|at| self.at(text.as_bytes(), at))
     }
 
     fn at(self, text: &[u8], at: usize) -> Option<SplitPoint> {

@@ -101,6 +101,24 @@ pub fn published_tokenizer() -> Tokenizer {
     TOKENIZER.get_or_init(load).clone()
 }
 
+/// Returns tokenizers of all kinds with their names: BPE of bytes and of SentencePiece, unigram
+/// models and word pieces, with the vocabularies of `integration-tests` and of the demo model.
+pub fn tokenizers_of_all_kinds() -> Vec<(String, Tokenizer)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let recorded = std::fs::read_dir(root.join("integration-tests/golden/tokenizers")).unwrap();
+    let encoders = ["bert_classes", "xlm_roberta_classes", "modernbert_classes"];
+    let encoders = encoders.map(|name| root.join("integration-tests/golden-encoders").join(name));
+    let gemma = root.join("integration-tests/golden-embedders/embedding_gemma");
+    let folders = recorded.map(|entry| entry.unwrap().path()).chain(encoders).chain([gemma]);
+    let load = |folder: PathBuf| {
+        let name = folder.file_name().unwrap().to_string_lossy().into_owned();
+        let assets = TextAssets::from_dir(&folder).unwrap_or_else(|error| panic!("{name}: {error}"));
+        (name, Tokenizer::new(&assets).unwrap())
+    };
+    let bytes = ("bytes".to_owned(), tokenizer());
+    folders.chain([root.join("models/demo")]).map(load).chain([bytes]).collect()
+}
+
 /// Returns the parts of a template's text that look like special tokens.
 pub fn template_marks(source: &str) -> BTreeSet<String> {
     let mut marks = BTreeSet::new();

@@ -10,6 +10,7 @@ use tokenizers::{
 };
 
 use super::control_tokens::ControlTokens;
+use super::cut_marks::CutMarks;
 use super::encoded::{EncodedText, SpecialTokens};
 use super::error::TextError;
 use super::pair_affixes::PairAffixes;
@@ -55,6 +56,8 @@ struct TokenizerData {
     normalized: ControlTokens,
     /// Computed for the first long text.
     split_points: OnceLock<SplitPoints>,
+    /// Computed for the first text that is encoded in pieces.
+    cut_marks: OnceLock<CutMarks>,
 }
 
 impl Tokenizer {
@@ -112,6 +115,7 @@ impl Tokenizer {
             control: Arc::new(control),
             normalized,
             split_points: OnceLock::new(),
+            cut_marks: OnceLock::new(),
         })))
     }
 
@@ -134,32 +138,23 @@ impl Tokenizer {
         text: &RenderedPrompt,
         specials: SpecialTokens,
     ) -> Result<EncodedText, TextError> {
-        let encoded = self.encode_part(&text.text, &text.literal, specials == SpecialTokens::Add)?;
+        let add = specials == SpecialTokens::Add;
+        let encoded = match text.literal.is_empty() {
+            true => self.library_encode(&text.text, add)?,
+            false => self.encode_literal(&text.text, &text.literal, add)?,
+        };
         Ok(self.with_bos(encoded, specials))
     }
 
-    /// Encodes a text or a part of one. If `add` is set, the post-processor's tokens are added.
-    pub(super) fn encode_part(
-        &self,
-        text: &str,
-        literal: &[std::ops::Range<usize>],
-        add: bool,
-    ) -> Result<EncodedText, TextError> {
-        if literal.is_empty() {
-            self.library_encode(text, add)
-        } else {
-            self.encode_literal(text, literal, add)
-        }
-    }
-
-    fn library_encode(&self, text: &str, add: bool) -> Result<EncodedText, TextError> {
+    /// Runs the library's steps for a text. If `add` is set, the post-processor's tokens are added.
+    pub(super) fn library_encode(&self, text: &str, add: bool) -> Result<EncodedText, TextError> {
         let encoding = self.0.library.encode(text, add).map_err(encode_error)?;
         compact(&encoding)
     }
 
     /// Repeats the library's steps for a whole text, except that added tokens in the literal ranges
     /// are not recognized.
-    fn encode_literal(
+    pub(super) fn encode_literal(
         &self,
         text: &str,
         literal: &[std::ops::Range<usize>],
@@ -249,9 +244,47 @@ impl Tokenizer {
     /// Returns the kinds of places at which long texts can be split.
     pub(super) fn split_points(&self) -> SplitPoints {
         *self.0.split_points.get_or_init(|| {
+            if self.takes_spaces_from_words() {
+                return SplitPoints::default();
+            }
             let tokens = (0..self.size()).map(|id| self.token_bytes(id));
             SplitPoints::of(|text| self.library_encode(text, false).ok(), tokens)
         })
+    }
+
+    /// Whether an added token that begins or ends with a letter takes the white space beside it,
+    /// at which a text may be split.
+    fn takes_spaces_from_words(&self) -> bool {
+        let added = self.0.library.get_added_tokens_decoder();
+        let is_letter = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphabetic);
+        added.values().any(|token| {
+            let content = token.content.as_bytes();
+            token.lstrip && is_letter(content.first()) || token.rstrip && is_letter(content.last())
+        })
+    }
+
+    /// Whether pieces of texts have exactly the tokens of the whole text (see
+    /// [`Tokenizer::pieces`]). A unigram model compares sums of scores, whose rounding depends on
+    /// the text before, unless words are separated first.
+    pub fn has_exact_pieces(&self) -> bool {
+        !self.0.library.get_model().sums_scores() || self.separates_words()
+    }
+
+    /// Whether the pre-tokenizer separates words and lines, so that the model gets each by itself.
+    fn separates_words(&self) -> bool {
+        let Some(pre_tokenizer) = self.0.library.get_pre_tokenizer() else { return false };
+        ["e s", "e\ns"].into_iter().all(|text| {
+            let mut parts = PreTokenizedString::from(text);
+            let done = pre_tokenizer.pre_tokenize(&mut parts);
+            done.is_ok() && parts.get_splits(OffsetReferential::Original, OffsetType::Byte).len() > 1
+        })
+    }
+
+    /// Returns the added tokens in front of which texts can be split.
+    pub(super) fn cut_marks(&self) -> &CutMarks {
+        self.0
+            .cut_marks
+            .get_or_init(|| CutMarks::of(&self.0.library, |text| self.library_encode(text, false).ok()))
     }
 
     /// Returns the special tokens that clients must not be able to write into messages.

@@ -13,6 +13,12 @@ use millrace_scheduler::Tenant;
 use millrace_text::{EncodedText, RenderedPrompt, SpecialTokens, TextChunk, TextError, Tokenizer};
 
 use crate::turns::TenantTurns;
+use cache::PieceCache;
+
+pub(super) use cached::{NeededTokens, TextToEncode};
+
+mod cache;
+mod cached;
 
 /// The minimum length of a chunk in bytes. A text of at most two chunks is short and is not split.
 const CHUNK_BYTES: usize = 32 << 10;
@@ -60,13 +66,16 @@ enum TextPart {
 pub(super) struct TextEncoder {
     tokenizer: Tokenizer,
     lanes: Arc<EncodeLanes>,
+    /// The ids of pieces of earlier texts, if they are kept.
+    cache: Option<Arc<PieceCache>>,
 }
 
 impl TextEncoder {
     /// Creates an encoder. At most `workers` short and `workers` long texts are encoded at the same
-    /// time.
-    pub(super) fn new(tokenizer: Tokenizer, workers: usize) -> Self {
-        TextEncoder { tokenizer, lanes: Arc::new(EncodeLanes::new(workers)) }
+    /// time. The ids of prompts are kept in at most `cache_bytes` bytes.
+    pub(super) fn new(tokenizer: Tokenizer, workers: usize, cache_bytes: usize) -> Self {
+        let cache = PieceCache::new(&tokenizer, cache_bytes);
+        TextEncoder { tokenizer, lanes: Arc::new(EncodeLanes::new(workers)), cache }
     }
 
     /// Encodes at least the last `keep` tokens of a text, or all of them if there are fewer, on
@@ -149,7 +158,7 @@ impl TextEncoder {
     /// Waits for turns and encodes a part of a text.
     async fn encode_in_turn(
         &self,
-        EncodeTurns { lane, tenant }: EncodeTurns<'_>,
+        turns: EncodeTurns<'_>,
         text: Arc<RenderedPrompt>,
         part: TextPart,
     ) -> Result<EncodedText, TextError> {
@@ -157,6 +166,20 @@ impl TextEncoder {
             TextPart::Whole(_) => text.text.len(),
             TextPart::Chunk(chunk) => chunk.bytes(),
         };
+        let encode = move |tokenizer: &Tokenizer| match part {
+            TextPart::Whole(specials) => tokenizer.encode_rendered_now(&text, specials),
+            TextPart::Chunk(chunk) => tokenizer.encode_chunk(&text, chunk),
+        };
+        self.in_turn(turns, bytes, encode).await
+    }
+
+    /// Waits for turns and runs work on `bytes` bytes of text.
+    async fn in_turn<T: Send + 'static>(
+        &self,
+        EncodeTurns { lane, tenant }: EncodeTurns<'_>,
+        bytes: usize,
+        work: impl FnOnce(&Tokenizer) -> Result<T, TextError> + Send + 'static,
+    ) -> Result<T, TextError> {
         let large = match bytes > LARGE_CHUNK_BYTES {
             true => Some(self.lanes.large.take(tenant.clone()).await),
             false => None,
@@ -167,10 +190,7 @@ impl TextEncoder {
             // The work itself holds the turns. If the client disconnects, they stay taken until the
             // thread is done.
             let _held = (turn, large);
-            match part {
-                TextPart::Whole(specials) => tokenizer.encode_rendered_now(&text, specials),
-                TextPart::Chunk(chunk) => tokenizer.encode_chunk(&text, chunk),
-            }
+            work(&tokenizer)
         })
         .await
     }
@@ -183,5 +203,7 @@ async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(stopped)?
 }
 
+#[cfg(test)]
+mod cache_tests;
 #[cfg(test)]
 mod tests;

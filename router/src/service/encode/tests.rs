@@ -23,7 +23,7 @@ async fn encode(
 #[tokio::test]
 async fn long_texts_and_their_ends_have_the_librarys_tokens() {
     for tokenizer in [test_support::tokenizer(), demo()] {
-        let encoder = TextEncoder::new(tokenizer.clone(), 2);
+        let encoder = TextEncoder::new(tokenizer.clone(), 2, 0);
         let text: String = (0..5_000).map(|i| format!("word{i} and some more, \n")).collect();
         assert!(text.len() > 3 * CHUNK_BYTES);
         for specials in [SpecialTokens::Add, SpecialTokens::Omit] {
@@ -51,7 +51,7 @@ async fn long_texts_and_their_ends_have_the_librarys_tokens() {
 #[tokio::test]
 async fn a_short_text_does_not_wait_for_long_ones() {
     // There is one worker and much work for it.
-    let encoder = TextEncoder::new(test_support::tokenizer(), 1);
+    let encoder = TextEncoder::new(test_support::tokenizer(), 1, 0);
     let words = "some words and ".repeat(30_000);
     let run = "x".repeat(400_000);
     let long = [words.clone(), run.clone(), words, run];

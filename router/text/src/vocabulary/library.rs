@@ -53,6 +53,15 @@ impl From<PieceModel> for TextModel {
 }
 
 impl TextModel {
+    /// Whether the model is a unigram model, which compares sums of scores over a whole text. Two
+    /// paths with equal scores then differ by the rounding of what comes before them.
+    pub(crate) fn sums_scores(&self) -> bool {
+        match &self.kind {
+            ModelKind::Library(model) => matches!(**model, ModelWrapper::Unigram(_)),
+            ModelKind::Pieces(model) => model.sums_scores(),
+        }
+    }
+
     /// Adds tokens that text never becomes.
     pub(super) fn with_added<'a>(mut self, tokens: impl Iterator<Item = (&'a str, u32)>) -> Self {
         for (text, id) in tokens {

@@ -71,6 +71,11 @@ impl PieceModel {
         PieceModel { pieces, first_id, by_text, bytes, unknown, search }
     }
 
+    /// Whether the model compares sums of scores over a whole text.
+    pub(super) fn sums_scores(&self) -> bool {
+        self.search.is_some()
+    }
+
     /// Divides a normalized text. The offsets are those in this text.
     pub(super) fn tokenize(&self, text: &str) -> Vec<Token> {
         let parts = match &self.search {
