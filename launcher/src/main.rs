@@ -8,6 +8,7 @@ mod commands;
 mod config;
 mod demo;
 mod devices;
+mod disk_cache;
 mod environment;
 mod hub;
 #[cfg(target_os = "linux")]

@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use millrace_shard::{AdapterOptions, ShardOptions};
+use millrace_shard::{AdapterOptions, DiskCacheOptions, ShardOptions};
 use serde::{Deserialize, Serialize};
 
 use crate::cli::{ActivationsArg, EngineArgs, ModelArgs};
@@ -50,6 +50,7 @@ impl ShardMessage {
             quantize: model.quantize,
             exact_activations: model.activations == ActivationsArg::Exact,
             weight_cache: model.weight_cache(),
+            disk_cache: None,
             kv_cache_dtype: model.kv_format(),
             max_total_tokens: engine.max_total_tokens.map(|n| n as usize),
             max_batch_total_tokens: engine.max_batch_total_tokens.map(|n| n as usize),
@@ -67,6 +68,13 @@ impl ShardMessage {
             threads: engine.cpus_per_shard,
         };
         ShardMessage { model: model.clone(), options, json_output }
+    }
+
+    /// Has the shards use a disk cache, if there is to be one.
+    #[must_use]
+    pub(crate) fn with_disk_cache(mut self, disk_cache: Option<&DiskCacheOptions>) -> Self {
+        self.options.disk_cache = disk_cache.cloned();
+        self
     }
 
     /// Returns the arguments of this program that start a shard with these options.

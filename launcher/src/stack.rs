@@ -20,6 +20,7 @@ use tokio::task::JoinHandle;
 
 use crate::adapters::ServedAdapters;
 use crate::cli::{EngineArgs, LoadFormat, ModelArgs, own_executable};
+use crate::disk_cache::DiskFolder;
 use crate::hub::BackgroundDownload;
 use crate::model::{Location, locate};
 use crate::nodes::{Leader, LocalRanks};
@@ -35,6 +36,8 @@ pub(crate) struct ServingOptions {
     pub(crate) limits: RequestLimits,
     /// The adapters that requests may name.
     pub(crate) adapters: ServedAdapters,
+    /// The folder of the disk cache, if there is to be one.
+    pub(crate) disk_cache: Option<DiskFolder>,
     /// Limit of waiting requests.
     pub(crate) max_queue_requests: Option<usize>,
     /// Limit of the prompt tokens of waiting requests.
@@ -59,6 +62,8 @@ pub(crate) struct Stack {
     pub(crate) engine_task: JoinHandle<()>,
     /// The sizes that flags ask for.
     pub(crate) asked: AskedSizes,
+    /// The folder of the disk cache. Its files may be removed once the shards have ended.
+    disk_cache: Option<DiskFolder>,
 }
 
 impl Stack {
@@ -68,7 +73,7 @@ impl Stack {
     /// If the tokenizer or configuration of the model is missing or broken.
     pub(crate) fn start(model: &ModelArgs, engine: &EngineArgs, serving: ServingOptions) -> Result<Stack> {
         let ServingOptions { limits, max_queue_requests, max_queue_tokens, queue_timeout, .. } = serving;
-        let ServingOptions { adapters, kv_events, drain_timeout, leader, download, .. } = serving;
+        let ServingOptions { adapters, disk_cache, kv_events, drain_timeout, leader, download, .. } = serving;
         let asked = AskedSizes::new(engine, limits.max_input_tokens);
         let location = locate(model)?;
         let id = limits.model_names.first().cloned().unwrap_or_else(|| location.name(&model.model_id));
@@ -85,7 +90,9 @@ impl Stack {
         let ranks = leader.as_ref().map_or(all_here, Leader::local_ranks);
         let command = ShardCommand {
             program,
-            args: ShardMessage::new(model, engine, &adapters.options, ranks, false).arguments()?,
+            args: ShardMessage::new(model, engine, &adapters.options, ranks, false)
+                .with_disk_cache(disk_cache.as_ref().map(DiskFolder::options))
+                .arguments()?,
             env: shard_environment(engine),
         };
         ensure!(
@@ -103,6 +110,7 @@ impl Stack {
                 queued_tokens: max_queue_tokens.unwrap_or(usize::MAX),
             },
             prefix_cache: engine.prefix_caching,
+            kv_persist: disk_cache.as_ref().is_some_and(DiskFolder::is_kept),
             kv_events,
             schedule: engine.schedule.into(),
             drafts: engine.drafts(),
@@ -125,7 +133,7 @@ impl Stack {
         let info =
             ModelInfo { id, sha: location.revision(), pipeline_tag: None, adapters: adapters.infos.into() };
         let service = Service::new(&assets, engine, limits, info)?;
-        Ok(Stack { service, engine_task, asked })
+        Ok(Stack { service, engine_task, asked, disk_cache })
     }
 
     /// The engine.
@@ -156,6 +164,7 @@ impl Stack {
         drop(self.service);
         // An error means that the task panicked, and the panic has been logged.
         let _ = self.engine_task.await;
+        drop(self.disk_cache);
     }
 }
 

@@ -42,7 +42,8 @@ pub struct Shutdown {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Ping {
 }
-/// One iteration of the batch. The parts are applied in this order: release, admit, rows.
+/// One iteration of the batch. The parts are applied in this order: release; erasures, writes and
+/// reads of the disk cache; admit; rows. A step may have copies of the disk cache alone.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Step {
     #[prost(uint64, tag = "1")]
@@ -58,6 +59,40 @@ pub struct Step {
     /// may compute them differently from prompts.
     #[prost(message, repeated, tag = "4")]
     pub rows: ::prost::alloc::vec::Vec<Row>,
+    /// Slots of the disk cache whose contents no later process may find.
+    #[prost(uint32, repeated, tag = "5")]
+    pub disk_erasures: ::prost::alloc::vec::Vec<u32>,
+    /// Blocks to be written to the disk cache.
+    #[prost(message, repeated, tag = "6")]
+    pub disk_writes: ::prost::alloc::vec::Vec<DiskWrite>,
+    /// Blocks to be read from the disk cache. No sequence has them in its block table yet.
+    #[prost(message, repeated, tag = "7")]
+    pub disk_reads: ::prost::alloc::vec::Vec<DiskRead>,
+}
+/// Writes a block of the KV cache to a slot of the disk cache, whose contents before are gone.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DiskWrite {
+    #[prost(uint32, tag = "1")]
+    pub block: u32,
+    #[prost(uint32, tag = "2")]
+    pub slot: u32,
+    /// The hash of the block, 16 bytes.
+    #[prost(bytes = "vec", tag = "3")]
+    pub hash: ::prost::alloc::vec::Vec<u8>,
+    /// The hash of the block before it, 16 bytes; empty if the block begins a sequence.
+    #[prost(bytes = "vec", tag = "4")]
+    pub parent: ::prost::alloc::vec::Vec<u8>,
+}
+/// Reads a slot of the disk cache into a block of the KV cache. The read fails if the slot does not
+/// hold the block with this hash.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DiskRead {
+    #[prost(uint32, tag = "1")]
+    pub slot: u32,
+    #[prost(uint32, tag = "2")]
+    pub block: u32,
+    #[prost(bytes = "vec", tag = "3")]
+    pub hash: ::prost::alloc::vec::Vec<u8>,
 }
 /// The masks of the rows of a step whose masks follow. There is exactly one such message for each
 /// step with such rows. It is sent after its step, in the order of the steps, and the shard needs it
@@ -371,6 +406,24 @@ pub struct Ready {
     /// Number of adapters that are loaded.
     #[prost(uint32, tag = "34")]
     pub adapters: u32,
+    /// Number of slots of the disk cache; 0 if there is none.
+    #[prost(uint32, tag = "35")]
+    pub disk_slots: u32,
+    /// The slots of the disk cache with the blocks that earlier processes have written, in the order
+    /// of the writes.
+    #[prost(message, repeated, tag = "36")]
+    pub disk_entries: ::prost::alloc::vec::Vec<DiskEntry>,
+}
+/// A slot of the disk cache that holds a block.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DiskEntry {
+    #[prost(uint32, tag = "1")]
+    pub slot: u32,
+    /// As in DiskWrite.
+    #[prost(bytes = "vec", tag = "2")]
+    pub hash: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bytes = "vec", tag = "3")]
+    pub parent: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MemoryItem {
@@ -419,6 +472,16 @@ pub struct StepOutput {
     /// in the other lists.
     #[prost(message, repeated, tag = "9")]
     pub errors: ::prost::alloc::vec::Vec<RowError>,
+    /// The indices of the step's reads from the disk cache that failed on any rank, in ascending
+    /// order. Their blocks hold nothing useful.
+    #[prost(uint32, repeated, tag = "10")]
+    pub failed_disk_reads: ::prost::alloc::vec::Vec<u32>,
+    /// Number of the step's writes to the disk cache that failed on any rank.
+    #[prost(uint32, tag = "11")]
+    pub failed_disk_writes: u32,
+    /// Time of the step's copies between the KV cache and the disk cache. It is part of step_micros.
+    #[prost(uint64, tag = "12")]
+    pub disk_micros: u64,
 }
 /// Why a row has no result. The sequence in the slot has failed; other sequences are not affected,
 /// and the shard goes on. The router ends the sequence and releases its slot. A step that was sent

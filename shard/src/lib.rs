@@ -8,6 +8,7 @@
 mod classifier;
 pub mod collective;
 pub mod decoder;
+mod disk_cache;
 mod error;
 mod host_memory;
 mod null;
@@ -24,8 +25,8 @@ mod worker;
 pub use error::Error;
 pub use millrace_proto::handshake::Secret;
 pub use options::{
-    AdapterOptions, AllReduce, DeviceKind, GpuMemory, NullCosts, NullOptions, PreviousPool, RankPlacement,
-    RouterAddress, ShardOptions, WeightCacheOptions,
+    AdapterOptions, AllReduce, DeviceKind, DiskCacheOptions, GpuMemory, NullCosts, NullOptions, PreviousPool,
+    RankPlacement, RouterAddress, ShardOptions, WeightCacheOptions,
 };
 pub use platform::{
     GpuRequirement, HostCollectives, HostPlatform, OpenDevice, Platform, check_gpu_requirements, usable_gpus,

@@ -165,6 +165,8 @@ pub struct ShardOptions {
     pub exact_activations: bool,
     /// Cache of packed weights on the CPU, if there is to be one.
     pub weight_cache: Option<WeightCacheOptions>,
+    /// Cache of evicted blocks on disk, if there is to be one.
+    pub disk_cache: Option<DiskCacheOptions>,
     /// Format of the KV cache. If absent, the type of the weights.
     #[serde(with = "kv_format_name")]
     pub kv_cache_dtype: Option<KvFormat>,
@@ -218,6 +220,19 @@ pub struct WeightCacheOptions {
     pub folder: PathBuf,
     /// Whether weights stay in the mapped file instead of being copied to memory of the process.
     pub map: bool,
+}
+
+/// A cache of evicted blocks of the KV cache in files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskCacheOptions {
+    /// The folder of the files.
+    pub folder: PathBuf,
+    /// Maximum size of the files of all ranks together, in bytes.
+    pub bytes: u64,
+    /// A name of this run of the server. Files of another run are not used. If absent, files of
+    /// earlier runs are used.
+    pub run: Option<String>,
 }
 
 /// Writes an element type as its name.
@@ -276,6 +291,11 @@ mod tests {
             quantize: Some(Quantize::Fp8),
             exact_activations: true,
             weight_cache: Some(WeightCacheOptions { folder: "/var/cache/weights".into(), map: true }),
+            disk_cache: Some(DiskCacheOptions {
+                folder: "/var/cache/kv".into(),
+                bytes: 1 << 40,
+                run: Some("7".into()),
+            }),
             kv_cache_dtype: None,
             max_total_tokens: Some(4096),
             max_batch_total_tokens: None,

@@ -18,6 +18,7 @@ use millrace_proto::{
 use crate::Error;
 use crate::classifier::Classifier;
 use crate::decoder::Decoder;
+use crate::disk_cache::{CopyResults, DiskCache};
 use crate::pooling::PooledStates;
 use crate::state::{Batch, Scoring, SlotTable, StepError};
 use crate::step_engine::{AwaitedMasks, StepEngine};
@@ -37,6 +38,8 @@ pub(crate) struct Worker<B: Backend> {
     limits: ShardLimits,
     /// The source of weights that the device reads in each step.
     source: Option<Box<dyn WeightSource>>,
+    /// The blocks on disk, if there is to be a disk cache.
+    disk: Option<DiskCache>,
     /// The last step, if it waits for its masks. The device has no part in a step without tokens.
     waiting: Option<(StepProgress, Option<UnmaskedStep>)>,
     /// Steps that were submitted with their masks and not answered, oldest first.
@@ -68,6 +71,7 @@ struct StepProgress {
     forward: Duration,
     scored: Vec<proto::Scored>,
     pooled: Vec<proto::Pooled>,
+    copies: CopyResults,
 }
 
 impl<B: Backend> Worker<B> {
@@ -100,12 +104,37 @@ impl<B: Backend> Worker<B> {
             model,
             limits,
             source,
+            disk: None,
             waiting: None,
             in_flight: VecDeque::with_capacity(depth),
             spare: (0..depth).map(|_| Batch::new(&limits)).collect(),
             sampled: SampledRows::with_capacity(limits.max_outputs()),
             answered: Instant::now(),
         })
+    }
+
+    /// Opens a disk cache with `open`, and uses it from now on. Returns what `open` returns beside
+    /// the cache.
+    ///
+    /// # Errors
+    /// If `open` fails.
+    pub(crate) fn open_disk<T>(
+        &mut self,
+        open: impl FnOnce(&B, &mut Decoder<B>) -> Result<(DiskCache, T), Error>,
+    ) -> Result<T, Error> {
+        let LoadedModel { backend, decoder, .. } = &mut self.model;
+        let (disk, beside) = open(backend, decoder)?;
+        self.disk = Some(disk);
+        Ok(beside)
+    }
+
+    /// Does the copies of a step between the KV cache and the disk cache.
+    fn copy_blocks(&mut self, step: &Step) -> Result<CopyResults, Error> {
+        let Worker { model: LoadedModel { backend, decoder, .. }, disk, limits, .. } = self;
+        match disk {
+            Some(disk) => disk.copy(step, limits.num_blocks, backend, decoder),
+            None => DiskCache::check_none(step, limits.num_blocks),
+        }
     }
 
     /// Returns the backend.
@@ -305,6 +334,7 @@ impl<B: Backend> StepEngine for Worker<B> {
 
     fn submit(&mut self, step: &Step) -> Result<(), Error> {
         let submitted = Instant::now();
+        let copies = self.copy_blocks(step)?;
         let Worker { queue, model, .. } = self;
         let mut batch = self.spare.pop().unwrap_or_else(|| Batch::new(&self.limits));
         let wrong = |source: StepError| Error::Step { id: step.id, source };
@@ -318,7 +348,7 @@ impl<B: Backend> StepEngine for Worker<B> {
             model.backend.admit(queue, slot, tokens, params)?;
         }
         let (forward, scored, pooled) = Default::default();
-        let mut progress = StepProgress { id: step.id, batch, submitted, forward, scored, pooled };
+        let mut progress = StepProgress { id: step.id, batch, submitted, forward, scored, pooled, copies };
         let mut open = None;
         if !progress.batch.tokens.is_empty() {
             let since = Instant::now();
@@ -375,7 +405,7 @@ impl<B: Backend> StepEngine for Worker<B> {
     }
 
     fn collect(&mut self) -> Result<StepOutput, Error> {
-        let (StepProgress { id, mut batch, submitted, forward, scored, pooled }, finished) =
+        let (StepProgress { id, mut batch, submitted, forward, scored, pooled, copies }, finished) =
             self.in_flight.pop_front().ok_or(Error::OutOfPlace)?;
         if let Some(step) = finished {
             self.model.backend.collect(&mut self.queue, step, &mut self.sampled)?;
@@ -406,6 +436,9 @@ impl<B: Backend> StepEngine for Worker<B> {
             forward_micros: forward.as_micros() as u64,
             collective_micros: self.model.decoder.take_collective_time().as_micros() as u64,
             idle_micros: 0,
+            failed_disk_reads: copies.failed_reads,
+            failed_disk_writes: copies.failed_writes,
+            disk_micros: copies.elapsed.as_micros() as u64,
         }))
     }
 }

@@ -20,6 +20,7 @@ mod convert_command;
 mod cuda_sim;
 mod cuda_sim_ranks;
 mod demo_model;
+mod disk_cache;
 mod drafts;
 mod embedders;
 mod embeddings;

@@ -38,20 +38,20 @@ pub(super) enum Cache {
 #[derive(Debug)]
 pub(super) struct Pages<T: Element> {
     /// `[blocks, heads, ceil(key_dim / pack), block_size, pack]`
-    k: Memory<T>,
+    pub(super) k: Memory<T>,
     /// `[blocks, heads, block_size / pack, padded value_dim, pack]`
-    v: Memory<T>,
+    pub(super) v: Memory<T>,
     layout: PageLayout,
 }
 
 /// Keys and values as bytes, and their scales.
 #[derive(Debug)]
 pub(super) struct BytePages {
-    bytes: Pages<i8>,
+    pub(super) bytes: Pages<i8>,
     /// `[blocks, heads, block_size]`
-    key_scales: Memory<f32>,
+    pub(super) key_scales: Memory<f32>,
     /// `[blocks, heads, block_size]`
-    value_scales: Memory<f32>,
+    pub(super) value_scales: Memory<f32>,
 }
 
 /// The order of the numbers in a cache.

@@ -20,6 +20,7 @@ mod gemm;
 mod heads;
 mod inputs;
 mod kv;
+mod kv_blocks;
 mod latent;
 pub mod limits;
 mod loading;

@@ -100,6 +100,12 @@ impl<T: Plain> Memory<T> {
     }
 
     /// Returns the bytes of the elements.
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: the array owns the bytes of `len` initialized elements, which are plain numbers.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len * size_of::<T>()) }
+    }
+
+    /// Returns the bytes of the elements for writing.
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: the array owns the bytes of `len` elements, and every bit pattern that is written
         // to them is a number.

@@ -11,7 +11,7 @@ use millrace_backend::{
 use super::memory::Shared;
 use super::queue::Queue;
 use super::simd::{Extension, Kernel, Simd, Target};
-use super::{Buf, Cpu};
+use super::{Buf, Cpu, Kv};
 
 impl StepQueue for Cpu {
     type FinishedStep = SynchronousStep;
@@ -99,6 +99,20 @@ impl Backend for Cpu {
     fn name(&self) -> String {
         let threads = self.threads();
         format!("cpu ({}, {threads} {})", self.isa().name(), if threads == 1 { "thread" } else { "threads" })
+    }
+
+    fn block_bytes(&self, kv: &Kv) -> Option<usize> {
+        Some(kv.block_bytes())
+    }
+
+    fn read_block(&self, kv: &Kv, block: usize, bytes: &mut [u8]) -> Result<()> {
+        kv.read_block(block, bytes);
+        Ok(())
+    }
+
+    fn write_block(&self, kv: &mut Kv, block: usize, bytes: &[u8]) -> Result<()> {
+        kv.write_block(block, bytes);
+        Ok(())
     }
 }
 

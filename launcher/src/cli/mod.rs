@@ -7,6 +7,7 @@ mod bench;
 mod bench_http;
 mod completions;
 mod convert;
+mod disk_cache;
 mod download;
 mod elsewhere;
 mod engine;
@@ -36,6 +37,7 @@ pub(crate) use bench::BenchArgs;
 pub(crate) use bench_http::{BenchHttpArgs, BenchRoute};
 pub(crate) use completions::{CompletionsArgs, ManArgs};
 pub(crate) use convert::ConvertArgs;
+pub(crate) use disk_cache::{DiskCacheArgs, KvDisk};
 pub(crate) use download::DownloadArgs;
 pub(crate) use elsewhere::known_elsewhere;
 pub(crate) use engine::{EngineArgs, GPU_BATCH, GPU_PREFILL_TOKENS};
@@ -242,6 +244,8 @@ pub(crate) struct ServeArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) disk_cache: DiskCacheArgs,
     #[command(flatten)]
     pub(crate) adapters: AdapterArgs,
     #[command(flatten)]

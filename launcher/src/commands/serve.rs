@@ -18,6 +18,7 @@ use crate::adapters::ServedAdapters;
 use crate::cli::{DeviceArg, EngineArgs, GenerationConfig, HttpArgs, KvEventsArg, ModelArgs, ServeArgs};
 use crate::commands::env::Environment;
 use crate::commands::node;
+use crate::disk_cache::DiskFolder;
 use crate::hub::{BackgroundDownload, DownloadProgress, WeightDownload};
 use crate::model::{download_weights, fetch};
 use crate::nodes::{LeaderOptions, Role};
@@ -38,6 +39,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let ServeArgs {
         mut model,
         mut engine,
+        disk_cache,
         adapters,
         http,
         nodes,
@@ -63,6 +65,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     }
     adapters.warning().iter().for_each(|warning| tracing::warn!("{warning}"));
     let adapters = ServedAdapters::find(&adapters, &model, engine.device)?;
+    let disk_cache = DiskFolder::open(&disk_cache, &engine, nodes.count())?;
     let leader = match nodes.role(engine.num_shard())? {
         Role::Worker(worker) => {
             if let Some(weights) = weights {
@@ -80,7 +83,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     }
     allow_files(http.max_connections);
     let runtime = runtime(&engine)?;
-    let loading = Loading { leader, weights, adapters, json_output };
+    let loading = Loading { leader, weights, adapters, disk_cache, json_output };
     let result = runtime.block_on(serve_http(&model, &engine, &http, &telemetry, loading));
     // Blocking work of ended requests is not awaited, because nobody needs its results.
     runtime.shutdown_background();
@@ -107,6 +110,8 @@ struct Loading {
     weights: Option<WeightDownload>,
     /// The adapters that requests may name.
     adapters: ServedAdapters,
+    /// The folder of the disk cache, if there is to be one.
+    disk_cache: Option<DiskFolder>,
     /// Whether the log is JSON, beside which no bar is drawn.
     json_output: bool,
 }
@@ -119,7 +124,7 @@ async fn serve_http(
     telemetry: &TelemetryArgs,
     loading: Loading,
 ) -> Result<()> {
-    let Loading { leader, weights, adapters, json_output } = loading;
+    let Loading { leader, weights, adapters, disk_cache, json_output } = loading;
     let (tls, connections) = (http.tls()?, http.connections()?);
     let scheme = if tls.is_some() { "https" } else { "http" };
     let longest = engine.max_total_tokens.unwrap_or(LONGEST_MEASURED) as usize;
@@ -146,6 +151,7 @@ async fn serve_http(
     let serving = ServingOptions {
         limits: request_limits(http, engine),
         adapters,
+        disk_cache,
         max_queue_requests: http.max_queue_requests,
         max_queue_tokens: http.max_queue_tokens,
         queue_timeout: http.queue_timeout.map(Duration::from_secs_f64),

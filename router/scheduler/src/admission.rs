@@ -40,7 +40,7 @@ const MAX_WAITING_FOR_PREFIX: usize = 128;
 enum NotNow {
     /// There are no blocks for it, or it awaits its mask.
     DoesNotFit,
-    /// A running sequence is computing its prefix.
+    /// A running sequence is computing its prefix, or the prefix is being read from disk.
     WaitsForPrefix,
 }
 
@@ -82,7 +82,9 @@ impl Scheduler {
                 break;
             }
             let preempted = self.preempt_for_priority(&candidates, &pass.producers, bytes);
-            let candidate = match preempted.or_else(|| self.preempt_for_slot(&candidates, &pass.producers)) {
+            let preempted = preempted.or_else(|| self.preempt_for_slot(&candidates, &pass.producers));
+            let is_chosen = preempted.is_none();
+            let candidate = match preempted {
                 // Others have left for this sequence, so no other sequence is chosen.
                 Some(id) => {
                     pass = self.admission_pass();
@@ -92,6 +94,11 @@ impl Scheduler {
                 None => self.choose(&candidates, &mut pass),
             };
             let Some(Candidate { id, len, prefix, .. }) = candidate else { break };
+            let passed = || candidates.iter().copied().take_while(|&other| other != id).collect::<Vec<_>>();
+            if is_chosen && self.begin_restore(id, &prefix, &passed()) {
+                pass.passed_over.insert(id, NotNow::WaitsForPrefix);
+                continue;
+            }
             // If the admission does not fit the frame, the sequence is considered first again in
             // the next step.
             let sampling = self.waiting.get(id).map_or(0, |sequence| sequence.sampling_bytes);
@@ -108,8 +115,7 @@ impl Scheduler {
             if self.waiting.get(id).is_some_and(|sequence| !sequence.has_run) {
                 self.charge(id, len - cached);
             }
-            let overtaken: Vec<SeqId> = candidates.into_iter().take_while(|&other| other != id).collect();
-            let sequence = self.waiting.admit(id, &overtaken);
+            let sequence = self.waiting.admit(id, &passed());
             let (Some(sequence), Some(slot)) = (sequence, self.free_slots.pop()) else { break };
             self.hit_tokens += cached as u64;
             self.miss_tokens += (len - cached) as u64;
@@ -204,7 +210,7 @@ impl Scheduler {
             return Err(NotNow::DoesNotFit);
         }
         let prefix = self.prefix_of(sequence);
-        if self.waits_for_prefix(sequence, &prefix, producers) {
+        if self.waits_for_disk(sequence, &prefix) || self.waits_for_prefix(sequence, &prefix, producers) {
             return Err(NotNow::WaitsForPrefix);
         }
         if self.fits(sequence, &prefix, prompts, &[]) { Ok(prefix) } else { Err(NotNow::DoesNotFit) }

@@ -29,8 +29,11 @@ impl Scheduler {
         let expected = self.in_flight.front().ok_or(MalformedAnswer::NoStepInFlight(output.step))?;
         expected.check(&output, self.limits.vocab_size)?;
         let Some(step) = self.in_flight.pop_front() else { return Ok(Vec::new()) };
-        let StepOutput { sampled, scored, pooled, errors, step_micros, .. } = output;
-        self.costs.observe(&step.load, step_micros);
+        self.apply_copies(&step, &output);
+        let StepOutput { sampled, scored, pooled, errors, step_micros, disk_micros, .. } = output;
+        if !step.rows.is_empty() {
+            self.costs.observe(&step.load, step_micros.saturating_sub(disk_micros));
+        }
         let mut errors: HashMap<u32, RowError> =
             errors.into_iter().map(|error| (error.slot, error)).collect();
         let applied = self.accept_rows(step.step, &step.rows, &sampled, &errors);

@@ -7,6 +7,7 @@ use millrace_proto::{RowError, Sampled, StepOutput, TokenLogprob};
 
 use super::cache::CheckpointId;
 use super::cost_model::StepLoad;
+use super::disk_copies::CopiesInFlight;
 use super::id::{SeqId, SlotId};
 
 /// A step that was planned and has not been answered.
@@ -16,6 +17,8 @@ pub(super) struct StepInFlight {
     /// In the order of the step's rows.
     pub(super) rows: Vec<RowInFlight>,
     pub(super) load: StepLoad,
+    /// The copies between the KV cache and the disk cache.
+    pub(super) copies: CopiesInFlight,
     /// Whether masks follow the step that have not been sent.
     pub(super) awaits_masks: bool,
 }
@@ -87,6 +90,9 @@ pub enum MalformedAnswer {
     /// The tokens of a row are not the ones that its drafts lead to.
     #[error("step {step} has tokens for slot {slot} that do not follow from its drafts")]
     Drafts { step: u64, slot: u32 },
+    /// Failed reads that are not reads of the step, once each and in order.
+    #[error("step {step} reports failed reads from disk that do not match its reads")]
+    DiskReads { step: u64 },
     /// A token that is not in the model's vocabulary.
     #[error("step {step} sampled token {token}, which is outside the vocabulary of {vocab_size}")]
     UnknownToken { step: u64, token: u32, vocab_size: usize },
@@ -94,9 +100,9 @@ pub enum MalformedAnswer {
 
 impl StepInFlight {
     /// A step with these rows.
-    pub(super) fn new(step: u64, rows: Vec<RowInFlight>, load: StepLoad) -> Self {
+    pub(super) fn new(step: u64, rows: Vec<RowInFlight>, load: StepLoad, copies: CopiesInFlight) -> Self {
         let awaits_masks = rows.iter().any(|row| row.mask_follows);
-        StepInFlight { step, rows, load, awaits_masks }
+        StepInFlight { step, rows, load, copies, awaits_masks }
     }
 
     /// The rows whose masks follow.
@@ -112,6 +118,11 @@ impl StepInFlight {
         }
         if self.awaits_masks {
             return Err(MalformedAnswer::BeforeMasks { step });
+        }
+        let failed = &output.failed_disk_reads;
+        let is_ordered = failed.is_sorted_by(|a, b| a < b);
+        if !is_ordered || failed.last().is_some_and(|&last| last as usize >= self.copies.reads.len()) {
+            return Err(MalformedAnswer::DiskReads { step });
         }
         let failed = self.check_errors(output)?;
         let rows = || self.rows.iter().filter(|row| !failed.contains_key(&row.slot.0));

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 
+use super::cache::DiskRestore;
 use super::id::SeqId;
 use super::request::Tenant;
 use super::running::RunningSequence;
@@ -62,9 +63,11 @@ impl Scheduler {
         let users = self
             .running
             .iter()
-            .map(|RunningSequence { sequence, table, .. }| (table, sequence.block_hashes.as_slice()));
+            .map(|RunningSequence { sequence, table, .. }| (table, sequence.block_hashes.as_slice()))
+            .chain(self.copies.restores().map(DiskRestore::table));
         let rows = self.in_flight.iter().flat_map(|step| &step.rows);
         let reserved: Vec<_> = rows.filter_map(|row| row.saves).collect();
+        self.cache.check_disk(&self.copies.restores().collect::<Vec<_>>())?;
         self.cache.check_integrity(&users.collect::<Vec<_>>(), &reserved)
     }
 }

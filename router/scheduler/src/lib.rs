@@ -76,6 +76,11 @@
 //! ([`SchedulerOptions::drafts`]). The shard verifies all of them in the time of a step that is a
 //! little longer ([`drafts`]).
 //!
+//! # A cache on disk
+//!
+//! Shards may hold blocks in files as well. Steps then carry copies between blocks and files, and
+//! a sequence whose prefix was evicted gets it from there ([`disk`]).
+//!
 //! # Adapters
 //!
 //! A request may name an adapter of the model ([`AdapterId`]). Sequences with different adapters
@@ -94,6 +99,8 @@ mod admission_order;
 mod apply;
 mod cache;
 mod cost_model;
+mod disk;
+mod disk_copies;
 mod drafter;
 mod drafts;
 mod fair_share;
@@ -126,6 +133,8 @@ mod state_checkpoints;
 mod stats;
 mod tenant_time;
 
+#[cfg(any(test, feature = "test-support"))]
+mod test_disk;
 #[cfg(any(test, feature = "test-support"))]
 pub mod test_support;
 #[cfg(test)]

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use millrace_proto::Step;
+use millrace_proto::{Row, Step};
 
 use super::cost_model::StepLoad;
+use super::disk_copies::StepCopies;
 use super::frame_budget::FrameBudget;
-use super::in_flight::StepInFlight;
-use super::planned::PlannedStep;
+use super::in_flight::{RowInFlight, StepInFlight};
+use super::planned::{Admitted, PlannedStep};
 use super::prompt_shares;
 use super::running::RunningSequence;
 use super::state::Scheduler;
@@ -23,7 +24,15 @@ impl Scheduler {
         self.share_step();
         let planned = self.plan_rows();
         // If none of the chosen rows can run, others may.
-        if planned.is_none() && self.release_held() { self.plan_rows() } else { planned }
+        let planned = if planned.is_none() && self.release_held() { self.plan_rows() } else { planned };
+        planned.or_else(|| self.plan_copies_alone())
+    }
+
+    /// Plans a step without rows, if blocks are to be copied.
+    fn plan_copies_alone(&mut self) -> Option<PlannedStep> {
+        let mut bytes = FrameBudget::for_decodes(&self.limits);
+        let copies = self.plan_copies(false, &mut bytes);
+        (!copies.is_empty()).then(|| self.send(Vec::new(), Vec::new(), copies))
     }
 
     /// Plans the rows that are not held.
@@ -39,8 +48,6 @@ impl Scheduler {
         self.schedule_drafts(&mut bytes);
         self.reserve_checkpoints();
 
-        let admit = admitted.iter().filter_map(|new| self.position(new.sequence));
-        let admit = admit.map(|index| self.running[index].admission()).collect();
         let next_step = self.next_step;
         let mut rows: Vec<_> = self
             .running
@@ -57,17 +64,33 @@ impl Scheduler {
         }
         // The protocol requires decodes before chunks of prompts.
         rows.sort_by_key(|(decodes, ..)| !decodes);
+        let decodes = rows.first().is_some_and(|&(decodes, ..)| decodes);
+        let copies = self.plan_copies(decodes, &mut bytes);
+        let rows = rows.into_iter().map(|(_, row, expected)| (row, expected)).collect();
+        Some(self.send(admitted, rows, copies))
+    }
 
+    /// Makes a step of its parts, and notes that it is in flight.
+    fn send(
+        &mut self,
+        admitted: Vec<Admitted>,
+        rows: Vec<(Row, RowInFlight)>,
+        copies: StepCopies,
+    ) -> PlannedStep {
+        let admit = admitted.iter().filter_map(|new| self.position(new.sequence));
+        let admit = admit.map(|index| self.running[index].admission()).collect();
         let id = self.next_step;
         self.next_step += 1;
-        let (rows, expected): (Vec<_>, _) =
-            rows.into_iter().map(|(_, row, expected)| (row, expected)).unzip();
+        let (rows, expected): (Vec<_>, _) = rows.into_iter().unzip();
         let mut load = StepLoad::default();
         rows.iter().for_each(|row| load.add_row(row));
-        let duration = Duration::from_micros(self.costs.predict(&load) as u64);
-        self.in_flight.push_back(StepInFlight::new(id, expected, load));
+        let computes = if rows.is_empty() { 0.0 } else { self.costs.predict(&load) };
+        let duration = Duration::from_micros((computes + self.predict_copies(&copies)) as u64);
         let release = self.released.drain(..).map(|slot| slot.0).collect();
-        Some(PlannedStep { step: Step { id, release, admit, rows }, admitted, duration })
+        let mut step = Step { id, release, admit, rows, ..Step::default() };
+        let copies = copies.add_to(&mut step);
+        self.in_flight.push_back(StepInFlight::new(id, expected, load, copies));
+        PlannedStep { step, admitted, duration }
     }
 
     /// Plans one token for each sequence that decodes, first sequence first. If blocks run out, the
@@ -82,7 +105,7 @@ impl Scheduler {
             if !decodes || self.cache.cover(&mut running.table, positions) {
                 running.plan(usize::from(decodes), &self.limits, bytes);
                 index += 1;
-            } else if !self.drop_spares() {
+            } else if !self.drop_spares() && !self.abandon_restore() {
                 self.preempt_last();
             }
         }

@@ -9,7 +9,7 @@ use super::id::SeqId;
 /// A step to be sent to the shards.
 #[derive(Debug)]
 pub struct PlannedStep {
-    /// The message. It has at least one row.
+    /// The message. It has at least one row, or copies of the disk cache.
     pub step: Step,
     /// The sequences that left the queue for this step. A preempted sequence leaves the queue again
     /// later.

@@ -64,15 +64,21 @@ impl WaitingQueue {
 
     /// Removes a sequence and charges its work to the sequences that it overtakes.
     pub(super) fn admit(&mut self, id: SeqId, overtaken: &[SeqId]) -> Option<Sequence> {
+        self.overtake(id, overtaken);
         let mut admitted = self.remove(id)?;
+        admitted.overtaken = 0;
+        (admitted.has_run, admitted.gave_slot, admitted.restored) = (true, false, false);
+        Some(admitted)
+    }
+
+    /// Charges the work of a sequence to the sequences that it overtakes.
+    pub(super) fn overtake(&mut self, id: SeqId, overtaken: &[SeqId]) {
+        let work = self.sequences.get(&id).map_or(0, Sequence::max_positions);
         for passed in overtaken {
             if let Some(sequence) = self.sequences.get_mut(passed) {
-                sequence.overtaken += admitted.max_positions();
+                sequence.overtaken += work;
             }
         }
-        admitted.overtaken = 0;
-        (admitted.has_run, admitted.gave_slot) = (true, false);
-        Some(admitted)
     }
 
     /// Removes all sequences.

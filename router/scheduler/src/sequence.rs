@@ -28,6 +28,9 @@ pub(super) struct Sequence {
     pub(super) has_run: bool,
     /// Whether the sequence has left its slot to another tenant.
     pub(super) gave_slot: bool,
+    /// Whether blocks of the sequence have been read from disk, or are being read, since it is in
+    /// the queue.
+    pub(super) restored: bool,
     /// The prompt, and the generated tokens that have been accepted.
     pub(super) tokens: Vec<u32>,
     /// The hashes of the full blocks of `tokens`.
@@ -101,6 +104,7 @@ impl Sequence {
             adapter,
             has_run: false,
             gave_slot: false,
+            restored: false,
             block_hashes: hashed.unwrap_or_else(|| BlockHashes::new(adapter, salt, block_size)),
             prompt_len: request.prompt.len(),
             tokens: request.prompt,

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use super::cache::{CacheEvent, KvCache};
 use super::cost_model::{StepCostModel, StepLoad};
+use super::disk_copies::DiskCopies;
 use super::fair_share::FairShares;
 use super::id::{SeqId, SlotId};
 use super::in_flight::StepInFlight;
@@ -30,6 +31,8 @@ pub struct Scheduler {
     /// Free slots whose release has not been sent to the shards.
     pub(super) released: Vec<SlotId>,
     pub(super) cache: KvCache,
+    /// The copies between the KV cache and the disk cache.
+    pub(super) copies: DiskCopies,
     pub(super) costs: StepCostModel,
     pub(super) next_step: u64,
     /// Steps planned and not answered, oldest first.
@@ -71,6 +74,7 @@ impl Scheduler {
             free_slots: all_slots(&limits),
             released: Vec::new(),
             cache,
+            copies: DiskCopies::new(),
             costs: StepCostModel::default(),
             next_step: 0,
             in_flight: VecDeque::new(),
@@ -139,7 +143,8 @@ impl Scheduler {
         self.update(id, |sequence| sequence.release(generated, mask));
     }
 
-    /// Starts again with new shards that have no state. Every sequence is in the queue, at its
+    /// Starts again with new shards that have no state but that of their disk cache
+    /// ([`open_disk_cache`](Self::open_disk_cache)). Every sequence is in the queue, at its
     /// place in the order and with the tokens that have come back; steps in flight and computed
     /// blocks are gone. Ids do not change.
     ///
@@ -148,6 +153,7 @@ impl Scheduler {
     pub fn recover(&mut self, limits: SchedulerLimits) -> Vec<(SeqId, InfeasibleRequest)> {
         self.limits = limits;
         self.in_flight.clear();
+        self.copies.clear();
         self.released.clear();
         self.free_slots = all_slots(&limits);
         self.cache.renew(limits.num_blocks, limits.block_size);
@@ -156,6 +162,7 @@ impl Scheduler {
         let mut refused = Vec::new();
         for mut sequence in self.waiting.drain().chain(running) {
             sequence.lose_pending();
+            sequence.restored = false;
             match sequence.check(&limits) {
                 Ok(()) => {
                     sequence.block_hashes.resize(self.cache.hashed_block_size(), &sequence.tokens);
@@ -206,6 +213,11 @@ impl Scheduler {
             prefix_miss_tokens: self.miss_tokens,
             prefix_evicted_blocks: self.cache.evictions(),
             state_checkpoints: self.cache.saved_states(),
+            disk_blocks: self.cache.disk_blocks(),
+            disk_read_blocks: self.copies.read_blocks,
+            disk_written_blocks: self.copies.written_blocks,
+            disk_failed_reads: self.copies.failed_reads,
+            disk_failed_writes: self.copies.failed_writes,
         }
     }
 

@@ -38,4 +38,14 @@ pub struct SchedulerStats {
     pub prefix_evicted_blocks: u64,
     /// Checkpoints of recurrent states with which sequences can begin.
     pub state_checkpoints: usize,
+    /// Blocks that the disk cache holds.
+    pub disk_blocks: usize,
+    /// Total number of blocks that were read from the disk cache.
+    pub disk_read_blocks: u64,
+    /// Total number of blocks that were written to the disk cache.
+    pub disk_written_blocks: u64,
+    /// Total number of reads from the disk cache that failed. Their blocks were computed.
+    pub disk_failed_reads: u64,
+    /// Total number of writes to the disk cache that failed.
+    pub disk_failed_writes: u64,
 }

@@ -16,6 +16,7 @@ use millrace_proto::{
     Sampling, Scored, Step, StepOutput, TokenLogprob,
 };
 
+pub use crate::test_disk::PretendDisk;
 use crate::{Finish, Mask, Request, SchedulerLimits};
 
 /// A shard without a model that checks each step.
@@ -30,6 +31,8 @@ pub struct PretendShard {
     holders: Vec<u32>,
     /// The saved recurrent states.
     checkpoints: Vec<Option<RecurrentState>>,
+    /// The disk cache. It may be replaced between two steps.
+    pub disk: PretendDisk,
 }
 
 /// A recurrent state: a digest of all tokens up to a position.
@@ -220,6 +223,7 @@ impl PretendShard {
             cache: vec![0; limits.num_blocks * limits.block_size],
             holders: vec![0; limits.num_blocks],
             checkpoints: vec![None; limits.state_checkpoints],
+            disk: PretendDisk::default(),
         }
     }
 
@@ -245,11 +249,13 @@ impl PretendShard {
             let left = left.ok_or_else(|| format!("release of slot {slot}, which is free"))?;
             left.table.iter().for_each(|&block| self.holders[block as usize] -= 1);
         }
+        let copied = self.disk.copy(step, &mut self.cache, &self.holders)?;
         step.admit.iter().try_for_each(|admission| self.admit(admission))?;
 
         let slots: HashSet<u32> = step.rows.iter().map(|row| row.slot).collect();
         ensure(slots.len() == step.rows.len(), || "two rows for one slot".into())?;
-        ensure(!step.rows.is_empty(), || "a step without rows".into())?;
+        let copies = step.disk_erasures.len() + step.disk_writes.len() + step.disk_reads.len();
+        ensure(!step.rows.is_empty() || copies > 0, || "a step without rows and copies".into())?;
         let drafts: usize = step.rows.iter().map(|row| row.drafts.len()).sum();
         ensure(drafts <= self.limits.max_drafts, || format!("{drafts} drafts in one step"))?;
         let tokens = drafts + step.rows.iter().map(|row| row.count as usize).sum::<usize>();
@@ -282,7 +288,16 @@ impl PretendShard {
             scored.extend(scores);
             pooled.extend(self.pool(row)?);
         }
-        Ok(StepOutput { step: step.id, sampled, scored, pooled, errors, ..Default::default() })
+        Ok(StepOutput {
+            step: step.id,
+            sampled,
+            scored,
+            pooled,
+            errors,
+            failed_disk_reads: copied.failed_reads,
+            failed_disk_writes: copied.failed_writes,
+            ..Default::default()
+        })
     }
 
     fn admit(&mut self, admission: &Admission) -> Result<(), String> {

@@ -19,6 +19,8 @@ pub struct EngineConfig {
     pub bounds: AdmissionBounds,
     /// Whether computed prefixes are kept and shared.
     pub prefix_cache: bool,
+    /// Whether the disk cache, if there is one, is kept for the next server.
+    pub kv_persist: bool,
     /// Publishes the changes of the prefix cache, if anybody wants to know of them.
     pub kv_events: Option<KvEvents>,
     /// The order in which queued requests are started.
@@ -59,6 +61,7 @@ impl Default for EngineConfig {
             others: None,
             bounds: AdmissionBounds { in_flight: 128, queued: usize::MAX, queued_tokens: usize::MAX },
             prefix_cache: true,
+            kv_persist: false,
             kv_events: None,
             schedule: Schedule::default(),
             drafts: 0,

@@ -72,6 +72,14 @@ const PREFIX_EVICTIONS: &str = "millrace_prefix_cache_evicted_blocks_total";
 const PREFIX_BLOCKS: &str = "millrace_prefix_cache_blocks";
 /// Gauge: saved recurrent states.
 const STATE_CHECKPOINTS: &str = "millrace_state_checkpoints";
+/// Gauge: blocks that the disk cache holds.
+const DISK_BLOCKS: &str = "millrace_kv_disk_blocks";
+/// Counter: tokens whose keys and values were read from the disk cache.
+const DISK_READ: &str = "millrace_kv_disk_read_tokens_total";
+/// Counter: tokens whose keys and values were written to the disk cache.
+const DISK_WRITTEN: &str = "millrace_kv_disk_written_tokens_total";
+/// Counter by `kind`, `read` or `write`: copies of blocks from or to the disk cache that failed.
+const DISK_FAILED: &str = "millrace_kv_disk_failed_blocks_total";
 /// Gauge: tokens of waiting sequences.
 const QUEUE_TOKENS: &str = "millrace_queue_tokens";
 
@@ -200,6 +208,10 @@ pub(super) fn describe() {
     describe_counter!(PREFIX_EVICTIONS, Unit::Count, "Blocks evicted from the prefix cache");
     describe_gauge!(PREFIX_BLOCKS, Unit::Count, "Blocks that hold computed prefixes and nothing else");
     describe_gauge!(STATE_CHECKPOINTS, Unit::Count, "Saved recurrent states with which prompts can begin");
+    describe_gauge!(DISK_BLOCKS, Unit::Count, "Blocks that the disk cache holds");
+    describe_counter!(DISK_READ, Unit::Count, "Tokens of prefixes that were read from the disk cache");
+    describe_counter!(DISK_WRITTEN, Unit::Count, "Tokens that were written to the disk cache");
+    describe_counter!(DISK_FAILED, Unit::Count, "Blocks that could not be read or written, by kind");
     describe_gauge!(QUEUE_TOKENS, Unit::Count, "Tokens of waiting sequences");
 }
 
@@ -243,11 +255,16 @@ pub(super) struct StepTimer {
 }
 
 impl StepTimer {
-    /// Notes that a step is sent. A step with a chunk of a prompt counts as prefill. `waited_for`
-    /// is false if the shards were idle because there were no requests.
+    /// Notes that a step is sent. A step with a chunk of a prompt counts as prefill, and one
+    /// without rows, which copies blocks to or from disk, as copy. `waited_for` is false if the
+    /// shards were idle because there were no requests.
     pub(super) fn start(step: &Step, waited_for: bool) -> Self {
         let prefill = step.rows.iter().any(|row| row.count > 1);
-        let method = if prefill { "prefill" } else { "decode" };
+        let method = match step.rows.is_empty() {
+            true => "copy",
+            false if prefill => "prefill",
+            false => "decode",
+        };
         let tokens: u64 = step.rows.iter().map(|row| u64::from(row.count)).sum();
         counter!(BATCH_INFERENCE_COUNT, "method" => method).increment(1);
         counter!(STEP_TOKENS, "method" => method).increment(tokens);
@@ -328,5 +345,10 @@ pub(super) fn show(stats: &SchedulerStats, limits: &SchedulerLimits) {
     counter!(PREFIX_EVICTIONS).absolute(stats.prefix_evicted_blocks);
     gauge!(PREFIX_BLOCKS).set(stats.cached_blocks as f64);
     gauge!(STATE_CHECKPOINTS).set(stats.state_checkpoints as f64);
+    gauge!(DISK_BLOCKS).set(stats.disk_blocks as f64);
+    counter!(DISK_READ).absolute(stats.disk_read_blocks * block_size as u64);
+    counter!(DISK_WRITTEN).absolute(stats.disk_written_blocks * block_size as u64);
+    counter!(DISK_FAILED, "kind" => "read").absolute(stats.disk_failed_reads);
+    counter!(DISK_FAILED, "kind" => "write").absolute(stats.disk_failed_writes);
     gauge!(QUEUE_TOKENS).set(stats.waiting_tokens as f64);
 }

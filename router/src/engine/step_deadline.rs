@@ -54,8 +54,12 @@ impl StepDeadline {
         deadline
     }
 
-    /// The work of a step, in tokens.
+    /// The work of a step, in tokens; 0 for a step without rows, which copies blocks to or from
+    /// disk and tells nothing about the model.
     pub(super) fn work(&self, step: &Step) -> f64 {
+        if step.rows.is_empty() {
+            return 0.0;
+        }
         let row_positions = |row: &Row| {
             let keys = f64::from(row.start) + f64::from(row.count);
             f64::from(row.count) * (1.0 + keys / self.width)
@@ -74,6 +78,9 @@ impl StepDeadline {
 
     /// Learns from the time that a step with this much work has taken.
     pub(super) fn observe(&mut self, work: f64, took: Duration) {
+        if work == 0.0 {
+            return;
+        }
         let took = took.as_secs_f64();
         let slowest = &mut self.slowest[class(work)];
         // A single slow step is forgotten slowly.
@@ -155,6 +162,10 @@ mod tests {
         deadline.observe(512.0, seconds(0.001));
         assert_eq!(deadline.allowed(512.0), MIN_DEADLINE);
         assert_eq!(deadline.allowed(deadline.work(&step(&[]))), MIN_DEADLINE);
+        // A step that only copies blocks is not a fast step of the model.
+        let before = deadline.clone();
+        deadline.observe(deadline.work(&step(&[])), seconds(1e-6));
+        assert_eq!(deadline.slowest, before.slowest);
     }
 
     #[test]

@@ -38,6 +38,15 @@ pub trait Collective<B: Backend> {
         Ok(backend.add_norm(n, residual, branch, norm, out)?)
     }
 
+    /// Replaces `values` in host memory, the same number on every rank, by their sums over all
+    /// ranks.
+    ///
+    /// # Errors
+    /// If a rank is lost, or the ranks exchange values only between devices.
+    fn sum(&mut self, _values: &mut [f32]) -> Result<(), Error> {
+        Err(Error::Unsupported("--kv-disk on several GPUs".to_owned()))
+    }
+
     /// Allocates what [`Collective::all_gather`] needs for up to `rows` rows of `cols` columns from
     /// each rank. The decoder calls it once, before any all-gather.
     ///

@@ -80,6 +80,15 @@ impl<B: Backend> RankGroup<B> {
         }
     }
 
+    /// Replaces `values` in host memory by their sums over all ranks.
+    pub(super) fn sum(&mut self, values: &mut [f32]) -> Result<(), Error> {
+        match self {
+            RankGroup::Alone => Ok(()),
+            RankGroup::Member(member) => member.collective.sum(values),
+            RankGroup::Pipeline(member) => member.collective.sum(values),
+        }
+    }
+
     /// Replaces the summands of this rank in the first `n` rows of `buf` by the sum over all ranks.
     pub(super) fn all_reduce(&mut self, backend: &B, n: usize, buf: &mut B::Buf) -> Result<(), Error> {
         match self {

@@ -108,6 +108,16 @@ impl<B: Backend> LayerStack<B> {
         Ok(LayerStack { layers, hidden: spec.hidden, plan, weights, kv, recurrent_states, buffers })
     }
 
+    /// Iterates over the KV caches, in the order of their layers.
+    pub(super) fn caches(&self) -> impl Iterator<Item = &B::Kv> {
+        self.kv.iter().flatten()
+    }
+
+    /// Iterates over the KV caches for writing.
+    pub(super) fn caches_mut(&mut self) -> impl Iterator<Item = &mut B::Kv> {
+        self.kv.iter_mut().flatten()
+    }
+
     /// Copies the recurrent states of sequences, in all layers.
     pub(super) fn copy_states(&mut self, backend: &B, copies: &[StateCopy]) -> Result<(), Error> {
         if !copies.is_empty() {

@@ -11,6 +11,7 @@ mod experts;
 mod forward;
 mod group;
 mod host_layers;
+mod kv_blocks;
 mod latent;
 mod layer_stack;
 mod mlp;

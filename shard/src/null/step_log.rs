@@ -69,7 +69,7 @@ mod tests {
         let path = folder.path().join("steps");
         let row = Row { slot: 3, start: 16, count: 4, ..Row::default() };
         let new = Admission { slot: 3, tokens: vec![7; 20], prompt_len: 18, ..Admission::default() };
-        let step = Step { id: 9, release: vec![2], admit: vec![new], rows: vec![row] };
+        let step = Step { id: 9, release: vec![2], admit: vec![new], rows: vec![row], ..Step::default() };
         StepLog::open(&path).unwrap().add(&step, Duration::from_micros(5)).unwrap();
         // Another shard continues the file.
         StepLog::open(&path).unwrap().add(&Step { id: 10, ..Step::default() }, Duration::ZERO).unwrap();

@@ -68,6 +68,10 @@ impl<B: HostMemory> Collective<B> for HostCollectives {
         Ok(self.host.all_reduce(backend.host_mut(buf, n))?)
     }
 
+    fn sum(&mut self, values: &mut [f32]) -> Result<(), Error> {
+        Ok(self.host.all_reduce(values)?)
+    }
+
     fn all_gather(&mut self, backend: &B, n: usize, part: &B::Buf, whole: &mut B::Buf) -> Result<(), Error> {
         let (part, whole) = (backend.host(part, n), backend.host_mut(whole, n));
         let (part_cols, whole_cols) = (part.len() / n, whole.len() / n);

@@ -11,13 +11,14 @@ use millrace_model::memory_plan::{self, MemoryPlan, PlanError, PlanRequest};
 use millrace_model::split::{LayerShare, Split};
 use millrace_model::step_sizes::tuned_products;
 use millrace_model::{AdapterLimits, Bytes, DecoderSpec, Model, WeightSource, WeightStorage};
-use millrace_proto::{Loading, MemoryItem, Phase, Ready, Rendezvous, from_shard, to_shard};
+use millrace_proto::{Loading, MemoryItem, Phase, PromptHandling, Ready, Rendezvous, from_shard, to_shard};
 
 use crate::Error;
 use crate::classifier::Classifier;
 use crate::collective::{self, Deadlines};
 use crate::decoder::{AdapterSet, Collective, Decoder, HostLayers, ModelPart, Weights};
-use crate::options::{PreviousPool, RankPlacement, ShardOptions};
+use crate::disk_cache::{CacheIdentity, DiskCache, INDEX_BYTES, OpenedCache};
+use crate::options::{DiskCacheOptions, PreviousPool, RankPlacement, ShardOptions};
 use crate::platform::{OpenDevice, Platform};
 use crate::process::host_share::HostShare;
 use crate::process::router_link::RouterLink;
@@ -85,6 +86,13 @@ pub(crate) fn start<P: Platform>(
     let adapter_limits = check_adapters(&adapters, options.adapters.max_rank, &backend)?;
     if let Some(part) = P::missing(&model.spec) {
         return Err(Error::NoKernels { model_type: model.spec.model_type, part });
+    }
+    if options.disk_cache.is_some() && prompt_handling(&model.spec) != PromptHandling::Shared {
+        return Err(Error::Unsupported(
+            "--kv-disk needs a model whose state is all in the KV cache, without recurrent layers and \
+             bidirectional attention; omit the flag"
+                .to_owned(),
+        ));
     }
     let storage = WeightStorage::choose(dtype, options.quantize, &model, &backend)?;
     // The shapes of all ranks are the same, and one line says enough.
@@ -164,8 +172,37 @@ pub(crate) fn start<P: Platform>(
         timer.end("record decode steps");
     }
 
+    if let Some(disk) = &options.disk_cache {
+        open_disk_cache(disk, placement, options, &mut worker, &mut ready)?;
+        timer.end("open the disk cache");
+    }
     ready.phases = timer.phases;
     Ok((worker, ready))
+}
+
+/// Opens the disk cache, and adds it to the announcement.
+///
+/// # Errors
+/// If the cache cannot be opened.
+fn open_disk_cache<B: Backend>(
+    disk: &DiskCacheOptions,
+    placement: &RankPlacement,
+    options: &ShardOptions,
+    worker: &mut Worker<B>,
+    ready: &mut Ready,
+) -> Result<(), Error> {
+    let opened = worker.open_disk(|backend, decoder| {
+        let spec = decoder.spec().clone();
+        let identity = CacheIdentity { spec: &spec, ready, pipeline: options.pipeline };
+        let OpenedCache { cache, entries } = DiskCache::open(disk, placement, &identity, backend, decoder)?;
+        let bytes = cache.buffer_bytes() + cache.slots() * INDEX_BYTES;
+        let slots = cache.slots();
+        Ok((cache, (slots, entries, bytes)))
+    })?;
+    let (slots, entries, bytes) = opened;
+    ready.memory.push(MemoryItem { name: "index of the disk cache".into(), bytes: bytes as u64 });
+    (ready.disk_slots, ready.disk_entries) = (slots as u32, entries);
+    Ok(())
 }
 
 /// Returns the sizes of the adapters, of which none has a larger rank than `max_rank`.

@@ -273,6 +273,19 @@ pub enum StepError {
         /// Blocks in the pool.
         blocks: usize,
     },
+    /// A copy between the KV cache and the disk cache that names a slot or a block that does not
+    /// exist.
+    #[error("a copy names slot {slot} of {slots} of the disk cache and block {block} of {blocks}")]
+    DiskCopy {
+        /// The slot of the disk cache.
+        slot: u32,
+        /// The block.
+        block: u32,
+        /// Slots of the disk cache; 0 if there is none.
+        slots: usize,
+        /// Blocks in the pool.
+        blocks: usize,
+    },
     /// A block table too short for the row, or longer than a sequence can need.
     #[error("slot {slot} has {blocks} blocks; its row needs {needed} and a sequence never more than {limit}")]
     BlockCount {
@@ -319,6 +332,7 @@ impl StepError {
             | StepError::UnverifiedDrafts { .. }
             | StepError::UnknownBlock { .. }
             | StepError::BlockCount { .. }
+            | StepError::DiskCopy { .. }
             | StepError::PartOfPrompt { .. }
             | StepError::OutOfOrder { .. }
             | StepError::EmptyCheckpoint { .. }

@@ -385,7 +385,7 @@ fn steps() -> impl Strategy<Value = Step> {
         },
     );
     let parts = (list(2), prop::collection::vec(admit, 0..2), prop::collection::vec(row, 0..3));
-    parts.prop_map(|(release, admit, rows)| Step { id: 0, release, admit, rows })
+    parts.prop_map(|(release, admit, rows)| Step { id: 0, release, admit, rows, ..Step::default() })
 }
 
 #[test]

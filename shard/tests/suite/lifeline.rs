@@ -37,6 +37,7 @@ fn child() {
         transport: Transport::Shm,
         collective_timeout: Duration::from_secs(30),
         dtype: None,
+        disk_cache: None,
         kv_cache_dtype: None,
         quantize: None,
         exact_activations: false,

@@ -85,6 +85,7 @@ fn a_sequence_gets_the_same_tokens_in_any_company() {
         release: vec![0],
         admit: vec![admission(0, &c)],
         rows: vec![row(0, 0, 4, &[2], true), row(2, 11, 1, &[], true)],
+        ..Step::default()
     });
     router.send_step(Step {
         id: 5,
@@ -379,6 +380,7 @@ fn a_sequence_that_cannot_be_run_is_refused_and_the_others_continue() {
         release: vec![1],
         admit: vec![admission(1, &a)],
         rows: vec![row(0, 5, 1, &[], true), row(1, 0, 4, &[4], true)],
+        ..Step::default()
     });
     for (step, tokens) in
         [(1, vec![(0, of_a[0])]), (2, vec![(0, of_a[1])]), (3, vec![(0, of_a[2]), (1, of_a[0])])]

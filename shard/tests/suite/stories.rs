@@ -46,6 +46,7 @@ fn options() -> ShardOptions {
         batch_invariant: false,
         collective_timeout: Duration::from_secs(30),
         dtype: None,
+        disk_cache: None,
         kv_cache_dtype: None,
         quantize: None,
         exact_activations: false,

@@ -145,6 +145,7 @@ fn options(args: &BenchArgs) -> ShardOptions {
         quantize: args.model.quantize,
         exact_activations: args.model.activations == ActivationsArg::Exact,
         weight_cache: args.model.weight_cache(),
+        disk_cache: None,
         kv_cache_dtype: args.model.kv_format(),
         max_total_tokens: Some(tokens),
         max_batch_total_tokens: Some(batch * tokens.next_multiple_of(BLOCK_SIZE)),

@@ -15,8 +15,13 @@
 //! If a model has recurrent layers, a sequence can begin with computed blocks only where a
 //! checkpoint of its states was saved. Such a checkpoint belongs to the node of the last block
 //! before it.
+//!
+//! With a disk cache, blocks of the tree are also written to slots of a file ([`disk`]), from which
+//! they are read when they have been evicted ([`disk_copies`]).
 
 mod checkpoints;
+mod disk;
+mod disk_copies;
 mod events;
 mod hash;
 mod ids;
@@ -28,11 +33,13 @@ mod tree;
 use std::collections::HashMap;
 
 use self::checkpoints::Checkpoints;
+use self::disk::DiskTier;
 use self::events::EventLog;
 use self::hash::bisect;
 use self::pool::BlockPool;
 use self::tree::PrefixTree;
 
+pub(super) use self::disk_copies::{DiskReadInFlight, DiskRestore};
 pub use self::events::{BlockHashBytes, CacheEvent, StoredBlocks};
 pub use self::hash::BlockHashes;
 pub(super) use self::hash::{BlockHash, common_blocks};
@@ -52,6 +59,8 @@ pub(super) struct KvCache {
     evictions: u64,
     /// The changes that have not been taken yet, if anybody wants to know of them.
     events: Option<EventLog>,
+    /// The blocks on disk, if there is a disk cache.
+    disk: Option<DiskTier>,
 }
 
 /// The blocks of a running sequence.
@@ -98,6 +107,7 @@ impl KvCache {
             checkpoints: None,
             evictions: 0,
             events: None,
+            disk: None,
         }
     }
 
@@ -288,6 +298,7 @@ impl KvCache {
                 }
                 None => {
                     let node = self.tree.insert(parent, hash, table.blocks[index]);
+                    self.disk.iter_mut().for_each(|disk| disk.note_published(node, hash));
                     if let Some(events) = &mut self.events
                         && !block_hashes.is_salted()
                         && self.tree.is_findable(node)
@@ -308,6 +319,7 @@ impl KvCache {
     /// impossible to find, because their contents may be wrong. Sequences that use these blocks
     /// keep them.
     pub(super) fn forget(&mut self, first: BlockHash) {
+        self.disk.iter_mut().for_each(|disk| disk.forget(first));
         if let Some(node) = self.tree.find(first) {
             let removed = self.tree.detach(node);
             let tree = &self.tree;
@@ -315,7 +327,8 @@ impl KvCache {
                 .iter_mut()
                 .for_each(|checkpoints| checkpoints.remove(|node| !tree.is_findable(node)));
             if let Some(events) = &mut self.events {
-                removed.into_iter().for_each(|hash| events.removed(hash));
+                let hashes = removed.into_iter().filter_map(|node| tree.announced_hash(node));
+                hashes.for_each(|hash| events.removed(hash));
             }
         }
     }

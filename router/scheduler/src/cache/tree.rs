@@ -87,6 +87,14 @@ impl PrefixTree {
         block
     }
 
+    pub(super) fn hash(&self, node: NodeId) -> BlockHash {
+        self.nodes[node.index()].hash
+    }
+
+    pub(super) fn parent(&self, node: NodeId) -> Option<NodeId> {
+        self.nodes[node.index()].parent
+    }
+
     pub(super) fn users(&self, node: NodeId) -> usize {
         self.nodes[node.index()].users as usize
     }
@@ -166,9 +174,15 @@ impl PrefixTree {
         self.nodes[node.index()].announced = true;
     }
 
-    /// Makes a findable node and all nodes below it impossible to find, and returns the hashes of
-    /// those that were announced. Takes time linear in the number of nodes.
-    pub(super) fn detach(&mut self, node: NodeId) -> Vec<BlockHash> {
+    /// The hash of a node that was announced.
+    pub(super) fn announced_hash(&self, node: NodeId) -> Option<BlockHash> {
+        let node = &self.nodes[node.index()];
+        node.announced.then_some(node.hash)
+    }
+
+    /// Makes a findable node and all nodes below it impossible to find, and returns them. Takes
+    /// time linear in the number of nodes.
+    pub(super) fn detach(&mut self, node: NodeId) -> Vec<NodeId> {
         // Whether each node that has been visited is below `node`.
         let mut below = HashMap::from([(node, true)]);
         let findable: Vec<NodeId> = self.index.iter().copied().collect();
@@ -186,10 +200,8 @@ impl PrefixTree {
             below.extend(path.into_iter().map(|id| (id, is_below)));
         }
         let mut removed = Vec::new();
-        let PrefixTree { index, nodes, .. } = self;
-        index.retain(|id| {
-            let node = &nodes[id.index()];
-            removed.extend((below[id] && node.announced).then_some(node.hash));
+        self.index.retain(|id| {
+            removed.extend(below[id].then_some(*id));
             !below[id]
         });
         removed

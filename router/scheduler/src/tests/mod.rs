@@ -4,6 +4,7 @@
 mod admission_example;
 mod cases;
 mod constrained;
+mod disk;
 mod fairness;
 mod frames;
 mod latency;

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_proto::Ready;
+use millrace_proto::{DiskEntry, Ready};
 use millrace_scheduler::{PlannedStep, Scheduler, SchedulerLimits, SchedulerOptions, SchedulerStats, SeqId};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
@@ -138,6 +138,11 @@ impl<'a> EngineLoop<'a> {
         }
     }
 
+    /// Uses the disk cache that the shards have announced, if there is one, with its entries.
+    pub(super) fn open_disk_cache(&mut self, entries: &[DiskEntry]) {
+        self.scheduler.open_disk_cache(self.ready.disk_slots, entries);
+    }
+
     /// Serves requests until the engine is drained.
     ///
     /// # Errors
@@ -157,7 +162,7 @@ impl<'a> EngineLoop<'a> {
             }
             self.expire_queued();
             self.publish();
-            if self.drain_deadline.is_some() && self.scheduler.is_idle() {
+            if self.is_drained() {
                 break;
             }
             let alarm = self.next_alarm();
@@ -198,6 +203,14 @@ impl<'a> EngineLoop<'a> {
         }
         self.shards.stop(self.config.shutdown_grace).await;
         Ok(())
+    }
+
+    /// Whether draining has begun and nothing is left to do. Blocks that a later server can use are
+    /// written before, while there is time.
+    fn is_drained(&self) -> bool {
+        let writes = self.config.kv_persist && self.shards.is_running() && self.scheduler.has_disk_work();
+        self.scheduler.is_idle()
+            && self.drain_deadline.is_some_and(|deadline| !writes || deadline <= Instant::now())
     }
 
     fn on_command(&mut self, command: EngineCommand) {

@@ -111,9 +111,13 @@ async fn load_and_serve(
         step: config.step_timeout,
     };
     let supervisor = Supervisor::new(start_group, group, timeouts, &announcement);
-    let ready = Arc::new(announcement.ready);
+    let mut ready = announcement.ready;
+    // There may be a million entries, and only the scheduler needs them.
+    let entries = std::mem::take(&mut ready.disk_entries);
+    let ready = Arc::new(ready);
     let outputs = EngineOutputs { links, batches, state };
-    let engine = EngineLoop::new(config, supervisor, limits, ready.clone(), outputs);
+    let mut engine = EngineLoop::new(config, supervisor, limits, ready.clone(), outputs);
+    engine.open_disk_cache(&entries);
     state.send_replace(EngineState::Ready(ready));
     let result = engine.run(commands).await;
     // Every event has been sent to its request before the engine reports its end.

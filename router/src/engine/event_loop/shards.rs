@@ -115,7 +115,7 @@ impl EngineLoop<'_> {
     ///
     /// # Errors
     /// The group has announced a limit of zero.
-    fn on_new_group(&mut self, ready: Ready) -> Result<(), String> {
+    fn on_new_group(&mut self, mut ready: Ready) -> Result<(), String> {
         self.losses.note_start();
         let (before, limits) =
             (self.limits, SchedulerLimits::new(&ready).map_err(|error| error.to_string())?);
@@ -128,12 +128,14 @@ impl EngineLoop<'_> {
             );
         }
         self.limits = limits;
+        let entries = std::mem::take(&mut ready.disk_entries);
         self.ready = Arc::new(ready);
         metrics::restarted();
         self.scheduler.note_warm_up(self.ready.warm_up_tokens, self.ready.warm_up_micros);
         for (id, infeasible) in self.scheduler.recover(self.limits) {
             self.fail(id, GenerationFailure::Broken(infeasible.to_string()));
         }
+        self.open_disk_cache(&entries);
         self.show_state(EngineState::Ready(self.ready.clone()));
         Ok(())
     }

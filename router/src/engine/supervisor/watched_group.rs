@@ -210,7 +210,10 @@ impl WatchedGroup {
                 if let Some(work) = self.steps.pop_front()
                     && !self.was_suspended
                 {
-                    self.deadline.observe(work, Duration::from_micros(output.step_micros));
+                    self.deadline.observe(
+                        work,
+                        Duration::from_micros(output.step_micros.saturating_sub(output.disk_micros)),
+                    );
                 }
                 self.begin_step();
                 Ok(Some(SupervisorEvent::Answer(*output)))

@@ -41,6 +41,7 @@ pub fn options() -> ShardOptions {
         ranks_per_gpu: 1,
         collective_timeout: Duration::from_secs(30),
         dtype: None,
+        disk_cache: None,
         kv_cache_dtype: None,
         quantize: None,
         exact_activations: false,

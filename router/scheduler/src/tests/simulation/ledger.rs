@@ -18,6 +18,9 @@ pub(super) struct Ledger {
     /// The sequence in each slot, according to the newest plan.
     stays: HashMap<u32, Stay>,
     blocks: Vec<Block>,
+    /// The block that was written last to disk with each hash. A step that was lost may not have
+    /// written it, and then a shard finds another hash in the slot.
+    on_disk: HashMap<Vec<u8>, Block>,
     /// Work, in positions, that overtook each sequence since it is in the queue.
     waiting: BTreeMap<SeqId, usize>,
     known: HashMap<SeqId, Known>,
@@ -102,6 +105,7 @@ impl Ledger {
             options: SchedulerOptions { prefix_cache, ..options },
             stays: HashMap::new(),
             blocks: vec![Block::default(); limits.num_blocks],
+            on_disk: HashMap::new(),
             waiting: BTreeMap::new(),
             known: HashMap::new(),
             held: HashSet::new(),
@@ -286,6 +290,7 @@ impl Ledger {
             assert!(self.stays.insert(admission.slot, stay).is_none(), "a taken slot is given away");
         }
         self.check_no_stream_is_stalled(plan);
+        self.copy(&plan.step);
         self.read(plan);
         self.write(plan);
     }
@@ -412,6 +417,20 @@ impl Ledger {
             let shared = |block: &&u32| other_tables.clone().any(|table| table.contains(block));
             self.shared_blocks += hits.iter().filter(shared).count() as u64;
             self.hit_blocks += hits.len() as u64;
+        }
+    }
+
+    /// Follows the copies of a step. Only blocks of answered steps are written to disk, and a block
+    /// that is read counts as computed when its step has been answered.
+    fn copy(&mut self, step: &Step) {
+        for write in &step.disk_writes {
+            let block = &self.blocks[write.block as usize];
+            assert!(block.written_by < self.answered, "{write:?} copies what may never be computed");
+            self.on_disk.insert(write.hash.clone(), block.clone());
+        }
+        for read in &step.disk_reads {
+            let block = Block { written_by: step.id, ..self.on_disk[&read.hash].clone() };
+            self.blocks[read.block as usize] = block;
         }
     }
 

@@ -1,7 +1,8 @@
 //! Random traffic from a seed: arrivals with priorities, adapters, salts and common prefixes,
 //! several answers to one prompt, both schedules, cancellations, shortage of blocks and slots, late
-//! answers, late masks, answers of several tokens per row, shards that die, sequences that kill
-//! them, sequences that fail, small frames, and shards whose prompts cannot be shared or divided.
+//! answers, late masks, answers of several tokens per row, disk caches whose reads and writes fail,
+//! shards that die, sequences that kill them, sequences that fail, small frames, and shards whose
+//! prompts cannot be shared or divided.
 //!
 //! `MILLRACE_SIM_SEED=7` replays one seed. `MILLRACE_SIM_STEPS=2000000` simulates for longer than
 //! the default.
@@ -50,6 +51,11 @@ struct Totals {
     full_frames: u64,
     /// Blocks that a router in front of the server has heard of.
     stored: u64,
+    /// Blocks that were copied between the KV cache and the disk cache, and copies that failed.
+    read_from_disk: u64,
+    written_to_disk: u64,
+    failed_disk_reads: u64,
+    failed_disk_writes: u64,
     /// Rows of shards whose sequences cannot share blocks, and of shards that need whole prompts.
     unshared: u64,
     whole: u64,
@@ -88,6 +94,10 @@ impl Totals {
         self.failed += other.failed;
         self.full_frames += other.full_frames;
         self.stored += other.stored;
+        self.read_from_disk += other.read_from_disk;
+        self.written_to_disk += other.written_to_disk;
+        self.failed_disk_reads += other.failed_disk_reads;
+        self.failed_disk_writes += other.failed_disk_writes;
         self.unshared += other.unshared;
         self.whole += other.whole;
         self.restored += other.restored;
@@ -143,6 +153,9 @@ fn random_traffic_keeps_every_invariant() {
     assert!(totals.unshared > 100 * often && totals.whole > 100 * often, "{totals:?}");
     let Totals { drafted, accepted_drafts, .. } = totals;
     assert!(accepted_drafts > 3 * often && drafted > accepted_drafts + often, "{totals:?}");
+    let Totals { read_from_disk, written_to_disk, failed_disk_reads, failed_disk_writes, .. } = totals;
+    assert!(read_from_disk > 4 * often && written_to_disk > 100 * often, "{totals:?}");
+    assert!(failed_disk_reads > often / 2 && failed_disk_writes > 0, "{totals:?}");
     assert!(totals.saved > often / 2 && totals.restored > often / 4, "{totals:?}");
 }
 

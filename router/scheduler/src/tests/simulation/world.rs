@@ -13,7 +13,9 @@ use super::Totals;
 use super::distant_index::DistantIndex;
 use super::ledger::{Ledger, new_tokens, work};
 use super::traffic::Traffic;
-use crate::test_support::{DEATH, PretendShard, Trouble, alone, pretend_mask, scored_alone, vector_alone};
+use crate::test_support::{
+    DEATH, PretendDisk, PretendShard, Trouble, alone, pretend_mask, scored_alone, vector_alone,
+};
 use crate::tests::pretend_speed::PretendSpeed;
 use crate::{
     Finish, Request, RowFailure, Schedule, Scheduler, SchedulerLimits, SchedulerOptions, SeqId, SequenceEvent,
@@ -25,6 +27,8 @@ struct World {
     options: SchedulerOptions,
     traffic: Traffic,
     scheduler: Scheduler,
+    /// Chance of a tick in which slots of the disk cache are damaged.
+    damages: f64,
     index: DistantIndex,
     ledger: Ledger,
     shard: PretendShard,
@@ -107,6 +111,10 @@ pub(super) fn simulate(seed: u64) -> Totals {
         adapted_blocks,
         awaited_blocks,
         stored: world.index.stored,
+        read_from_disk: stats.disk_read_blocks,
+        written_to_disk: stats.disk_written_blocks,
+        failed_disk_reads: stats.disk_failed_reads,
+        failed_disk_writes: stats.disk_failed_writes,
         drafted: stats.drafted_tokens,
         accepted_drafts: stats.accepted_drafts,
         ..world.totals
@@ -153,17 +161,23 @@ impl World {
             target_micros: if random.random_bool(0.5) { 0.0 } else { random.random_range(1.0..1e5) },
         };
         let slowness = random.random_range(0..6);
+        let slots = [0, random.random_range(1..20), random.random_range(20..400)][random.random_range(0..3)];
+        let most_writes = random.random_bool(0.1).then(|| random.random_range(0..1000));
+        let mut shard = PretendShard::new(limits);
+        shard.disk = PretendDisk::new(slots, most_writes);
+        let mut scheduler = Scheduler::new(limits, options);
+        scheduler.open_disk_cache(slots, &[]);
         let speed = random.random_bool(0.7).then(|| PretendSpeed::random(&mut random));
         World {
             depth: random.random_range(1..4),
             traffic: Traffic::new(&mut random, limits),
-            random,
             limits,
             options,
-            scheduler: Scheduler::new(limits, options),
+            scheduler,
+            damages: if random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..0.05) },
             index: DistantIndex::default(),
             ledger: Ledger::new(limits, options, speed.is_some()),
-            shard: PretendShard::new(limits),
+            shard,
             sent: VecDeque::new(),
             masks: None,
             planned: 0,
@@ -173,6 +187,7 @@ impl World {
             speed,
             ticks: 0,
             totals: Totals::default(),
+            random,
         }
     }
 
@@ -257,7 +272,10 @@ impl World {
         self.totals.lost_steps += self.sent.len() as u64;
         self.sent.clear();
         self.masks = None;
+        let disk = std::mem::take(&mut self.shard.disk);
         self.shard = PretendShard::new(self.limits);
+        self.shard.disk = disk;
+        self.scheduler.open_disk_cache(self.shard.disk.slots(), &self.shard.disk.entries());
         self.ledger.died(self.limits, self.planned, self.held.keys().copied());
         // Lost work is done again.
         self.live.values_mut().for_each(|live| live.deadline = None);
@@ -268,6 +286,10 @@ impl World {
     fn tick(&mut self) {
         self.ticks += 1;
         self.release();
+        if self.damages > 0.0 && self.random.random_bool(self.damages) {
+            let remainder = self.random.random_range(0..5);
+            self.shard.disk.damage(|slot| slot % 5 == remainder);
+        }
         if self.random.random_bool(0.5) {
             self.send_masks();
         }
@@ -380,7 +402,10 @@ impl World {
             output => output.expect("the step keeps the contract"),
         };
         let step_micros = self.speed.map_or(0, |speed| speed.micros(&step));
-        let output = StepOutput { step_micros, ..output };
+        let disk_micros =
+            self.speed.map_or(0, |_| 900 * (step.disk_reads.len() + step.disk_writes.len()) as u64);
+        let step_micros = step_micros + disk_micros;
+        let output = StepOutput { step_micros, disk_micros, ..output };
         let message = from_shard::Message::Output(output.clone());
         self.check_frame(encoded_len(&FromShard { message: Some(message) }));
         self.ledger.answered(&step, &output.sampled);
