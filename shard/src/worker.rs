@@ -20,7 +20,7 @@ use crate::classifier::Classifier;
 use crate::decoder::Decoder;
 use crate::pooling::PooledStates;
 use crate::state::{Batch, Scoring, SlotTable, StepError};
-use crate::step_engine::{AwaitedMasks, StepEngine};
+use crate::step_engine::{AwaitedMasks, ReadAdapter, StepEngine};
 
 /// Tokens of the warm-up: enough to read every weight as a prefill does, and few enough to take no
 /// notable time.
@@ -407,6 +407,14 @@ impl<B: Backend> StepEngine for Worker<B> {
             collective_micros: self.model.decoder.take_collective_time().as_micros() as u64,
             idle_micros: 0,
         }))
+    }
+
+    fn set_adapter(&mut self, place: usize, adapter: Option<ReadAdapter<'_>>) -> Result<(), Error> {
+        let LoadedModel { backend, decoder, slots, .. } = &mut self.model;
+        slots.set_adapter(place, None);
+        decoder.set_adapter(backend, place, adapter.map(|adapter| adapter.weights))?;
+        slots.set_adapter(place, adapter.map(|adapter| adapter.number));
+        Ok(())
     }
 }
 

@@ -108,6 +108,11 @@ impl<B: Backend> LayerStack<B> {
         Ok(LayerStack { layers, hidden: spec.hidden, plan, weights, kv, recurrent_states, buffers })
     }
 
+    /// Returns the weights of the layers, so that adapters beside them can be replaced.
+    pub(super) fn weights(&mut self) -> impl Iterator<Item = &mut LayerWeights<B>> {
+        self.weights.layers.iter_mut()
+    }
+
     /// Copies the recurrent states of sequences, in all layers.
     pub(super) fn copy_states(&mut self, backend: &B, copies: &[StateCopy]) -> Result<(), Error> {
         if !copies.is_empty() {
