@@ -22,17 +22,6 @@ pub fn identity_of<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> String {
     files.into_iter().filter_map(line).collect()
 }
 
-/// Joins the identities of a checkpoint and of other files. What makes the text too long for a
-/// command line is left out.
-pub fn join_identities<'a>(checkpoint: String, others: impl Iterator<Item = &'a str>) -> String {
-    others.fold(checkpoint, |mut all, other| {
-        if all.len() + other.len() <= MAX_IDENTITY {
-            all.push_str(other);
-        }
-        all
-    })
-}
-
 /// The size of a file, and the time of its last change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stamp {

@@ -41,7 +41,7 @@ pub use flm::{FlmKind, FlmTensor, FlmToken, flm_header};
 pub use gguf::{
     GgufTensor, GgufType, GgufValue, gguf_header, gguf_padding, gguf_tensor_name, split_model_name,
 };
-pub use identity::{identity_of, join_identities};
+pub use identity::identity_of;
 pub use llama2c::{Llama2cItem, Llama2cModel};
 pub use mapped_file::{DanglingLink, dangling_link};
 pub use source::Source;

@@ -1,13 +1,15 @@
 //! Finds the LoRA adapters that the command line names.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
+use millrace_router::http::{AdapterAdmin, ApiKey, ApiKeys, FindAdapter, FindError, FoundAdapter};
 use millrace_router::service::AdapterInfo;
 use millrace_shard::AdapterOptions;
 
 use crate::adapter_config::{AdapterConfiguration, CONFIGURATION};
-use crate::cli::{AdapterArgs, DeviceArg, ModelArgs, RequestedAdapter};
+use crate::cli::{AdapterArgs, DeviceArg, ModelArgs, RequestedAdapter, adapter_at_run_time};
 use crate::hub::{self, HubSettings, Repository};
 use crate::model::Location;
 
@@ -34,36 +36,49 @@ impl ServedAdapters {
     /// its rank is larger than allowed. GPUs do not compute adapters.
     pub(crate) fn find(args: &AdapterArgs, model: &ModelArgs, device: DeviceArg) -> Result<Self> {
         let requested = args.requested()?;
-        let Some(first) = requested.first() else { return Ok(Self::default()) };
+        let flag =
+            requested.first().map(|adapter| adapter.flag).or(args.is_open().then_some("--enable-lora"));
+        let Some(flag) = flag else { return Ok(Self::default()) };
         if !matches!(device, DeviceArg::Auto | DeviceArg::Cpu | DeviceArg::Null) {
-            bail!("{}: LoRA adapters are computed on the CPU only; use --device cpu", first.flag);
+            bail!("{flag}: LoRA adapters are computed on the CPU only; use --device cpu");
         }
         let mut found = Self::default();
         let mut largest = 1;
         let limit = args.max_rank().unwrap_or(DEFAULT_MAX_RANK);
         for adapter in requested {
             let about = || format!("{}: adapter {:?}", adapter.flag, adapter.name);
-            let folder = folder(&adapter, model).with_context(about)?;
-            let rank =
-                AdapterConfiguration::read(&folder).and_then(|config| config.rank()).with_context(about)?;
-            ensure!(
-                rank <= limit,
-                "{} has rank {rank}, more than {limit}; --max-lora-rank {rank} allows it",
-                about()
-            );
+            let (folder, rank) = folder_and_rank(&adapter, model.hub_cache(), limit).with_context(about)?;
             largest = largest.max(rank);
-            let RequestedAdapter { name, path, parent, .. } = adapter;
-            let root = Location::Folder(folder.clone()).name(&path);
-            found.infos.push(AdapterInfo { name, root, parent });
+            found.infos.push(info(adapter, &folder));
             found.options.folders.push(folder);
         }
-        found.options.max_rank = args.max_rank().unwrap_or(largest);
+        (found.options.places, found.options.max_rank) = args.pool(found.infos.len(), largest);
         Ok(found)
     }
 
-    /// Returns the names of the adapters, by number.
-    pub(crate) fn names(&self) -> Vec<String> {
-        self.infos.iter().map(|adapter| adapter.name.clone()).collect()
+    /// Returns who may load adapters while the server runs, and from where.
+    ///
+    /// # Errors
+    /// If the admin key cannot be one, or is also an API key.
+    pub(crate) fn admin(
+        &self,
+        args: &AdapterArgs,
+        model: &ModelArgs,
+        api_keys: &[ApiKey],
+    ) -> Result<AdapterAdmin> {
+        let key = args.admin_key()?;
+        if let Some(key) = &key
+            && api_keys.iter().any(|other| other.secret() == key.secret())
+        {
+            bail!(
+                "--admin-key is also an API key, so that every client could load adapters; choose another one"
+            );
+        }
+        let (cache, limit) = (model.hub_cache().cloned(), self.options.max_rank);
+        let find: FindAdapter =
+            Arc::new(move |name, path| find_at_run_time((name, path), cache.as_ref(), limit));
+        let keys = ApiKeys::new(key.as_slice(), None);
+        Ok(AdapterAdmin::new(keys, args.is_open().then_some(find)))
     }
 
     /// Refuses an adapter that has one of the names of the model.
@@ -82,16 +97,56 @@ impl ServedAdapters {
     }
 }
 
+/// Finds the adapter with this name and path while the server runs.
+fn find_at_run_time(
+    (name, path): (&str, &str),
+    cache: Option<&PathBuf>,
+    limit: usize,
+) -> Result<FoundAdapter, FindError> {
+    let refused = |error: anyhow::Error| FindError::Refused(format!("{error:#}"));
+    let adapter = adapter_at_run_time(name, path).map_err(refused)?;
+    if !Path::new(&adapter.path).exists() && Repository::named(&adapter.path, &adapter.revision).is_none() {
+        return Err(FindError::NotFound(format!("No adapter found for '{}'", adapter.path)));
+    }
+    let (folder, _) = folder_and_rank(&adapter, cache, limit).map_err(refused)?;
+    let text = folder.to_str().map(str::to_owned);
+    let text = text.ok_or_else(|| FindError::Refused("the path is not valid UTF-8".to_owned()))?;
+    Ok(FoundAdapter { info: info(adapter, &folder), folder: text })
+}
+
+/// Returns the adapter in a folder as clients see it.
+fn info(adapter: RequestedAdapter, folder: &Path) -> AdapterInfo {
+    let RequestedAdapter { name, path, parent, .. } = adapter;
+    let root = Location::Folder(folder.to_owned()).name(&path);
+    AdapterInfo { name, root, parent }
+}
+
+/// Returns the folder of an adapter, and its largest rank, which is at most `limit`.
+fn folder_and_rank(
+    adapter: &RequestedAdapter,
+    cache: Option<&PathBuf>,
+    limit: usize,
+) -> Result<(PathBuf, usize)> {
+    let folder = folder(adapter, cache)?;
+    let rank = AdapterConfiguration::read(&folder)?.rank()?;
+    ensure!(
+        rank <= limit,
+        "the adapter {:?} has rank {rank}, more than {limit}; --max-lora-rank {rank} allows it",
+        adapter.name
+    );
+    Ok((folder, rank))
+}
+
 /// Returns the folder of an adapter. A repository of the hub is downloaded if the cache does not
 /// have it.
-fn folder(adapter: &RequestedAdapter, model: &ModelArgs) -> Result<PathBuf> {
+fn folder(adapter: &RequestedAdapter, cache: Option<&PathBuf>) -> Result<PathBuf> {
     let path = Path::new(&adapter.path);
     let folder = if path.is_dir() {
         std::fs::canonicalize(path).with_context(|| adapter.path.clone())?
     } else if path.exists() {
         bail!("{} is a file; give the folder that holds {CONFIGURATION}", adapter.path);
     } else if let Some(repository) = Repository::named(&adapter.path, &adapter.revision) {
-        let settings = HubSettings::from_environment(model.hub_cache())?;
+        let settings = HubSettings::from_environment(cache)?;
         hub::block_on(hub::fetch_adapter(settings, repository))?
     } else {
         bail!(
@@ -178,6 +233,41 @@ mod tests {
         let refused = find(&["--lora-modules", &folders.named("huge"), "--device=cuda"]).unwrap_err();
         assert!(refused.contains("LoRA adapters are computed on the CPU only"), "{refused}");
         assert!(find(&["--lora-modules", &folders.named("huge"), "--max-lora-rank=300"]).is_ok());
+    }
+
+    #[test]
+    fn an_adapter_is_found_while_the_server_runs_as_it_is_at_the_start() {
+        let configurations = [("good", r#"{"r": 8}"#), ("wide", r#"{"r": 9}"#)];
+        let folders = Folders::new("later", &configurations);
+        std::fs::create_dir_all(folders.0.join("empty")).unwrap();
+        let path = |name: &str| folders.0.join(name).to_str().unwrap().to_owned();
+        let find = |name: &str, path: &str| find_at_run_time((name, path), None, 8);
+        let found = find(" sql ", &path("good")).unwrap();
+        let folder = std::fs::canonicalize(path("good")).unwrap();
+        assert_eq!((found.info.name.as_str(), Path::new(&found.folder)), ("sql", &*folder));
+        assert_eq!(found.info.root, "good");
+        for (name, path, text) in [
+            ("a,b", path("good"), "a name has no commas"),
+            ("a", path("wide"), "has rank 9, more than 8; --max-lora-rank 9 allows it"),
+            ("a", path("empty"), "has no adapter_config.json"),
+            ("a", path("good/adapter_config.json"), "is a file"),
+        ] {
+            let Err(FindError::Refused(error)) = find(name, &path) else { panic!("{name} {path}") };
+            assert!(error.contains(text), "{error}");
+        }
+        assert!(matches!(find("a", "/no/such/folder"), Err(FindError::NotFound(_))));
+    }
+
+    #[test]
+    fn the_admin_key_is_no_api_key() {
+        let cli = Cli::parse_from(["millrace", "serve", "--enable-lora", "--admin-key=k"]);
+        let Command::Serve(args) = cli.command else { panic!("not serve") };
+        let served = ServedAdapters::find(&args.adapters, &args.model, args.engine.device).unwrap();
+        assert_eq!((served.options.places, served.options.max_rank), (4, 16));
+        let keys = |key: &str| vec![key.parse::<ApiKey>().unwrap()];
+        assert!(served.admin(&args.adapters, &args.model, &keys("other")).is_ok());
+        let error = served.admin(&args.adapters, &args.model, &keys("k priority=high")).unwrap_err();
+        assert!(error.to_string().contains("--admin-key is also an API key"), "{error}");
     }
 
     #[test]

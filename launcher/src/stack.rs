@@ -11,7 +11,7 @@ use millrace_answers::grammar::GrammarWorkerCommand;
 use millrace_formats::Source;
 use millrace_router::assets::Assets;
 use millrace_router::engine::{
-    self, AdmissionBounds, Engine, EngineConfig, EngineState, Preparation, ShardCommand,
+    self, Adapters, AdmissionBounds, Engine, EngineConfig, EngineState, Preparation, ShardCommand,
 };
 use millrace_router::kv_events::{KvEvents, KvEventsConfig};
 use millrace_router::service::{ModelInfo, RequestLimits, Service};
@@ -99,8 +99,9 @@ impl Stack {
             kv_events.is_none() || engine.prefix_caching,
             "--kv-events-config needs the prefix cache, which --prefix-caching=false turns off"
         );
+        let named = Adapters::new(adapters.infos);
         let kv_events = kv_events
-            .map(|config| KvEvents::start(config, &adapters.names()))
+            .map(|config| KvEvents::start(config, &named))
             .transpose()
             .map_err(anyhow::Error::msg)?;
         let config = EngineConfig {
@@ -112,6 +113,7 @@ impl Stack {
             prefix_cache: engine.prefix_caching,
             kv_persist: disk_cache.as_ref().is_some_and(DiskFolder::is_kept),
             kv_events,
+            adapters: named.clone(),
             schedule: engine.schedule.into(),
             drafts: engine.drafts(),
             always_draft: engine.speculate_always,
@@ -130,8 +132,7 @@ impl Stack {
             Some(download) => engine::start_after(preparation(download), config, command),
             None => engine::start(config, command),
         };
-        let info =
-            ModelInfo { id, sha: location.revision(), pipeline_tag: None, adapters: adapters.infos.into() };
+        let info = ModelInfo { id, sha: location.revision(), pipeline_tag: None, adapters: named };
         let service = Service::new(&assets, engine, limits, info)?;
         Ok(Stack { service, engine_task, asked, disk_cache })
     }

@@ -6,7 +6,7 @@
 
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ToShard {
-    #[prost(oneof = "to_shard::Message", tags = "1, 2, 3, 4, 5")]
+    #[prost(oneof = "to_shard::Message", tags = "1, 2, 3, 4, 5, 6, 7")]
     pub message: ::core::option::Option<to_shard::Message>,
 }
 /// Nested message and enum types in `ToShard`.
@@ -27,7 +27,37 @@ pub mod to_shard {
         /// The masks of a step that was sent before they were known.
         #[prost(message, tag = "5")]
         Masks(super::Masks),
+        #[prost(message, tag = "6")]
+        LoadAdapter(super::LoadAdapter),
+        #[prost(message, tag = "7")]
+        UnloadAdapter(super::UnloadAdapter),
     }
+}
+/// Reads an adapter into a place of the pools. Every rank answers with an AdapterLoaded, between two
+/// steps. The router sends the next one after the answers of all ranks. No admission names the
+/// adapter before that. An adapter that cannot be loaded leaves its place free.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LoadAdapter {
+    /// The number by which admissions name the adapter. No other adapter ever has the same number.
+    #[prost(uint32, tag = "1")]
+    pub adapter: u32,
+    /// A free place.
+    #[prost(uint32, tag = "2")]
+    pub place: u32,
+    /// The folder of the adapter, on the machine of each rank; empty if `listed` is set.
+    #[prost(string, tag = "3")]
+    pub folder: ::prost::alloc::string::String,
+    /// If set, the adapter with this index in the list with which the shard was started. The folders
+    /// of the machines may differ.
+    #[prost(uint32, optional, tag = "4")]
+    pub listed: ::core::option::Option<u32>,
+}
+/// Frees the place of an adapter. The sequences with the adapter have ended, and no row of them
+/// follows, but their slots may not have been released yet.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnloadAdapter {
+    #[prost(uint32, tag = "1")]
+    pub adapter: u32,
 }
 /// The address at which the ranks of a group meet for their collectives. Rank 0 sends it when its
 /// weights are loaded. The router passes it to the other ranks without reading it.
@@ -140,8 +170,7 @@ pub struct Admission {
     /// starts at the position at which they were saved.
     #[prost(uint32, optional, tag = "7")]
     pub restore_state: ::core::option::Option<u32>,
-    /// If set, the sequence is computed with this adapter, by its number in the order of the shard's
-    /// list.
+    /// If set, the sequence is computed with this adapter, by the number of its LoadAdapter.
     #[prost(uint32, optional, tag = "8")]
     pub adapter: ::core::option::Option<u32>,
 }
@@ -263,7 +292,7 @@ pub struct LogitBias {
 
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct FromShard {
-    #[prost(oneof = "from_shard::Message", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "from_shard::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub message: ::core::option::Option<from_shard::Message>,
 }
 /// Nested message and enum types in `FromShard`.
@@ -284,7 +313,22 @@ pub mod from_shard {
         Rendezvous(super::Rendezvous),
         #[prost(message, tag = "7")]
         MasksDue(super::MasksDue),
+        #[prost(message, tag = "8")]
+        AdapterLoaded(super::AdapterLoaded),
     }
+}
+/// The answer of a rank to a LoadAdapter.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AdapterLoaded {
+    #[prost(uint32, tag = "1")]
+    pub adapter: u32,
+    /// Why the adapter could not be loaded; empty if it is loaded.
+    #[prost(string, tag = "2")]
+    pub error: ::prost::alloc::string::String,
+    /// The files of the adapter, with their sizes and modification times, as one text; empty after an
+    /// error.
+    #[prost(string, tag = "3")]
+    pub identity: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Pong {
@@ -403,7 +447,7 @@ pub struct Ready {
     /// Maximum number of drafts of all rows of one step together; 0 if rows cannot have drafts.
     #[prost(uint32, tag = "33")]
     pub max_drafts: u32,
-    /// Number of adapters that are loaded.
+    /// Number of places for adapters, which are free.
     #[prost(uint32, tag = "34")]
     pub adapters: u32,
     /// Number of slots of the disk cache; 0 if there is none.

@@ -202,12 +202,14 @@ pub struct ShardOptions {
     pub threads: Option<usize>,
 }
 
-/// The adapters that a shard loads.
+/// The adapters that a shard has room for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdapterOptions {
-    /// The folder of each adapter, in the order of their numbers.
+    /// The folders of the adapters that the router loads first, by their index.
     pub folders: Vec<PathBuf>,
+    /// Number of adapters that memory is reserved for.
+    pub places: usize,
     /// The largest rank that a matrix of an adapter may have.
     pub max_rank: usize,
 }
@@ -306,7 +308,7 @@ mod tests {
             block_size: 16,
             state_checkpoints: Some(4),
             max_drafts: 12,
-            adapters: AdapterOptions { folders: vec!["/adapters/polite".into()], max_rank: 64 },
+            adapters: AdapterOptions { folders: vec!["/adapters/polite".into()], places: 3, max_rank: 64 },
             graph_sizes: Some(vec![1, 8]),
             batch_invariant: true,
             threads: None,

@@ -3,6 +3,7 @@
 use millrace_proto::{Masks, Step, StepOutput};
 
 use crate::Error;
+use crate::decoder::RankAdapter;
 
 /// An engine that computes steps in the order in which they are submitted.
 pub(crate) trait StepEngine {
@@ -40,6 +41,22 @@ pub(crate) trait StepEngine {
     /// # Errors
     /// If the device has failed.
     fn collect(&mut self) -> Result<StepOutput, Error>;
+
+    /// Replaces the adapter in a place of the pools. Without an adapter the place is free. Not
+    /// called while a step is submitted and not collected.
+    ///
+    /// # Errors
+    /// If the adapter does not fit the pools. The place is free then.
+    fn set_adapter(&mut self, place: usize, adapter: Option<ReadAdapter<'_>>) -> Result<(), Error>;
+}
+
+/// An adapter that has been read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ReadAdapter<'a> {
+    /// The number by which sequences name it.
+    pub(crate) number: u32,
+    /// This rank's share of it.
+    pub(crate) weights: &'a RankAdapter,
 }
 
 /// The masks that a step waits for.

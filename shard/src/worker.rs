@@ -21,7 +21,7 @@ use crate::decoder::Decoder;
 use crate::disk_cache::{CopyResults, DiskCache};
 use crate::pooling::PooledStates;
 use crate::state::{Batch, Scoring, SlotTable, StepError};
-use crate::step_engine::{AwaitedMasks, StepEngine};
+use crate::step_engine::{AwaitedMasks, ReadAdapter, StepEngine};
 
 /// Tokens of the warm-up: enough to read every weight as a prefill does, and few enough to take no
 /// notable time.
@@ -440,6 +440,14 @@ impl<B: Backend> StepEngine for Worker<B> {
             failed_disk_writes: copies.failed_writes,
             disk_micros: copies.elapsed.as_micros() as u64,
         }))
+    }
+
+    fn set_adapter(&mut self, place: usize, adapter: Option<ReadAdapter<'_>>) -> Result<(), Error> {
+        let LoadedModel { backend, decoder, slots, .. } = &mut self.model;
+        slots.set_adapter(place, None);
+        decoder.set_adapter(backend, place, adapter.map(|adapter| adapter.weights))?;
+        slots.set_adapter(place, adapter.map(|adapter| adapter.number));
+        Ok(())
     }
 }
 

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
+mod adapter_changes;
 mod adapters;
 #[cfg(target_os = "linux")]
 mod attack_grammar;

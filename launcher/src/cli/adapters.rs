@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use millrace_router::http::ApiKey;
 use serde::Deserialize;
 
 /// Flags of the adapters that requests may name.
@@ -22,19 +23,27 @@ pub(crate) struct AdapterArgs {
     /// with `name`, `path` and `base_model_name`
     #[arg(long, num_args = 1.., value_name = "NAME=FOLDER|REPOSITORY|JSON")]
     lora_modules: Vec<String>,
-    /// vLLM's flag. Adapters are served if they are given, with or without it
+    /// Reserve memory for adapters that are loaded while the server runs, with
+    /// `/v1/load_lora_adapter`. They also need --admin-key
     #[arg(long, env = "ENABLE_LORA", value_parser = clap::builder::BoolishValueParser::new())]
     enable_lora: bool,
-    /// Largest rank of an adapter; if absent, the largest rank among the adapters, up to 256
+    /// Largest rank of an adapter. If absent, it is the largest rank among the adapters at the
+    /// start, up to 256, and with --enable-lora at least 16
     #[arg(long, env = "MAX_LORA_RANK", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_lora_rank: Option<u32>,
-    /// vLLM's number of adapters in one batch. All adapters are in memory, so it must be at least
-    /// their number
+    /// Number of adapters that memory is reserved for. All loaded adapters are in memory. If
+    /// absent, it is the number of adapters at the start, and with --enable-lora 4 more
     #[arg(long, env = "MAX_LORAS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_loras: Option<u32>,
-    /// vLLM's number of adapters in the memory of the CPU. It must be at least their number
+    /// vLLM's number of adapters in the memory of the CPU. It must be at least the number of
+    /// adapters at the start, and has no other effect
     #[arg(long, env = "MAX_CPU_LORAS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_cpu_loras: Option<u32>,
+    /// Key with which `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` are used, in the
+    /// headers of API keys. Whoever has it can read any folder with an adapter. Without it, these
+    /// routes are forbidden
+    #[arg(long, env = "ADMIN_KEY", hide_env_values = true, value_name = "KEY")]
+    admin_key: Option<String>,
 }
 
 /// An adapter as the command line names it.
@@ -64,6 +73,12 @@ struct Module {
 
 const TGI_FLAG: &str = "--lora-adapters";
 const VLLM_FLAG: &str = "--lora-modules";
+
+/// Number of places for further adapters with `--enable-lora`, unless `--max-loras` sets another.
+const FURTHER_PLACES: usize = 4;
+
+/// The largest rank of further adapters, unless `--max-lora-rank` sets another. vLLM has the same.
+const FURTHER_RANK: usize = 16;
 
 /// The revision of a repository if the command line names none.
 const DEFAULT_REVISION: &str = "main";
@@ -102,13 +117,39 @@ impl AdapterArgs {
         self.max_lora_rank.map(|rank| rank as usize)
     }
 
+    /// Returns whether adapters can be loaded while the server runs.
+    pub(crate) fn is_open(&self) -> bool {
+        self.enable_lora
+    }
+
+    /// Returns the number of places and the largest rank that memory is reserved for, if this many
+    /// adapters are loaded at the start and `widest` is the largest of their ranks.
+    pub(crate) fn pool(&self, adapters: usize, widest: usize) -> (usize, usize) {
+        let (further, rank) = if self.enable_lora { (FURTHER_PLACES, FURTHER_RANK) } else { (0, 0) };
+        let places = self.max_loras.filter(|_| self.enable_lora).map(|places| places as usize);
+        (places.unwrap_or(adapters + further), self.max_rank().unwrap_or(widest.max(rank)))
+    }
+
+    /// Returns the admin key.
+    ///
+    /// # Errors
+    /// If no client could send the key in a header. The message does not contain it.
+    pub(crate) fn admin_key(&self) -> Result<Option<ApiKey>> {
+        let Some(text) = &self.admin_key else { return Ok(None) };
+        ensure!(!text.contains(char::is_whitespace), "--admin-key: the key must not contain spaces");
+        Ok(Some(text.parse().context("--admin-key")?))
+    }
+
     /// Returns a warning about a flag without effect.
     pub(crate) fn warning(&self) -> Option<&'static str> {
-        let is_empty = self.lora_adapters.is_empty() && self.lora_modules.is_empty();
-        (self.enable_lora && is_empty).then_some(
-            "--enable-lora has no effect: adapters cannot be loaded while the server runs yet; name them with \
-             --lora-modules",
-        )
+        match (self.enable_lora, &self.admin_key) {
+            (true, None) => Some(
+                "--enable-lora has no effect but to reserve memory: adapters can be loaded while the server runs only \
+                 with --admin-key",
+            ),
+            (false, Some(_)) => Some("--admin-key has no effect without --enable-lora"),
+            _ => None,
+        }
     }
 }
 
@@ -132,6 +173,14 @@ fn module_of_vllm(text: &str) -> Result<RequestedAdapter> {
     }
     let (name, path) = text.split_once('=').context("give NAME=FOLDER, NAME=REPOSITORY or JSON")?;
     adapter(VLLM_FLAG, name, path, DEFAULT_REVISION, None)
+}
+
+/// Returns the adapter that an administrator names while the server runs.
+///
+/// # Errors
+/// If the name or the path cannot be one.
+pub(crate) fn adapter_at_run_time(name: &str, path: &str) -> Result<RequestedAdapter> {
+    adapter("lora_path", name, path, DEFAULT_REVISION, None)
 }
 
 fn adapter(
@@ -221,9 +270,28 @@ mod tests {
     }
 
     #[test]
-    fn the_flag_alone_says_that_nothing_is_loaded_at_run_time() {
-        assert!(args(&["--enable-lora"]).warning().unwrap().contains("while the server runs"));
-        assert_eq!(args(&["--enable-lora", "--lora-modules", "a=x"]).warning(), None);
-        assert_eq!(args(&[]).warning(), None);
+    fn flags_without_effect_are_named() {
+        assert!(args(&["--enable-lora"]).warning().unwrap().contains("only with --admin-key"));
+        assert!(args(&["--admin-key", "k"]).warning().unwrap().contains("without --enable-lora"));
+        assert_eq!(args(&["--enable-lora", "--admin-key", "k"]).warning(), None);
+        assert_eq!(args(&["--lora-modules", "a=x"]).warning(), None);
+    }
+
+    #[test]
+    fn memory_is_reserved_for_further_adapters() {
+        assert_eq!(args(&["--max-loras", "9"]).pool(2, 8), (2, 8));
+        assert_eq!(args(&["--max-lora-rank", "64"]).pool(2, 8), (2, 64));
+        assert_eq!(args(&["--enable-lora"]).pool(0, 1), (4, 16));
+        assert_eq!(args(&["--enable-lora"]).pool(2, 32), (6, 32));
+        assert_eq!(args(&["--enable-lora", "--max-loras=3", "--max-lora-rank=8"]).pool(2, 8), (3, 8));
+    }
+
+    #[test]
+    fn an_admin_key_is_one_word_and_is_not_shown() {
+        assert_eq!(args(&["--admin-key", "k-1"]).admin_key().unwrap().unwrap().secret(), "k-1");
+        for wrong in ["secret priority=high", "", "größe"] {
+            let error = format!("{:#}", args(&["--admin-key", wrong]).admin_key().unwrap_err());
+            assert!(error.contains("--admin-key") && !error.contains("secret"), "{error}");
+        }
     }
 }

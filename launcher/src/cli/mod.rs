@@ -31,7 +31,7 @@ use millrace_shard::{DeviceKind, NullOptions, WeightCacheOptions};
 use serde::{Deserialize, Serialize};
 use values::{bytes, quantize, rope_factor};
 
-pub(crate) use adapters::{AdapterArgs, RequestedAdapter};
+pub(crate) use adapters::{AdapterArgs, RequestedAdapter, adapter_at_run_time};
 pub(crate) use arguments::{of_server, with_subcommand};
 pub(crate) use bench::BenchArgs;
 pub(crate) use bench_http::{BenchHttpArgs, BenchRoute};

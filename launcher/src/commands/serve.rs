@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use millrace_router::engine::{EngineState, Ready};
-use millrace_router::http::{ApiKeys, HttpConfig};
+use millrace_router::http::{AdapterAdmin, ApiKeys, HttpConfig};
 use millrace_router::metrics;
 use millrace_router::serve::{LastResort, ServeOptions, serve, shutdown_signals};
 use millrace_router::service::{RequestLimits, Service, Watermark};
@@ -64,14 +64,16 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         tracing::warn!("{warning}");
     }
     adapters.warning().iter().for_each(|warning| tracing::warn!("{warning}"));
-    let adapters = ServedAdapters::find(&adapters, &model, engine.device)?;
+    let api_keys = http.keys()?;
+    let served = ServedAdapters::find(&adapters, &model, engine.device)?;
+    let adapter_admin = served.admin(&adapters, &model, &api_keys)?;
     let disk_cache = DiskFolder::open(&disk_cache, &engine, nodes.count())?;
     let leader = match nodes.role(engine.num_shard())? {
         Role::Worker(worker) => {
             if let Some(weights) = weights {
                 download_weights(weights, json_output)?;
             }
-            return node::run(&worker, &model, &engine, &adapters.options, json_output);
+            return node::run(&worker, &model, &engine, &served.options, json_output);
         }
         Role::Leader(options) => Some(options),
         Role::Alone => None,
@@ -83,7 +85,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     }
     allow_files(http.max_connections);
     let runtime = runtime(&engine)?;
-    let loading = Loading { leader, weights, adapters, disk_cache, json_output };
+    let loading = Loading { leader, weights, adapters: served, adapter_admin, disk_cache, json_output };
     let result = runtime.block_on(serve_http(&model, &engine, &http, &telemetry, loading));
     // Blocking work of ended requests is not awaited, because nobody needs its results.
     runtime.shutdown_background();
@@ -110,6 +112,8 @@ struct Loading {
     weights: Option<WeightDownload>,
     /// The adapters that requests may name.
     adapters: ServedAdapters,
+    /// The right to load adapters while the server runs.
+    adapter_admin: AdapterAdmin,
     /// The folder of the disk cache, if there is to be one.
     disk_cache: Option<DiskFolder>,
     /// Whether the log is JSON, beside which no bar is drawn.
@@ -124,7 +128,7 @@ async fn serve_http(
     telemetry: &TelemetryArgs,
     loading: Loading,
 ) -> Result<()> {
-    let Loading { leader, weights, adapters, disk_cache, json_output } = loading;
+    let Loading { leader, weights, adapters, adapter_admin, disk_cache, json_output } = loading;
     let (tls, connections) = (http.tls()?, http.connections()?);
     let scheme = if tls.is_some() { "https" } else { "http" };
     let longest = engine.max_total_tokens.unwrap_or(LONGEST_MEASURED) as usize;
@@ -136,7 +140,7 @@ async fn serve_http(
     };
     let telemetry = telemetry.start()?;
     let signals = shutdown_signals().context("cannot wait for SIGTERM")?;
-    let config = http_config(http, longest)?;
+    let config = HttpConfig { adapter_admin, ..http_config(http, longest)? };
     if let Some(reloadable) = Reloadable::new(http, &config.api_keys, tls.as_ref()) {
         reloadable.listen().context("cannot wait for SIGHUP")?;
     }
@@ -206,6 +210,7 @@ fn http_config(http: &HttpArgs, longest: usize) -> Result<HttpConfig> {
         platform: http.platform()?,
         metrics: Some(metrics),
         disable_ui: http.disable_ui,
+        ..HttpConfig::default()
     })
 }
 

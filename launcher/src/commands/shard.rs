@@ -1,12 +1,13 @@
 //! `millrace shard`: one rank of a model, started by a router.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use millrace_model::adapters::Adapter;
 use millrace_model::families;
-use millrace_shard::{DeviceKind, OpenedModel, PreviousPool, RankPlacement, RouterAddress};
+use millrace_shard::{DeviceKind, OpenAdapter, OpenedModel, PreviousPool, RankPlacement, RouterAddress};
 
 use crate::cli::{LoadFormat, ShardArgs};
 use crate::shard_message::ShardMessage;
@@ -58,9 +59,11 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
             (_, LoadFormat::Dummy) => families::load_dummy(&source, &overrides)?,
             (_, LoadFormat::Auto) => families::load(&source, &overrides)?,
         };
-        let folders = options.adapters.folders.iter();
-        let adapters = folders.map(|folder| Adapter::open(&source, &overrides, folder));
-        Ok(OpenedModel { model, adapters: adapters.collect::<Result<_, _>>()? })
+        let open: OpenAdapter = Arc::new({
+            let source = source.clone();
+            move |folder| Adapter::open(&source, &overrides, folder)
+        });
+        Ok(OpenedModel { model, open_adapter: Some(open) })
     };
     match millrace_shard::run(&placement, &options, open) {
         Ok(()) => Ok(()),

@@ -14,6 +14,8 @@ pub struct SeqId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotId(pub(super) u32);
 
-/// An adapter of the model, by its number in the order in which the shards were given the adapters.
+/// An adapter of the model, by its number. No other adapter that the server loads ever has the same
+/// number, even if it has the same name, so that blocks computed with one adapter are never taken
+/// for blocks of another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AdapterId(pub u32);

@@ -32,7 +32,8 @@ pub struct SchedulerLimits {
     pub state_checkpoints: usize,
     /// Maximum number of drafts of all rows of one step together.
     pub max_drafts: usize,
-    /// Number of adapters that requests may name.
+    /// Number of places for adapters. Whether an adapter that a request names is in one of them is
+    /// not known here.
     pub adapters: usize,
 }
 
@@ -176,9 +177,9 @@ pub enum InfeasibleRequest {
     /// A prompt token that is not in the model's vocabulary.
     #[error("token {token} is outside the vocabulary of {vocab_size}")]
     UnknownToken { token: u32, vocab_size: usize },
-    /// An adapter that the shards have not loaded.
-    #[error("adapter {adapter} is not one of the {adapters} adapters that the server has loaded")]
-    UnknownAdapter { adapter: u32, adapters: usize },
+    /// The request names an adapter, and the shards have no place for any.
+    #[error("the request names an adapter, and the shards have none")]
+    NoAdapters,
     /// The admission does not fit one message to the shards.
     #[error(
         "{tokens} prompt and new tokens and their parameters need {needed} bytes in one message to the shards, which holds {room}; \

@@ -157,9 +157,8 @@ impl Sequence {
         if limits.needs_whole_prompts() && self.prompt_logprobs.is_some() {
             return Err(InfeasibleRequest::NoPromptScores);
         }
-        if let Some(AdapterId(adapter)) = self.adapter.filter(|adapter| adapter.0 as usize >= limits.adapters)
-        {
-            return Err(InfeasibleRequest::UnknownAdapter { adapter, adapters: limits.adapters });
+        if self.adapter.is_some() && limits.adapters == 0 {
+            return Err(InfeasibleRequest::NoAdapters);
         }
         let vocab_size = limits.vocab_size;
         if let Some(&token) = self.tokens.iter().find(|&&token| token as usize >= vocab_size) {

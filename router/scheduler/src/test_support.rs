@@ -305,8 +305,8 @@ impl PretendShard {
         let place = self.slots.get_mut(*slot as usize).ok_or("no such slot")?;
         ensure(place.is_none(), || format!("slot {slot} is taken"))?;
         ensure((1..=tokens.len()).contains(&(*prompt_len as usize)), || "no prompt".into())?;
-        let is_loaded = admission.adapter.is_none_or(|adapter| (adapter as usize) < self.limits.adapters);
-        ensure(is_loaded, || format!("adapter {:?} is not loaded", admission.adapter))?;
+        let has_place = admission.adapter.is_none() || self.limits.adapters > 0;
+        ensure(has_place, || format!("there is no place for adapter {:?}", admission.adapter))?;
         let checkpoint = |id| self.checkpoints.get(id as usize).copied().flatten().ok_or("nothing was saved");
         let state = admission.restore_state.map(checkpoint).transpose()?;
         *place = Some(Occupant {

@@ -59,6 +59,11 @@ pub(super) struct AdapterPermit {
 }
 
 impl AdapterPermit {
+    /// The adapter.
+    pub(super) fn adapter(&self) -> AdapterId {
+        self.adapter
+    }
+
     /// Notes that the request has left the queue.
     pub(super) fn start(&mut self) {
         if !std::mem::replace(&mut self.runs, true)
@@ -76,6 +81,10 @@ impl Drop for AdapterPermit {
         if let Some(one) = requests.get_mut(&self.adapter) {
             let count = if self.runs { &mut one.running } else { &mut one.waiting };
             *count -= 1;
+            // Numbers of adapters are never used again.
+            if one.waiting + one.running == 0 {
+                requests.remove(&self.adapter);
+            }
         }
     }
 }

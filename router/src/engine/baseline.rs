@@ -2,6 +2,8 @@
 
 use millrace_proto::Ready;
 
+use super::kept_adapters::{KeptAdapter, LostAdapter};
+
 /// The announcement of the first group. Later groups are started with it, so that all running
 /// sequences can continue.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,15 +15,19 @@ pub(super) struct GroupBaseline {
     /// The model's files as each rank has found them: names, sizes and times. Only shards read this
     /// text.
     pub(super) checkpoints: Vec<String>,
+    /// The adapters that are loaded at this time, whatever the first group had.
+    pub(super) adapters: Vec<KeptAdapter>,
 }
 
 impl GroupBaseline {
     /// The baseline that the first group's announcement sets.
-    pub(super) fn new(GroupAnnouncement { ready, checkpoints }: &GroupAnnouncement) -> Self {
+    pub(super) fn new(announcement: &GroupAnnouncement) -> Self {
+        let GroupAnnouncement { ready, checkpoints, adapters, .. } = announcement;
         GroupBaseline {
             pool_tokens: u64::from(ready.num_blocks) * u64::from(ready.block_size),
             sequence_tokens: ready.max_sequence_tokens,
             checkpoints: checkpoints.clone(),
+            adapters: adapters.clone(),
         }
     }
 
@@ -40,4 +46,8 @@ pub(super) struct GroupAnnouncement {
     pub(super) ready: Ready,
     /// The files of each rank; see [`GroupBaseline::checkpoints`].
     pub(super) checkpoints: Vec<String>,
+    /// The adapters that the group has loaded.
+    pub(super) adapters: Vec<KeptAdapter>,
+    /// The adapters that it should have loaded and could not.
+    pub(super) lost_adapters: Vec<LostAdapter>,
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use millrace_scheduler::Schedule;
 
+use super::adapters::Adapters;
 use super::group::OtherNodes;
 use super::occupancy::AdmissionBounds;
 use crate::kv_events::KvEvents;
@@ -23,6 +24,8 @@ pub struct EngineConfig {
     pub kv_persist: bool,
     /// Publishes the changes of the prefix cache, if anybody wants to know of them.
     pub kv_events: Option<KvEvents>,
+    /// The adapters of the model. The engine loads those that have a name at its start.
+    pub adapters: Adapters,
     /// The order in which queued requests are started.
     pub schedule: Schedule,
     /// Maximum number of drafts of a row, if the shards can verify drafts.
@@ -63,6 +66,7 @@ impl Default for EngineConfig {
             prefix_cache: true,
             kv_persist: false,
             kv_events: None,
+            adapters: Adapters::default(),
             schedule: Schedule::default(),
             drafts: 0,
             always_draft: false,

@@ -6,9 +6,12 @@ use millrace_proto::Loading;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
+use super::adapters::AdapterSource;
 use super::baseline::GroupAnnouncement;
+use super::config::EngineConfig;
 use super::group::ShardGroup;
 use super::handle::EngineCommand;
+use super::kept_adapters::{KeptAdapter, LostAdapter};
 use super::loss::{GroupLoss, LossCause};
 use super::restart_policy::{LossTracker, RestartDecision, RestartPolicy};
 use super::state::EngineState;
@@ -32,7 +35,7 @@ pub(super) enum Loaded {
 /// # Errors
 /// The reason for which there is no group.
 pub(super) async fn load(
-    silence: Duration,
+    config: &EngineConfig,
     policy: RestartPolicy,
     commands: &mut mpsc::UnboundedReceiver<EngineCommand>,
     state: &watch::Sender<EngineState>,
@@ -42,11 +45,12 @@ pub(super) async fn load(
         group = connect(policy, start_group) => group?,
         () = drain_requested(commands) => return Ok(Loaded::Drained),
     };
+    let silence = config.startup_silence;
     let show_progress = |Loading { phase, done_bytes, total_bytes }| {
         state.send_replace(EngineState::Loading { phase, done: done_bytes, total: total_bytes });
     };
     let result = tokio::select! {
-        ready = group.wait_until_ready(silence, show_progress) => ready.map(Some).map_err(|loss| loss.reason),
+        ready = ready_with_adapters(&mut group, config, silence, show_progress) => ready.map(Some),
         () = drain_requested(commands) => Ok(None),
     };
     if let Ok(Some(announcement)) = result {
@@ -56,6 +60,37 @@ pub(super) async fn load(
         tracing::error!("{unreaped}");
     }
     result.map(|_| Loaded::Drained)
+}
+
+/// Waits until all ranks are ready and have loaded the adapters that have a name.
+///
+/// # Errors
+/// The reason for which the group is of no use.
+async fn ready_with_adapters(
+    group: &mut ShardGroup,
+    config: &EngineConfig,
+    silence: Duration,
+    progress: impl FnMut(Loading),
+) -> Result<GroupAnnouncement, String> {
+    let mut announcement = group.wait_until_ready(silence, progress).await.map_err(|loss| loss.reason)?;
+    announcement.adapters = first_adapters(config);
+    let lost = group.load_adapters(&mut announcement.adapters, silence).await.map_err(|loss| loss.reason)?;
+    match lost.into_iter().next() {
+        Some(LostAdapter { reason, .. }) => Err(reason),
+        None => Ok(announcement),
+    }
+}
+
+/// The adapters with which the engine was started, in the places of their indices.
+fn first_adapters(config: &EngineConfig) -> Vec<KeptAdapter> {
+    let listed = config.adapters.named();
+    let kept = (0..).zip(listed.iter()).map(|(index, adapter)| KeptAdapter {
+        id: adapter.id,
+        place: index,
+        source: AdapterSource::Listed(index),
+        identities: Vec::new(),
+    });
+    kept.collect()
 }
 
 /// Starts the processes and connects them, as soon as the system has the resources for them.
@@ -87,5 +122,6 @@ async fn connect(policy: RestartPolicy, start_group: &mut GroupFactory) -> Resul
 /// Waits for a drain, or until no handle is left. A request that arrives in this state is dropped,
 /// which ends it.
 pub(super) async fn drain_requested(commands: &mut mpsc::UnboundedReceiver<EngineCommand>) {
-    while let Some(EngineCommand::Submit { .. }) = commands.recv().await {}
+    // The reply to a load is dropped as well.
+    while !matches!(commands.recv().await, Some(EngineCommand::Drain) | None) {}
 }

@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::account::{Account, ExceededLimit};
 use super::adapter_load::AdaptersInUse;
+use super::adapters::{AdapterCommand, Adapters};
 use super::departures::Departures;
 use super::event::GenerationEvent;
 use super::occupancy::{AdmissionBounds, Occupancy, Permit};
@@ -54,6 +55,8 @@ pub enum EngineCommand {
         /// Counts the request as in flight until it has ended.
         permit: Permit,
     },
+    /// Load an adapter, or free its place.
+    Adapter(AdapterCommand),
     /// Accept no more requests, run the others to their end, then stop the shards.
     Drain,
 }
@@ -70,6 +73,8 @@ pub struct Engine {
     /// The tenant of these requests.
     tenant: Tenant,
     prefix_cache: bool,
+    /// The adapters that requests may name.
+    adapters: Adapters,
 }
 
 impl Engine {
@@ -89,7 +94,22 @@ impl Engine {
             account: None,
             tenant: Tenant::default(),
             prefix_cache,
+            adapters: Adapters::default(),
         }
+    }
+
+    /// The same handle for an engine with these adapters, which from now on send their commands to
+    /// it. They do not keep it running.
+    #[must_use]
+    pub(crate) fn with_adapters(self, adapters: Adapters) -> Self {
+        let commands = self.commands.downgrade();
+        adapters.connect(move |command| {
+            // If the engine has ended, its shards have ended too.
+            if let Some(commands) = commands.upgrade() {
+                let _ = commands.send(EngineCommand::Adapter(command));
+            }
+        });
+        Engine { adapters, ..self }
     }
 
     /// A handle whose requests belong to a tenant, and count for an account.
@@ -168,7 +188,8 @@ impl Engine {
         };
         let permit =
             self.occupancy.enter(&request.tenant, request.prompt.len()).ok_or_else(|| self.overloaded())?;
-        let permit = permit.on_account(account).with_adapter(request.adapter);
+        let held = request.adapter.and_then(|id| self.adapters.held(id));
+        let permit = permit.on_account(account).with_adapter(request.adapter, held);
         let (events, receiver) = mpsc::unbounded_channel();
         self.commands
             .send(EngineCommand::Submit { request, constraint, events, permit })

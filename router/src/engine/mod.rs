@@ -19,6 +19,7 @@
 //! | `occupancy` | the number of requests queued and running: which requests are refused, and when to try again |
 //! | `event_loop` | the engine's task: plan, send, apply |
 //! | [`Account`] | the limits of an API key, and what it uses |
+//! | [`Adapters`] | the adapters that requests may name |
 //! | `departures` | tells the event loop that readers of requests have left |
 //! | `dispatch` | a task that sends the results of a step to their requests |
 //! | `constraint` | computes the masks of constrained requests on a thread pool |
@@ -26,6 +27,7 @@
 //! | `supervisor` | watches the running group and replaces it when it is lost |
 //! | `step_deadline` | how long a step may take |
 //! | `loss`, `restart_policy` | why a group was lost, when the next one starts, and when the engine gives up |
+//! | `kept_adapters` | the adapters that a group must have |
 //! | `baseline` | what every group must have in common with the first one |
 //! | `group` | a group of shards: processes, connections, messages to and from all ranks |
 //! | [`node`] | runs the ranks of a machine that is not the leader |
@@ -34,6 +36,7 @@
 
 mod account;
 mod adapter_load;
+pub(crate) mod adapters;
 mod baseline;
 mod config;
 mod constraint;
@@ -44,6 +47,7 @@ mod event_loop;
 mod first_group;
 mod group;
 pub mod handle;
+mod kept_adapters;
 mod loss;
 mod metrics;
 pub mod node;
@@ -66,6 +70,7 @@ pub use millrace_proto::{MemoryItem, PromptHandling, Ready};
 
 pub use self::account::{Account, AccountLimits, ExceededLimit};
 pub use self::adapter_load::AdaptersInUse;
+pub use self::adapters::{AdapterInfo, AdapterSource, Adapters, HeldAdapter, LoadError};
 pub use self::config::EngineConfig;
 pub use self::event::{GeneratedToken, GenerationEvent, GenerationFailure, GenerationStart, PromptToken};
 pub use self::group::{OtherNodes, ShardCommand, Unreaped};

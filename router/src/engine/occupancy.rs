@@ -9,6 +9,7 @@ use millrace_scheduler::{AdapterId, Tenant};
 
 use super::account::AccountPermit;
 use super::adapter_load::{AdapterLoad, AdapterPermit};
+use super::adapters::HeldAdapter;
 use super::places::{Place, Places};
 
 /// Bounds on the requests that the engine accepts. A tenant below its share of the places may
@@ -89,7 +90,14 @@ impl Occupancy {
         let in_queue = self.queued.enter(tenant, self.queue_limit())?;
         self.queued_tokens.fetch_add(prompt, Ordering::AcqRel);
         let queued = Some(QueuePlace { _place: in_queue, tokens: prompt });
-        Some(Permit { occupancy: self.clone(), queued, account: None, adapter: None, _place: place })
+        Some(Permit {
+            occupancy: self.clone(),
+            queued,
+            account: None,
+            adapter: None,
+            _held: None,
+            _place: place,
+        })
     }
 
     /// The number of requests that may be queued: those that could start at once, and those that
@@ -127,6 +135,8 @@ pub struct Permit {
     account: Option<AccountPermit>,
     /// Counts the request for its adapter, if it has one.
     adapter: Option<AdapterPermit>,
+    /// Keeps the adapter loaded.
+    _held: Option<Arc<HeldAdapter>>,
     _place: Place,
 }
 
@@ -144,10 +154,16 @@ impl Permit {
         self
     }
 
-    /// The same permit, which also counts for an adapter.
-    pub(super) fn with_adapter(mut self, adapter: Option<AdapterId>) -> Self {
+    /// The same permit, which also counts for an adapter and keeps it loaded.
+    pub(super) fn with_adapter(mut self, adapter: Option<AdapterId>, held: Option<Arc<HeldAdapter>>) -> Self {
+        self._held = held;
         self.adapter = adapter.map(|adapter| self.occupancy.adapters.enter(adapter));
         self
+    }
+
+    /// The adapter of the request.
+    pub(super) fn adapter(&self) -> Option<AdapterId> {
+        self.adapter.as_ref().map(AdapterPermit::adapter)
     }
 
     /// Notes that the request has left the queue.

@@ -70,7 +70,8 @@ pub(super) fn start_prepared(
     let (commands, received) = mpsc::unbounded_channel();
     let loading = EngineState::Loading { phase: "Starting shards".into(), done: 0, total: 0 };
     let (state, states) = watch::channel(loading);
-    let engine = Engine::new(commands, states, config.bounds, config.prefix_cache);
+    let engine = Engine::new(commands, states, config.bounds, config.prefix_cache)
+        .with_adapters(config.adapters.clone());
     let links = HandleLinks { occupancy: engine.occupancy(), departures: engine.departures() };
     let task = event_loop::run(config, links, received, state, FirstStart { start_group, preparation });
     (engine, tokio::spawn(task))

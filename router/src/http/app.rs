@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::http::HeaderValue;
 use metrics_exporter_prometheus::PrometheusHandle;
 
+use super::adapter_admin::AdapterAdmin;
 use super::fair_by::FairBy;
 use super::keys::ApiKeys;
 use crate::service::Service;
@@ -25,6 +26,8 @@ pub struct HttpConfig {
     pub metrics: Option<PrometheusHandle>,
     /// Whether the page `/ui` is left out.
     pub disable_ui: bool,
+    /// The right to load and unload adapters while the server runs.
+    pub adapter_admin: AdapterAdmin,
 }
 
 /// The paths that a platform has chosen, where they are not served anyway: Vertex AI sets

@@ -33,6 +33,8 @@ pub(super) fn example(path: &str) -> Option<Value> {
         "/v1/rerank" | "/v2/rerank" => {
             json!({"query": "Who has a lantern?", "documents": ["A fox with a lantern", "A boat on a river"]})
         }
+        "/v1/load_lora_adapter" => json!({"lora_name": "sql", "lora_path": "/adapters/sql"}),
+        "/v1/unload_lora_adapter" => json!({"lora_name": "sql"}),
         "/v2/models/{model}/infer" => {
             let input = json!({"name": "input", "shape": [1], "datatype": "BYTES", "data": [prompt]});
             json!({"inputs": [input]})

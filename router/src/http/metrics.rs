@@ -1,6 +1,6 @@
 //! `/metrics`.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::{Query, State};
@@ -33,24 +33,29 @@ async fn metrics(State(app): State<App>, Query(query): Query<Vec<(String, String
 
 /// vLLM's gauge of the adapters in use, whose value is the time and whose labels have the names.
 /// Inference gateways read it. The recorder would keep a series for each set of adapters that was
-/// ever in use, so it is written here. A server without adapters has none.
+/// ever in use, so it is written here. A server without places for adapters has none. An adapter
+/// that was unloaded is listed as long as requests run with it.
 fn lora_requests_info(app: &App) -> String {
     let adapters = &app.service.model().adapters;
-    if adapters.is_empty() {
+    // The shards tell the number of places when they are ready.
+    let places = app.service.ready().map_or(0, |ready| ready.adapters as usize);
+    let places = places.max(adapters.named().len());
+    if places == 0 {
         return String::new();
     }
     let names = |ids: &[AdapterId]| {
-        let names = ids.iter().filter_map(|id| adapters.get(id.0 as usize));
-        names.map(|adapter| label(&adapter.name)).collect::<Vec<_>>().join(",")
+        let held = ids.iter().filter_map(|&id| adapters.held(id));
+        // Two adapters may have the same name: one that is loaded, and one that it has replaced.
+        let names: BTreeSet<String> = held.map(|adapter| label(&adapter.info.name)).collect();
+        names.into_iter().collect::<Vec<_>>().join(",")
     };
     let in_use = app.service.engine().adapters_in_use();
     let (running, waiting) = (names(&in_use.running), names(&in_use.waiting));
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
     format!(
         "# HELP {LORA_REQUESTS} Adapters of running and waiting requests, at this time\n# TYPE {LORA_REQUESTS} gauge\n\
-         {LORA_REQUESTS}{{max_lora=\"{}\",running_lora_adapters=\"{running}\",waiting_lora_adapters=\"{waiting}\"}} \
-         {now}\n",
-        adapters.len()
+         {LORA_REQUESTS}{{max_lora=\"{places}\",running_lora_adapters=\"{running}\",waiting_lora_adapters=\"{waiting}\"}} \
+         {now}\n"
     )
 }
 

@@ -4,6 +4,7 @@
 //! The APIs translate their requests for the chat core (`crate::chat`) or for
 //! [`Service`](crate::service::Service), and write the answers in their own form.
 
+mod adapter_admin;
 mod answer_pipeline;
 mod anthropic;
 mod api;
@@ -48,6 +49,7 @@ mod tests;
 pub use axum::http::HeaderValue;
 use axum::{Router, middleware};
 
+pub use self::adapter_admin::{AdapterAdmin, FindAdapter, FindError, FoundAdapter};
 use self::app::App;
 pub use self::app::{HttpConfig, PlatformRoutes};
 pub(crate) use self::body::{BodyOutcome, SharedBodyOutcome};

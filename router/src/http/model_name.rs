@@ -38,20 +38,24 @@ pub(super) fn served_model(app: &App, requested: Option<&str>) -> Result<ServedM
     let (model, names) = (app.service.model(), &app.service.limits().model_names);
     let base = ServedModel { name: model.id.clone(), adapter: None };
     let Some(name) = requested else { return Ok(base) };
-    if let Some((number, adapter)) = model.adapter(name) {
-        return Ok(ServedModel { name: adapter.name.clone(), adapter: Some(number) });
+    if let Some(adapter) = model.adapter(name) {
+        return Ok(ServedModel { name: adapter.info.name.clone(), adapter: Some(adapter.id) });
     }
-    let has_any_name = names.is_empty() && model.adapters.is_empty();
-    let is_base =
-        has_any_name || PLACEHOLDERS.contains(&name) || listed_base_names(app).any(|base| base == name);
-    if is_base { Ok(base) } else { Err(UnknownModel(name.to_owned())) }
+    let has_any_name = names.is_empty() && model.adapters.named().is_empty();
+    if has_any_name || is_name_of_model(app, name) { Ok(base) } else { Err(UnknownModel(name.to_owned())) }
+}
+
+/// Returns whether a request for this name is one for the model, so that no adapter may have it.
+pub(super) fn is_name_of_model(app: &App, name: &str) -> bool {
+    PLACEHOLDERS.contains(&name) || listed_base_names(app).any(|base| base == name)
 }
 
 /// Returns the names that the model and its adapters are listed by. The first is the model's name
 /// in responses.
-pub(super) fn listed_names(app: &App) -> Vec<&str> {
-    let adapters = app.service.model().adapters.iter().map(|adapter| adapter.name.as_str());
-    listed_base_names(app).chain(adapters).collect()
+pub(super) fn listed_names(app: &App) -> Vec<String> {
+    let adapters = app.service.model().adapters.named();
+    let adapters = adapters.iter().map(|adapter| adapter.info.name.clone());
+    listed_base_names(app).map(str::to_owned).chain(adapters).collect()
 }
 
 fn listed_base_names(app: &App) -> impl Iterator<Item = &str> {
@@ -65,10 +69,11 @@ fn listed_base_names(app: &App) -> impl Iterator<Item = &str> {
 /// # Errors
 /// [`ServiceError::Validation`] names the adapters that there are.
 pub(super) fn adapter_by_id(model: &ModelInfo, id: &str) -> Result<AdapterId, ServiceError> {
-    if let Some((number, _)) = model.adapter(id) {
-        return Ok(number);
+    if let Some(adapter) = model.adapter(id) {
+        return Ok(adapter.id);
     }
-    let known: Vec<&str> = model.adapters.iter().map(|adapter| adapter.name.as_str()).collect();
+    let named = model.adapters.named();
+    let known: Vec<&str> = named.iter().map(|adapter| adapter.info.name.as_str()).collect();
     let known = match known[..] {
         [] => "the server has no adapters".to_owned(),
         _ => format!("the adapters are {}", known.join(", ")),

@@ -38,11 +38,11 @@ async fn list(State(app): State<App>, headers: HeaderMap) -> Response {
 /// the slash is left out of the path.
 #[utoipa::path(get, path = "/v1/models/{*id}", tag = "OpenAI", operation_id = "get", params(("id" = String, Path, description = "Its name")), responses((status = 200, description = "The model", body = OpenAiModel), (status = 404, description = "It is not served here", body = OpenAiErrorEnvelope)))]
 async fn get_model(State(app): State<App>, headers: HeaderMap, Path(id): Path<String>) -> Response {
-    let is_meant = |name: &&str| *name == id || name.strip_prefix('/') == Some(&*id);
+    let is_meant = |name: &String| *name == id || name.strip_prefix('/') == Some(&*id);
     let found = listed_names(&app).into_iter().find(is_meant).ok_or_else(|| UnknownModel(id.clone()));
     if anthropic::is_client(&headers) {
-        let found = found.map(|name| Json(AnthropicModel::new(&app, name)));
+        let found = found.map(|name| Json(AnthropicModel::new(&app, &name)));
         return found.map_err(anthropic::MessagesError::from).into_response();
     }
-    found.map(|name| Json(OpenAiModel::new(&app, name))).map_err(openai::OpenAiError::from).into_response()
+    found.map(|name| Json(OpenAiModel::new(&app, &name))).map_err(openai::OpenAiError::from).into_response()
 }

@@ -20,9 +20,11 @@ pub(super) fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// Encodes a batch: `[time, events, data_parallel_rank]`. `adapters` are the names of the adapters,
-/// by number.
-pub(super) fn encode(time: f64, events: &[CacheEvent], adapters: &[String]) -> Vec<u8> {
+/// Returns the name of an adapter, if a request holds it.
+pub(super) type AdapterName<'a> = &'a dyn Fn(AdapterId) -> Option<String>;
+
+/// Encodes a batch: `[time, events, data_parallel_rank]`.
+pub(super) fn encode(time: f64, events: &[CacheEvent], adapters: AdapterName<'_>) -> Vec<u8> {
     let mut out = ByteBuf::new();
     array(&mut out, 3);
     infallible(encode::write_f64(&mut out, time));
@@ -48,8 +50,8 @@ pub(super) fn encode(time: f64, events: &[CacheEvent], adapters: &[String]) -> V
 
 /// `block_hashes`, `parent_block_hash`, `token_ids`, `block_size`, `lora_id`, `medium`, and
 /// `lora_name` for blocks of an adapter. vLLM's `lora_id` begins with 1.
-fn stored(out: &mut ByteBuf, blocks: &StoredBlocks, adapters: &[String]) {
-    let name = blocks.adapter.and_then(|AdapterId(number)| adapters.get(number as usize));
+fn stored(out: &mut ByteBuf, blocks: &StoredBlocks, adapters: AdapterName<'_>) {
+    let name = blocks.adapter.and_then(adapters);
     array(out, if name.is_some() { 8 } else { 7 });
     text(out, "BlockStored");
     hashes(out, &blocks.hashes);
@@ -66,7 +68,7 @@ fn stored(out: &mut ByteBuf, blocks: &StoredBlocks, adapters: &[String]) {
     }
     text(out, MEDIUM);
     if let Some(name) = name {
-        text(out, name);
+        text(out, &name);
     }
 }
 

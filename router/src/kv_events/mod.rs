@@ -31,6 +31,8 @@ use ::metrics::counter;
 pub use self::config::{Endpoint, KvEventsConfig};
 use millrace_scheduler::CacheEvent;
 
+use crate::engine::Adapters;
+
 use self::history::History;
 use self::publisher::BoundAddresses;
 
@@ -38,18 +40,18 @@ use self::publisher::BoundAddresses;
 #[derive(Clone)]
 pub struct KvEvents {
     history: Arc<History>,
-    /// The names of the adapters, by number.
-    adapters: Arc<[String]>,
+    /// The adapters, whose names are part of events.
+    adapters: Adapters,
 }
 
 impl KvEvents {
     /// Opens the sockets and starts to serve them on the current tokio runtime. The first batch
     /// says that the cache is empty, for routers that know of an earlier run of this server.
-    /// `adapters` are the names of the adapters, by number.
+    /// `adapters` tell the names of adapters.
     ///
     /// # Errors
     /// A message that names the endpoint which cannot be opened.
-    pub fn start(config: KvEventsConfig, adapters: &[String]) -> Result<Self, String> {
+    pub fn start(config: KvEventsConfig, adapters: &Adapters) -> Result<Self, String> {
         let (events, bound) = Self::start_bound(config, adapters)?;
         tracing::info!(events = ?bound.events, replay = ?bound.replay, "events of the prefix cache are published");
         Ok(events)
@@ -57,16 +59,16 @@ impl KvEvents {
 
     /// Does what [`start`](Self::start) does, and also returns the addresses of the sockets. The
     /// system chooses a port that is given as 0.
-    fn start_bound(config: KvEventsConfig, adapters: &[String]) -> Result<(Self, BoundAddresses), String> {
+    fn start_bound(config: KvEventsConfig, adapters: &Adapters) -> Result<(Self, BoundAddresses), String> {
         metrics::describe();
         let events = Self::without_sockets(&config, adapters);
         let bound = publisher::start(config, &events.history)?;
         Ok((events, bound))
     }
 
-    fn without_sockets(config: &KvEventsConfig, adapters: &[String]) -> Self {
+    fn without_sockets(config: &KvEventsConfig, adapters: &Adapters) -> Self {
         let history = Arc::new(History::new(config.history()));
-        let events = KvEvents { history, adapters: adapters.into() };
+        let events = KvEvents { history, adapters: adapters.clone() };
         events.publish(&[CacheEvent::Cleared]);
         events
     }
@@ -74,7 +76,8 @@ impl KvEvents {
     /// Publishes events as one batch. Nothing is published without events.
     pub(crate) fn publish(&self, events: &[CacheEvent]) {
         if !events.is_empty() {
-            self.history.push(message::encode(message::now(), events, &self.adapters).into());
+            let name = |id| self.adapters.held(id).map(|adapter| adapter.info.name.clone());
+            self.history.push(message::encode(message::now(), events, &name).into());
             counter!(metrics::BATCHES).increment(1);
         }
     }

@@ -15,7 +15,7 @@ use opentelemetry::trace::{Span, SpanKind, Status, TraceContextExt, Tracer};
 use opentelemetry::{Context, KeyValue, global};
 
 use super::caller::Caller;
-use crate::engine::{Account, Tenant};
+use crate::engine::{Account, HeldAdapter, Tenant};
 use crate::metrics::Timings;
 
 /// Instrumentation scope of the spans.
@@ -37,6 +37,8 @@ pub(crate) struct RequestContext {
     body_bytes: AtomicUsize,
     /// The figures of all answers that have ended; `None` before the first one.
     figures: Mutex<Option<AnswerFigures>>,
+    /// The adapters that the request has named. They stay loaded as long as the request.
+    adapters: Mutex<Vec<Arc<HeldAdapter>>>,
     /// Holds the span of the whole request. The span ends when this is dropped.
     span: Context,
 }
@@ -97,6 +99,7 @@ impl RequestContext {
             tenant: OnceLock::new(),
             body_bytes: AtomicUsize::new(0),
             figures: Mutex::default(),
+            adapters: Mutex::default(),
             span: parent.with_span(span),
         })
     }
@@ -135,6 +138,11 @@ impl RequestContext {
     /// The tenant of the request for which the current task works.
     pub(crate) fn current_tenant() -> Tenant {
         Self::current().map(|context| context.tenant()).unwrap_or_default()
+    }
+
+    /// Keeps an adapter loaded as long as the request.
+    pub(crate) fn hold(&self, adapter: Arc<HeldAdapter>) {
+        self.adapters.lock().unwrap_or_else(PoisonError::into_inner).push(adapter);
     }
 
     /// Notes the length of the body, once it has been read.

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::engine::AdapterId;
+use super::context::RequestContext;
+use crate::engine::{Adapters, HeldAdapter};
 
 /// The model, as clients see it.
 #[derive(Debug, Clone, Default)]
@@ -13,26 +14,19 @@ pub struct ModelInfo {
     pub sha: Option<String>,
     /// The model's task on the Hugging Face Hub, if known.
     pub pipeline_tag: Option<String>,
-    /// The adapters of the model, by number.
-    pub adapters: Arc<[AdapterInfo]>,
-}
-
-/// An adapter of the model, as clients see it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AdapterInfo {
-    /// The adapter's name in requests and answers.
-    pub name: String,
-    /// The repository or the folder that the adapter was read from, without the path of a folder.
-    pub root: String,
-    /// The name of the model that the adapter changes, if it is not the name of the served model.
-    pub parent: Option<String>,
+    /// The adapters of the model.
+    pub adapters: Adapters,
 }
 
 impl ModelInfo {
-    /// Returns the adapter with this name, and its number.
-    pub fn adapter(&self, name: &str) -> Option<(AdapterId, &AdapterInfo)> {
-        let found = self.adapters.iter().enumerate().find(|(_, adapter)| adapter.name == name);
-        found.map(|(number, adapter)| (AdapterId(number as u32), adapter))
+    /// Returns the adapter with this name, which the request of the current task holds from then
+    /// on.
+    pub(crate) fn adapter(&self, name: &str) -> Option<Arc<HeldAdapter>> {
+        let found = self.adapters.get(name)?;
+        if let Some(context) = RequestContext::current() {
+            context.hold(found.clone());
+        }
+        Some(found)
     }
 }
 

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use millrace_answers::Constraint;
 use millrace_proto::Ready;
+use millrace_scheduler::DraftCounts;
 use millrace_text::test_support::EOS;
 use tokio::sync::{mpsc, watch};
 
-use millrace_scheduler::DraftCounts;
-
+use crate::engine::adapters::AdapterCommand;
 use crate::engine::handle::EngineCommand;
 use crate::engine::{
-    AdmissionBounds, Engine, EngineState, Finish, GeneratedToken, GenerationEvent, GenerationFailure,
-    GenerationStart, PromptToken, Request,
+    AdapterSource, AdmissionBounds, Engine, EngineState, Finish, GeneratedToken, GenerationEvent,
+    GenerationFailure, GenerationStart, LoadError, PromptToken, Request,
 };
 
 /// Answers every request by the same script and records the requests and the cancellations.
@@ -45,6 +45,17 @@ pub(crate) enum Script {
     Vanish(String),
 }
 
+/// Loads every adapter except those in folders that are called `damaged`, `full` and `lost`.
+fn answer_to_load(source: &AdapterSource) -> Result<(), LoadError> {
+    let AdapterSource::Folder(folder) = source else { panic!("{source:?}") };
+    match folder.as_str() {
+        "/damaged" => Err(LoadError::Refused("the file is damaged".into())),
+        "/full" => Err(LoadError::NoPlace { places: 2 }),
+        "/lost" => Err(LoadError::Unavailable("the shards are being restarted")),
+        _ => Ok(()),
+    }
+}
+
 impl FakeEngine {
     /// Creates an engine that is ready, for sequences of up to 1024 tokens.
     pub(crate) fn new(script: Script, limit: usize) -> Self {
@@ -69,8 +80,16 @@ impl FakeEngine {
         let (left, cancelled) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             while let Some(command) = receiver.recv().await {
-                let EngineCommand::Submit { request, events, permit, constraint, .. } = command else {
-                    break;
+                let (request, events, permit, constraint) = match command {
+                    EngineCommand::Submit { request, events, permit, constraint } => {
+                        (request, events, permit, constraint)
+                    }
+                    EngineCommand::Adapter(AdapterCommand::Load(load)) => {
+                        let _ = load.reply.send(answer_to_load(&load.source));
+                        continue;
+                    }
+                    EngineCommand::Adapter(AdapterCommand::Free(_)) => continue,
+                    EngineCommand::Drain => break,
                 };
                 let _ = seen.send(request.clone());
                 let (script, left) = (script.clone(), left.clone());

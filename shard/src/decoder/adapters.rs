@@ -1,54 +1,78 @@
-//! The loading of adapters into the pools beside a model's matrices.
+//! The pools of adapters beside a model's matrices.
 
-use millrace_backend::Backend;
-use millrace_model::adapters::Adapter;
-use millrace_model::split::Split;
-use millrace_model::{AdapterLimits, DecoderSpec};
+use std::collections::BTreeMap;
+
+use millrace_backend::{AdapterWeights, Backend};
+use millrace_model::{AdapterLimits, DecoderSpec, WeightSlot};
 use millrace_numbers::DType;
 
+use super::Decoder;
 use super::projection::Projection;
 use super::weights::{AttentionWeights, DenseWeights, LayerWeights, MlpWeights, Weights};
 use crate::Error;
 
-/// The adapters that a rank loads.
-#[derive(Debug, Clone, Copy)]
-pub struct AdapterSet<'a> {
-    /// The adapters, in the order of their numbers.
-    pub adapters: &'a [Adapter],
-    /// The rank.
-    pub split: Split,
-    /// Element type of the adapters in memory.
-    pub dtype: DType,
-    /// The sizes that memory is allocated for.
-    pub limits: AdapterLimits,
-}
+/// The products that an adapter adds to the matrices of a rank. Matrices that it does not change
+/// may be absent.
+pub type RankAdapter = BTreeMap<WeightSlot, AdapterWeights>;
 
 impl<B: Backend> Weights<B> {
-    /// Allocates the pools of adapters and loads `set` into them. `spec` is this rank's share of
-    /// the model.
+    /// Allocates pools for `limits.count` adapters with numbers of type `dtype`, and returns the
+    /// matrices that adapters can change. `spec` is this rank's share of the model.
     ///
     /// # Errors
-    /// If the device has no kernels for adapters or not enough memory, or an adapter cannot be
-    /// read.
-    pub fn load_adapters(
+    /// If the device has no kernels for adapters or not enough memory.
+    pub fn reserve_adapters(
         &mut self,
         backend: &B,
         spec: &DecoderSpec,
-        set: &AdapterSet<'_>,
-    ) -> Result<(), Error> {
-        if set.adapters.is_empty() {
-            return Ok(());
+        limits: AdapterLimits,
+        dtype: DType,
+    ) -> Result<Vec<WeightSlot>, Error> {
+        let mut slots = Vec::new();
+        if limits.count == 0 {
+            return Ok(slots);
         }
         for projection in self.layers.iter_mut().flat_map(LayerWeights::projections) {
-            let slot = projection.slot;
-            let sizes = set.limits.pool(spec, slot, set.dtype);
-            let mut pool = backend.adapters(&sizes)?;
-            for (place, adapter) in set.adapters.iter().enumerate() {
-                if let Some(weights) = adapter.weights(slot, set.split)? {
-                    backend.load_adapter(&mut pool, place, &weights)?;
-                }
+            let sizes = limits.pool(spec, projection.slot, dtype);
+            projection.adapters = Some((backend.adapters(&sizes)?, sizes));
+            slots.push(projection.slot);
+        }
+        Ok(slots)
+    }
+}
+
+impl<B: Backend> Decoder<B> {
+    /// Replaces the adapter in a place of the pools. Without an adapter the place is free. No step
+    /// may be in flight.
+    ///
+    /// # Errors
+    /// If the adapter does not fit the pools. The place is free then.
+    pub fn set_adapter(
+        &mut self,
+        backend: &B,
+        place: usize,
+        adapter: Option<&RankAdapter>,
+    ) -> Result<(), Error> {
+        let result = self.write_adapter(backend, place, adapter);
+        if result.is_err() {
+            self.write_adapter(backend, place, None)?;
+        }
+        result
+    }
+
+    /// Writes every pool, so that nothing of a former adapter is left in the place.
+    fn write_adapter(
+        &mut self,
+        backend: &B,
+        place: usize,
+        adapter: Option<&RankAdapter>,
+    ) -> Result<(), Error> {
+        let unchanged = AdapterWeights::default();
+        for projection in self.forward.layers.weights().flat_map(LayerWeights::projections) {
+            if let Some((pool, _)) = &mut projection.adapters {
+                let weights = adapter.and_then(|adapter| adapter.get(&projection.slot));
+                backend.load_adapter(pool, place, weights.unwrap_or(&unchanged))?;
             }
-            projection.adapters = Some((pool, sizes));
         }
         Ok(())
     }

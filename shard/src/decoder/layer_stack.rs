@@ -118,6 +118,11 @@ impl<B: Backend> LayerStack<B> {
         self.kv.iter_mut().flatten()
     }
 
+    /// Returns the weights of the layers, so that adapters beside them can be replaced.
+    pub(super) fn weights(&mut self) -> impl Iterator<Item = &mut LayerWeights<B>> {
+        self.weights.layers.iter_mut()
+    }
+
     /// Copies the recurrent states of sequences, in all layers.
     pub(super) fn copy_states(&mut self, backend: &B, copies: &[StateCopy]) -> Result<(), Error> {
         if !copies.is_empty() {

@@ -34,7 +34,7 @@ use millrace_backend::{
 use millrace_model::step_sizes::{attention, step_size};
 use millrace_model::{DecoderSpec, ShardLimits};
 
-pub use adapters::AdapterSet;
+pub use adapters::RankAdapter;
 pub use collective::Collective;
 pub use host_layers::HostLayers;
 pub use weights::{ModelPart, Weights};

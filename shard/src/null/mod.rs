@@ -22,7 +22,7 @@ use crate::null::step_time::step_time;
 use crate::options::{NullCosts, ShardOptions};
 use crate::prompt_handling::prompt_handling;
 use crate::state::StepError;
-use crate::step_engine::{AwaitedMasks, StepEngine};
+use crate::step_engine::{AwaitedMasks, ReadAdapter, StepEngine};
 
 /// Describes `model` to the router without reading its weights.
 ///
@@ -54,7 +54,7 @@ pub(crate) fn announcement(model: &Model, world_size: usize, options: &ShardOpti
         max_sequences: clamped(max_sequences),
         max_step_tokens: clamped(max_step_tokens),
         state_checkpoints: clamped(state_checkpoints.unwrap_or(usize::MAX).min(usual_checkpoints)),
-        adapters: clamped(options.adapters.folders.len()),
+        adapters: clamped(options.adapters.places),
         ..Ready::default()
     }
 }
@@ -117,6 +117,10 @@ impl StepEngine for NullEngine {
 
     fn collect(&mut self) -> Result<StepOutput, Error> {
         self.output.take().ok_or(Error::OutOfPlace)
+    }
+
+    fn set_adapter(&mut self, _: usize, _: Option<ReadAdapter<'_>>) -> Result<(), Error> {
+        Ok(())
     }
 }
 

@@ -13,7 +13,7 @@ use super::workload::BenchWorkload;
 use crate::Error;
 use crate::options::{DeviceKind, RankPlacement, RouterAddress, ShardOptions};
 use crate::platform::{HostPlatform, Platform, cuda};
-use crate::process;
+use crate::process::{self, Started};
 use crate::step_engine::StepEngine;
 use crate::worker::Worker;
 
@@ -126,7 +126,7 @@ impl OfflineEngine {
             format = Some(storage.matrix(slot, model.spec.shape(slot).1));
             Ok(model.into())
         };
-        let (worker, ready) = process::start(platform, None, placement, options, open)?;
+        let Started { worker, ready, .. } = process::start(platform, None, placement, options, open)?;
         let cpu = format.and_then(|format| in_use(worker.backend(), format));
         Ok(OfflineEngine { limits: worker.limits(), engine: Box::new(worker), ready, cpu, next_step: 1 })
     }

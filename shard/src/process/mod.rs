@@ -3,6 +3,7 @@
 //! [`run`] connects to the router ([`connect`]), loads the model and meets the other ranks
 //! ([`startup`]), and then answers steps until the router ends ([`step_loop`]).
 
+mod adapter_loads;
 mod affinity;
 mod connect;
 mod connection;
@@ -17,9 +18,10 @@ mod step_loop;
 mod test_fault;
 mod weight_cache;
 
+pub use adapter_loads::OpenAdapter;
 pub use affinity::compute_threads;
 pub use connection::Connection;
 pub(crate) use host_cpu::open_cpu;
 pub use run::{run, serve};
 pub use startup::OpenedModel;
-pub(crate) use startup::start;
+pub(crate) use startup::{Started, start};

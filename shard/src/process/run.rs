@@ -1,17 +1,19 @@
 //! The life of a shard process: connect to the router, load the model, and answer steps.
 
+use millrace_model::AdapterLimits;
 use millrace_proto::{Fault, from_shard};
 
 use crate::Error;
 use crate::null::{NullEngine, announcement};
-use crate::options::{DeviceKind, NullOptions, RankPlacement, ShardOptions};
+use crate::options::{AdapterOptions, DeviceKind, NullOptions, RankPlacement, ShardOptions};
 use crate::platform::{HostPlatform, Platform, cuda};
+use crate::process::adapter_loads::AdapterLoads;
 use crate::process::connect::connect;
 use crate::process::connection::Connection;
 use crate::process::host_cpu::open_cpu;
 use crate::process::lifeline;
 use crate::process::router_link::{RouterLink, is_hang_up};
-use crate::process::startup::{self, OpenedModel};
+use crate::process::startup::{self, OpenedModel, Started};
 use crate::process::step_loop::answer_steps;
 
 /// Runs a shard until the router asks it to stop or goes away.
@@ -58,9 +60,10 @@ pub fn serve<P: Platform>(
     open: impl FnOnce() -> Result<OpenedModel, Error>,
 ) -> Result<(), Error> {
     report_to(connection, |router| {
-        let (mut worker, ready) = startup::start(platform, Some(router), placement, options, open)?;
+        let Started { mut worker, ready, mut adapters } =
+            startup::start(platform, Some(router), placement, options, open)?;
         router.send(from_shard::Message::Ready(ready))?;
-        answer_steps(router, placement.rank, &mut worker)
+        answer_steps(router, placement.rank, &mut worker, &mut adapters)
     })
 }
 
@@ -78,7 +81,10 @@ fn serve_null(
     let log = null.log.as_deref().filter(|_| placement.rank == 0);
     let mut engine = NullEngine::new(&model.spec, options.max_sequences, null.costs, log)?;
     router.send(from_shard::Message::Ready(ready))?;
-    answer_steps(router, placement.rank, &mut engine)
+    let AdapterOptions { ref folders, places, max_rank } = options.adapters;
+    let limits = AdapterLimits { count: places, max_rank };
+    let mut adapters = AdapterLoads::new(None, folders, limits);
+    answer_steps(router, placement.rank, &mut engine, &mut adapters)
 }
 
 /// Runs `serve` and reports its error to the router. The end of the router itself is not an error.

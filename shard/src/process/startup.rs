@@ -5,8 +5,6 @@ use std::time::{Duration, Instant};
 
 use millrace_backend::{Backend, ModelLoading, StepQueue};
 use millrace_cpu::Cpu;
-use millrace_formats::join_identities;
-use millrace_model::adapters::Adapter;
 use millrace_model::memory_plan::{self, MemoryPlan, PlanError, PlanRequest};
 use millrace_model::split::{LayerShare, Split};
 use millrace_model::step_sizes::tuned_products;
@@ -16,10 +14,11 @@ use millrace_proto::{Loading, MemoryItem, Phase, PromptHandling, Ready, Rendezvo
 use crate::Error;
 use crate::classifier::Classifier;
 use crate::collective::{self, Deadlines};
-use crate::decoder::{AdapterSet, Collective, Decoder, HostLayers, ModelPart, Weights};
+use crate::decoder::{Collective, Decoder, HostLayers, ModelPart, Weights};
 use crate::disk_cache::{CacheIdentity, DiskCache, INDEX_BYTES, OpenedCache};
-use crate::options::{DiskCacheOptions, PreviousPool, RankPlacement, ShardOptions};
+use crate::options::{AdapterOptions, DiskCacheOptions, PreviousPool, RankPlacement, ShardOptions};
 use crate::platform::{OpenDevice, Platform};
+use crate::process::adapter_loads::{AdapterLoads, AdapterReader, OpenAdapter};
 use crate::process::host_share::HostShare;
 use crate::process::router_link::RouterLink;
 use crate::process::weight_cache::WeightLabel;
@@ -36,35 +35,41 @@ const MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Shortest time between two reports on loading.
 const REPORT_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A model as a shard opens it: before the rank's share is cut, and with the adapters that
-/// sequences may be computed with.
+/// A model as a shard opens it: before the rank's share is cut.
 pub struct OpenedModel {
     /// The whole model.
     pub model: Model,
-    /// The adapters, in the order of their numbers.
-    pub adapters: Vec<Adapter>,
+    /// Opens adapters of the model; absent if the shard loads none.
+    pub open_adapter: Option<OpenAdapter>,
 }
 
 impl From<Model> for OpenedModel {
     fn from(model: Model) -> Self {
-        OpenedModel { model, adapters: Vec::new() }
+        OpenedModel { model, open_adapter: None }
     }
 }
 
-/// Loads the model, meets the other ranks and computes one step to warm up. Returns the worker and
-/// its announcement. Without a router, nobody hears of the progress, and the rank must be the only
-/// one.
+/// A rank that has loaded its model.
+pub(crate) struct Started<B: Backend> {
+    pub(crate) worker: Worker<B>,
+    /// The announcement to the router.
+    pub(crate) ready: Ready,
+    pub(crate) adapters: AdapterLoads,
+}
+
+/// Loads the model, meets the other ranks and computes one step to warm up. Without a router,
+/// nobody hears of the progress, and the rank must be the only one.
 pub(crate) fn start<P: Platform>(
     platform: &P,
     router: Option<&RouterLink>,
     placement: &RankPlacement,
     options: &ShardOptions,
     open: impl FnOnce() -> Result<OpenedModel, Error>,
-) -> Result<(Worker<P::Backend>, Ready), Error> {
+) -> Result<Started<P::Backend>, Error> {
     let mut timer = PhaseTimer::new();
     report(router, "reading the checkpoint", 0, 0)?;
     let RankPlacement { rank, world_size, .. } = *placement;
-    let OpenedModel { mut model, adapters } = open()?;
+    let OpenedModel { mut model, open_adapter } = open()?;
     // All ranks read the same files, and one line says enough.
     if rank == 0 {
         model.warnings.log(options.dtype);
@@ -83,7 +88,7 @@ pub(crate) fn start<P: Platform>(
     let OpenDevice { backend, free } = platform.open(dtype)?;
     timer.end("open the device");
 
-    let adapter_limits = check_adapters(&adapters, options.adapters.max_rank, &backend)?;
+    let adapter_limits = adapter_limits(&options.adapters, &backend)?;
     if let Some(part) = P::missing(&model.spec) {
         return Err(Error::NoKernels { model_type: model.spec.model_type, part });
     }
@@ -122,12 +127,11 @@ pub(crate) fn start<P: Platform>(
     let host_layers = start.load_host_layers(host, &*source, &plan)?;
     source.verify()?;
     timer.end("load weights");
-    if !adapters.is_empty() {
-        let split = if options.pipeline { Split::WHOLE } else { Split { rank, world_size } };
-        let set = AdapterSet { adapters: &adapters, split, dtype, limits: adapter_limits };
-        weights.load_adapters(&backend, &spec, &set)?;
-        timer.end("load adapters");
-    }
+    let slots = weights.reserve_adapters(&backend, &spec, adapter_limits, dtype)?;
+    let split = if options.pipeline { Split::WHOLE } else { Split { rank, world_size } };
+    let max_rank = adapter_limits.max_rank;
+    let reader = open_adapter.map(|open| AdapterReader { open, split, slots, max_rank });
+    let adapters = AdapterLoads::new(reader, &options.adapters.folders, adapter_limits);
 
     let mut ready = Ready {
         dtype: dtype.name().into(),
@@ -140,7 +144,7 @@ pub(crate) fn start<P: Platform>(
         bytes_read: (weights.bytes_read() + host_layers.as_ref().map_or(0, HostLayers::bytes_read)) as u64,
         parameters: parameters as u64,
         world_size: placement.world_size as u32,
-        checkpoint: join_identities(source.identity(), adapters.iter().map(Adapter::identity)),
+        checkpoint: source.identity(),
         ..describe(&spec, &plan)
     };
     let ranks = start.meet()?;
@@ -177,7 +181,7 @@ pub(crate) fn start<P: Platform>(
         timer.end("open the disk cache");
     }
     ready.phases = timer.phases;
-    Ok((worker, ready))
+    Ok(Started { worker, ready, adapters })
 }
 
 /// Opens the disk cache, and adds it to the announcement.
@@ -205,29 +209,19 @@ fn open_disk_cache<B: Backend>(
     Ok(())
 }
 
-/// Returns the sizes of the adapters, of which none has a larger rank than `max_rank`.
-fn check_adapters(
-    adapters: &[Adapter],
-    max_rank: usize,
-    backend: &impl Backend,
-) -> Result<AdapterLimits, Error> {
-    if !adapters.is_empty() && !backend.computes_adapters() {
+/// Returns the sizes of the pools of adapters.
+fn adapter_limits(options: &AdapterOptions, backend: &impl Backend) -> Result<AdapterLimits, Error> {
+    let &AdapterOptions { places, max_rank, .. } = options;
+    if places == 0 {
+        return Ok(AdapterLimits::NONE);
+    }
+    if !backend.computes_adapters() {
         return Err(Error::Unsupported(format!(
             "LoRA adapters are computed on the CPU only, not on {}",
             backend.name()
         )));
     }
-    let Some(widest) = adapters.iter().max_by_key(|adapter| adapter.max_rank()) else {
-        return Ok(AdapterLimits::NONE);
-    };
-    let rank = widest.max_rank();
-    if rank > max_rank {
-        let folder = widest.folder().display();
-        return Err(Error::Unsupported(format!(
-            "the adapter in {folder} has rank {rank}, but --max-lora-rank is {max_rank}"
-        )));
-    }
-    Ok(AdapterLimits { count: adapters.len(), max_rank: rank })
+    Ok(AdapterLimits { count: places, max_rank })
 }
 
 /// The request for a memory plan that follows from the options.

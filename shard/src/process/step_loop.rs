@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use millrace_proto::{MasksDue, StepOutput, from_shard, to_shard};
 
 use crate::Error;
+use crate::process::adapter_loads::AdapterLoads;
 use crate::process::router_link::{MaskArrival, RouterLink};
 use crate::process::test_fault::TestFault;
 use crate::step_engine::{AwaitedMasks, StepEngine};
@@ -17,8 +18,11 @@ const POLL_INTERVAL: Duration = Duration::from_micros(20);
 /// Time that the loop waits for masks if there is nothing else to do.
 const MASKS_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Time that the loop waits for a message while an adapter is read and there is nothing to compute.
+const ADAPTER_INTERVAL: Duration = Duration::from_millis(1);
+
 /// Answers steps until the router asks the shard to stop. All ranks compute every step. Only rank 0
-/// sends the answers.
+/// sends the answers. Every rank answers whether it has loaded an adapter.
 ///
 /// The loop submits the next step while the device still computes the one before it, so that the
 /// device never waits for the host.
@@ -26,6 +30,7 @@ pub(super) fn answer_steps(
     router: &RouterLink,
     rank: usize,
     engine: &mut impl StepEngine,
+    adapters: &mut AdapterLoads,
 ) -> Result<(), Error> {
     // For each submitted step, how long the engine was idle before it.
     let mut idle_times = VecDeque::with_capacity(engine.steps_ahead());
@@ -68,14 +73,22 @@ pub(super) fn answer_steps(
             }
             continue;
         }
+        if idle_times.is_empty()
+            && let Some(loaded) = adapters.finish(engine)
+        {
+            router.send(from_shard::Message::AdapterLoaded(loaded))?;
+        }
         match &next {
             Some(_) => thread::sleep(POLL_INTERVAL),
+            None if adapters.is_reading() && idle_times.is_empty() => {
+                next = router.receive_within(ADAPTER_INTERVAL)?;
+            }
             None if idle_times.is_empty() => next = Some(router.receive()?),
             None => next = router.receive_within(POLL_INTERVAL)?,
         }
         let has_capacity = idle_times.len() < engine.steps_ahead();
         match next.take_if(|(message, _)| match message {
-            to_shard::Message::Shutdown(_) => idle_times.is_empty(),
+            to_shard::Message::Shutdown(_) | to_shard::Message::UnloadAdapter(_) => idle_times.is_empty(),
             _ => has_capacity,
         }) {
             Some((to_shard::Message::Step(step), received)) => {
@@ -85,6 +98,8 @@ pub(super) fn answer_steps(
                 fault.strike(&step);
                 engine.submit(&step)?;
             }
+            Some((to_shard::Message::LoadAdapter(load), _)) => adapters.start(load)?,
+            Some((to_shard::Message::UnloadAdapter(unload), _)) => adapters.unload(engine, &unload)?,
             Some((to_shard::Message::Shutdown(_), _)) => return Ok(()),
             Some((
                 to_shard::Message::Ping(_) | to_shard::Message::Rendezvous(_) | to_shard::Message::Masks(_),
@@ -99,9 +114,12 @@ pub(super) fn answer_steps(
 mod tests {
     use std::os::unix::net::UnixStream;
 
-    use millrace_proto::{FromShard, Masks, Row, Shutdown, Step, ToShard, frame};
+    use millrace_proto::{FromShard, LoadAdapter, Masks, Row, Shutdown, Step, ToShard, UnloadAdapter, frame};
+
+    use millrace_model::AdapterLimits;
 
     use super::*;
+    use crate::step_engine::ReadAdapter;
 
     /// An engine that computes two steps at a time. The first step is done as soon as the loop has
     /// seen that it is not, and so is the forward pass of the second step.
@@ -111,6 +129,8 @@ mod tests {
         submitted: VecDeque<u64>,
         waiting: Option<u64>,
         is_done: bool,
+        /// The adapters that the place has had.
+        adapters: Vec<Option<u32>>,
     }
 
     impl StepEngine for RacingEngine {
@@ -144,6 +164,13 @@ mod tests {
             let step = self.submitted.pop_front().ok_or(Error::OutOfPlace)?;
             Ok(StepOutput { step, ..StepOutput::default() })
         }
+
+        fn set_adapter(&mut self, place: usize, adapter: Option<ReadAdapter<'_>>) -> Result<(), Error> {
+            assert!(self.submitted.is_empty() && self.waiting.is_none(), "a step is in flight");
+            assert_eq!(place, 0);
+            self.adapters.push(adapter.map(|adapter| adapter.number));
+            Ok(())
+        }
     }
 
     #[test]
@@ -158,7 +185,8 @@ mod tests {
         send(to_shard::Message::Step(Step { id: 2, rows: vec![late], ..Step::default() }));
         let serving = thread::spawn(move || {
             let link = RouterLink::new(&shard)?;
-            answer_steps(&link, 0, &mut RacingEngine::default())
+            let mut adapters = AdapterLoads::new(None, &[], AdapterLimits { count: 1, max_rank: 8 });
+            answer_steps(&link, 0, &mut RacingEngine::default(), &mut adapters)
         });
         assert!(matches!(receive(), from_shard::Message::Output(output) if output.step == 1));
         assert!(matches!(receive(), from_shard::Message::MasksDue(due) if due.step == 2));
@@ -166,5 +194,44 @@ mod tests {
         assert!(matches!(receive(), from_shard::Message::Output(output) if output.step == 2));
         send(to_shard::Message::Shutdown(Shutdown {}));
         serving.join().unwrap().unwrap();
+    }
+    /// A place is free again when the adapter in it is unloaded, and an adapter that the shard was
+    /// not started with is refused without an effect.
+    #[test]
+    fn adapters_are_loaded_and_unloaded_between_steps() {
+        let (router, shard) = UnixStream::pair().unwrap();
+        let long = millrace_test_patience::patience(Duration::from_secs(300));
+        router.set_read_timeout(Some(long)).unwrap();
+        let send = |message| frame::write(&mut &router, &ToShard { message: Some(message) }).unwrap();
+        let receive = || frame::read::<FromShard>(&mut &router, &mut Vec::new()).unwrap().message.unwrap();
+        let load = |adapter, listed| {
+            send(to_shard::Message::LoadAdapter(LoadAdapter {
+                adapter,
+                listed,
+                folder: "x".into(),
+                place: 0,
+            }));
+            match receive() {
+                from_shard::Message::AdapterLoaded(answer) => (answer.adapter, answer.error),
+                other => panic!("{other:?}"),
+            }
+        };
+        let serving = thread::spawn(move || {
+            let link = RouterLink::new(&shard)?;
+            let mut adapters = AdapterLoads::new(None, &[], AdapterLimits { count: 1, max_rank: 8 });
+            // Its first step is done at once.
+            let mut engine = RacingEngine { is_done: true, ..RacingEngine::default() };
+            let end = answer_steps(&link, 1, &mut engine, &mut adapters);
+            end.map(|()| engine.adapters)
+        });
+        let (number, error) = load(3, Some(0));
+        assert!(number == 3 && error.contains("fewer adapters than the leader"), "{error}");
+        assert_eq!(load(4, None), (4, String::new()));
+        send(to_shard::Message::Step(Step { id: 1, ..Step::default() }));
+        send(to_shard::Message::UnloadAdapter(UnloadAdapter { adapter: 3 }));
+        send(to_shard::Message::UnloadAdapter(UnloadAdapter { adapter: 4 }));
+        assert_eq!(load(5, None), (5, String::new()));
+        send(to_shard::Message::Shutdown(Shutdown {}));
+        assert_eq!(serving.join().unwrap().unwrap(), [Some(4), None, Some(5)]);
     }
 }

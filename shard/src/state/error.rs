@@ -78,14 +78,12 @@ pub enum StepError {
         tokens: usize,
     },
     /// A sequence names an adapter that the shard has not loaded.
-    #[error("the sequence for slot {slot} names adapter {adapter} of {adapters}")]
+    #[error("the sequence for slot {slot} names adapter {adapter}, which is not loaded")]
     UnknownAdapter {
         /// The slot.
         slot: u32,
         /// The adapter.
         adapter: u32,
-        /// Number of adapters.
-        adapters: usize,
     },
     /// An admission without sampling parameters.
     #[error("the admission to slot {slot} has no sampling parameters")]

@@ -45,6 +45,8 @@ pub struct SlotTable {
     classifier: Option<ClassifierKind>,
     /// The position at which the states of each checkpoint were saved.
     checkpoints: Vec<Option<usize>>,
+    /// The number of the adapter in each place of the pools.
+    adapters: Vec<Option<u32>>,
 }
 
 /// The placeholder for a token that only the device knows so far.
@@ -153,6 +155,7 @@ impl SlotTable {
             in_order: false,
             classifier: None,
             checkpoints: vec![None; limits.state_checkpoints],
+            adapters: vec![None; limits.adapters.count],
         }
     }
 
@@ -215,6 +218,19 @@ impl SlotTable {
             }
             other => other,
         }
+    }
+
+    /// Notes the number of the adapter that is in a place of the pools from now on, or that the
+    /// place is free.
+    pub fn set_adapter(&mut self, place: usize, adapter: Option<u32>) {
+        if let Some(held) = self.adapters.get_mut(place) {
+            *held = adapter;
+        }
+    }
+
+    fn adapter_place(&self, slot: u32, adapter: u32) -> Result<usize, StepError> {
+        let place = self.adapters.iter().position(|held| *held == Some(adapter));
+        place.ok_or(StepError::UnknownAdapter { slot, adapter })
     }
 
     /// Tells whether the sequence in this slot is refused.
@@ -359,8 +375,8 @@ impl SlotTable {
     fn admit(&mut self, admission: &Admission) -> Result<(), StepError> {
         let Admission { slot, ref tokens, prompt_len, ref sampling, pooling, pooling_start, .. } = *admission;
         let (limits, vocab, classifies) = (self.limits, self.vocab, self.classifier.is_some());
-        let (restore_state, adapter) = (admission.restore_state, admission.adapter);
-        let adapters = limits.adapters.count;
+        let restore_state = admission.restore_state;
+        let adapter = admission.adapter.map(|number| self.adapter_place(slot, number));
         let saved = restore_state.map(|id| self.saved_position(slot, id)).transpose()?;
         let prefix = self.prefix;
         let place = self.slot(slot)?;
@@ -387,9 +403,7 @@ impl SlotTable {
         if prompt_len == 0 || prompt_len as usize > tokens.len() {
             return Err(StepError::PromptLength { slot, prompt_len, tokens: tokens.len() });
         }
-        if let Some(adapter) = adapter.filter(|&adapter| adapter as usize >= adapters) {
-            return Err(StepError::UnknownAdapter { slot, adapter, adapters });
-        }
+        let adapter = adapter.transpose()?;
         let is_prompt = prompt_len as usize == tokens.len();
         let pooling = match Pooling::try_from(pooling) {
             Ok(Pooling::None) => Pooling::None,
@@ -407,7 +421,7 @@ impl SlotTable {
         })?;
         place.tokens.extend_from_slice(tokens);
         place.prompt_len = prompt_len as usize;
-        place.adapter = adapter.map(|number| number as usize);
+        place.adapter = adapter;
         // Generated tokens that a sequence is admitted with are behind the prefix.
         place.prefix = prefix.map(|rule| rule.of(&tokens[..prompt_len as usize])).unwrap_or_default();
         (place.pooling, place.pooling_start) = (pooling, pooling_start as usize);

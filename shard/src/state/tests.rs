@@ -51,6 +51,7 @@ impl Fixture {
     /// Creates a table in which slot 0 holds five tokens and slot 1 two. Neither has blocks.
     pub(super) fn new() -> Self {
         let mut fixture = Fixture { table: SlotTable::new(LIMITS, VOCAB), batch: Batch::new(&LIMITS) };
+        (0..2).for_each(|place| fixture.table.set_adapter(place, Some(place as u32)));
         fixture.admit(vec![admission(0, &[1, 2, 3, 4, 5]), admission(1, &[6, 7])]).unwrap();
         fixture
     }
@@ -140,6 +141,22 @@ fn rows_have_the_adapter_of_their_sequence() {
     assert_eq!(adapters(&f), [None]);
 }
 
+/// Sequences name adapters by their numbers, which outlast the places.
+#[test]
+fn an_adapter_has_the_place_that_it_was_loaded_into() {
+    let mut f = Fixture::new();
+    f.table.set_adapter(0, Some(7));
+    f.admit(vec![Admission { adapter: Some(7), ..admission(2, &[1, 2]) }]).unwrap();
+    f.rows(vec![row(2, 0, 2, &[0], true)]).unwrap();
+    assert_eq!(f.table.seq_rows(&f.batch).map(|row| row.adapter).collect::<Vec<_>>(), [Some(0)]);
+    f.table.set_adapter(0, None);
+    for gone in [0, 7] {
+        let admit = vec![Admission { adapter: Some(gone), ..admission(2, &[3]) }];
+        f.apply(Step { release: vec![2], admit, ..Step::default() }).unwrap();
+        assert!(f.table.is_refused(2), "adapter {gone}");
+    }
+}
+
 #[test]
 fn each_contradiction_has_its_error() {
     use StepError as E;
@@ -187,7 +204,7 @@ fn each_contradiction_has_its_error() {
         (admit(Admission { sampling: None, ..admission(2, &[1]) }), E::NoSampling { slot: 2 }),
         (
             admit(Admission { adapter: Some(2), ..admission(2, &[1]) }),
-            E::UnknownAdapter { slot: 2, adapter: 2, adapters: 2 },
+            E::UnknownAdapter { slot: 2, adapter: 2 },
         ),
         (
             admit(Admission { sampling: Some(bad_sampling), ..admission(2, &[1]) }),

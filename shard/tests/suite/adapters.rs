@@ -10,7 +10,7 @@ use millrace_model::adapters::Adapter;
 use millrace_model::families::{self, Overrides};
 use millrace_model::split::Split;
 use millrace_model::{AdapterLimits, Model, Quantize, ShardLimits, WeightStorage};
-use millrace_shard::decoder::{AdapterSet, Collective, Decoder, Weights};
+use millrace_shard::decoder::{Collective, Decoder, RankAdapter, Weights};
 use safetensors::SafeTensors;
 
 use crate::common::{Chunk, Harness, on_two_ranks, repository, row_error};
@@ -60,20 +60,37 @@ impl Case {
         quantize: Option<Quantize>,
         ranks: Option<Box<dyn Collective<B>>>,
     ) -> Harness<'b, B> {
+        self.load_all(backend, split, quantize, ranks, &[0, 1])
+    }
+
+    /// Returns a rank of the model, into whose first places these adapters are loaded one after the
+    /// other, each into the place of its index modulo 2.
+    fn load_all<'b, B: Backend>(
+        &self,
+        backend: &'b B,
+        split: Split,
+        quantize: Option<Quantize>,
+        ranks: Option<Box<dyn Collective<B>>>,
+        order: &[usize],
+    ) -> Harness<'b, B> {
         let adapters = self.adapters();
         let max_rank = adapters.iter().map(Adapter::max_rank).max().unwrap();
         let limits = AdapterLimits { count: adapters.len(), max_rank };
         let limits = ShardLimits { adapters: limits, ..LIMITS };
         let model = split.apply(self.model()).unwrap();
         let storage = WeightStorage::choose(model.dtype, quantize, &model, backend).unwrap();
-        let set = AdapterSet { adapters: &adapters, split, dtype: model.dtype, limits: limits.adapters };
-        let Model { mut spec, weights: source, .. } = model;
+        let Model { mut spec, weights: source, dtype, .. } = model;
         spec.max_positions = limits.max_sequence_tokens;
         let positions = limits.max_sequence_tokens;
         let mut weights =
             Weights::load(backend, &spec, &*source, storage, positions, &mut |_| Ok(())).unwrap();
-        weights.load_adapters(backend, &spec, &set).unwrap();
-        let decoder = Decoder::new(backend, spec, weights, &limits, ranks).unwrap();
+        let slots = weights.reserve_adapters(backend, &spec, limits.adapters, dtype).unwrap();
+        let mut decoder = Decoder::new(backend, spec, weights, &limits, ranks).unwrap();
+        for (index, &adapter) in order.iter().enumerate() {
+            let share = |&slot| Some((slot, adapters[adapter].weights(slot, split).unwrap()?));
+            let share: RankAdapter = slots.iter().filter_map(share).collect();
+            decoder.set_adapter(backend, index % ADAPTERS.len(), Some(&share)).unwrap();
+        }
         Harness::of(backend, decoder, &limits)
     }
 }
@@ -154,6 +171,41 @@ fn a_mixed_batch_has_the_results_of_each_request_alone() {
             }
         }
     }
+}
+
+/// The two adapters have different ranks and change different matrices, so anything that is left of
+/// the adapter before would change the logits.
+#[test]
+fn an_adapter_in_a_place_that_was_used_computes_what_it_computes_in_a_new_one() {
+    for name in ["llama_gqa", "phi3", "qwen3_5_text", "deepseek_v2"] {
+        let case = Case::named(name);
+        let ranks: Vec<usize> = case.adapters().iter().map(Adapter::max_rank).collect();
+        assert_ne!(ranks[0], ranks[1], "{name}");
+        let cpu = cpu(Activations::Exact);
+        let wanted = [Some(0), None, Some(1), Some(0)];
+        let fresh = prompts(&mut case.load(&cpu, Split::WHOLE, None, None), &wanted);
+        let mut reused = case.load_all(&cpu, Split::WHOLE, None, None, &[1, 0, 0, 1]);
+        assert_eq!(prompts(&mut reused, &wanted), fresh, "{name}");
+    }
+}
+
+/// A place whose adapter does not fit is free: its sequences get the results of the model.
+#[test]
+fn an_adapter_that_does_not_fit_leaves_its_place_free() {
+    let case = Case::named("llama_gqa");
+    let cpu = cpu(Activations::Exact);
+    let mut harness = case.load(&cpu, Split::WHOLE, None, None);
+    let of_base = prompts(&mut harness, &[None]);
+    let source = Source::Directory(case.base.clone());
+    let adapter = Adapter::open(&source, &Overrides::default(), &case.adapters.join("plain")).unwrap();
+    let slots = millrace_model::adapters::adaptable(harness.decoder.spec());
+    let mut share: RankAdapter = slots
+        .iter()
+        .filter_map(|&slot| Some((slot, adapter.weights(slot, Split::WHOLE).unwrap()?)))
+        .collect();
+    share.values_mut().last().unwrap().products[0].down.pop();
+    assert!(harness.decoder.set_adapter(&cpu, 0, Some(&share)).is_err());
+    assert_eq!(prompts(&mut harness, &[Some(0)]), of_base);
 }
 
 #[test]

@@ -74,14 +74,15 @@ fn sequences_keep_their_adapters() {
 }
 
 #[test]
-fn an_adapter_that_the_shards_do_not_have_is_refused() {
-    let mut pair = Pair::new(SchedulerLimits { adapters: 2, ..LIMITS });
+fn an_adapter_is_refused_if_the_shards_have_no_place_for_any() {
+    let mut pair = Pair::new(SchedulerLimits { adapters: 1, ..LIMITS });
     let adapted = |number| Request { adapter: Some(AdapterId(number)), ..request(20, 30) };
-    let unknown = InfeasibleRequest::UnknownAdapter { adapter: 2, adapters: 2 };
-    assert_eq!(pair.scheduler.add(adapted(2)), Err(unknown));
-    let [_, second] = [0, 1].map(|number| pair.add(&adapted(number)));
-    let refused = pair.scheduler.recover(SchedulerLimits { adapters: 1, ..LIMITS });
-    assert_eq!(refused, [(second, InfeasibleRequest::UnknownAdapter { adapter: 1, adapters: 1 })]);
+    // Numbers of adapters grow while the server runs, and the places stay.
+    let ids = [0, 7].map(|number| pair.add(&adapted(number)));
+    pair.add(&request(20, 30));
+    let refused = pair.scheduler.recover(LIMITS);
+    assert_eq!(refused, ids.map(|id| (id, InfeasibleRequest::NoAdapters)));
+    assert_eq!(pair.scheduler.add(adapted(0)), Err(InfeasibleRequest::NoAdapters));
 }
 
 #[test]

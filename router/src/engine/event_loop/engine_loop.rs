@@ -10,11 +10,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::active_request::ActiveRequest;
+use super::adapter_places::AdapterPlaces;
+use crate::engine::adapters::AdapterCommand;
 use crate::engine::config::EngineConfig;
 use crate::engine::constraint::MaskPool;
 use crate::engine::departures::Departures;
 use crate::engine::dispatch::EventBatch;
 use crate::engine::handle::EngineCommand;
+use crate::engine::kept_adapters::KeptAdapter;
 use crate::engine::metrics::{self, StepTimer};
 use crate::engine::occupancy::{Occupancy, StartRate};
 use crate::engine::restart_policy::{LossTracker, RestartPolicy};
@@ -53,6 +56,7 @@ pub(super) struct EngineLoop<'a> {
     pub(super) ready: Arc<Ready>,
     pub(super) scheduler: Scheduler,
     pub(super) shards: Supervisor,
+    pub(super) adapters: AdapterPlaces,
     pub(super) occupancy: Arc<Occupancy>,
     departures: Departures,
     pub(super) start_rate: StartRate,
@@ -117,6 +121,7 @@ impl<'a> EngineLoop<'a> {
             ready,
             scheduler,
             shards,
+            adapters: AdapterPlaces::default(),
             start_rate: StartRate::new(occupancy.clone()),
             occupancy,
             departures,
@@ -141,6 +146,12 @@ impl<'a> EngineLoop<'a> {
     /// Uses the disk cache that the shards have announced, if there is one, with its entries.
     pub(super) fn open_disk_cache(&mut self, entries: &[DiskEntry]) {
         self.scheduler.open_disk_cache(self.ready.disk_slots, entries);
+    }
+
+    /// The same loop over shards that have loaded these adapters.
+    pub(super) fn with_adapters(mut self, adapters: Vec<KeptAdapter>) -> Self {
+        self.adapters = AdapterPlaces::new(adapters);
+        self
     }
 
     /// Serves requests until the engine is drained.
@@ -218,6 +229,8 @@ impl<'a> EngineLoop<'a> {
             EngineCommand::Submit { request, constraint, events, permit } => {
                 self.submit(request, constraint, events, permit);
             }
+            EngineCommand::Adapter(AdapterCommand::Load(command)) => self.load_adapter(command),
+            EngineCommand::Adapter(AdapterCommand::Free(id)) => self.free_adapter(id),
             EngineCommand::Drain => self.drain(),
         }
     }

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use millrace_proto::rules::is_mask_or_free;
+use millrace_proto::to_shard;
 use millrace_scheduler::{InfeasibleRequest, SeqId};
 use tokio::time::Instant;
 
@@ -68,7 +69,7 @@ impl EngineLoop<'_> {
         let are_due = self.masks_due.is_some_and(|due| due <= Instant::now());
         if let Some(masks) = self.scheduler.masks(are_due) {
             self.masks_due = None;
-            self.shards.send_masks(masks);
+            self.shards.send_message(to_shard::Message::Masks(masks));
         }
     }
 }

@@ -7,9 +7,13 @@
 //! | `shards` | events of the supervisor: answers, losses, new groups |
 //! | `requests` | requests from their submission to their end |
 //! | `masks` | masks that are computed beside the steps, and sent after them |
+//! | `adapter_places` | the adapters of the shards |
+//! | `adapters` | adapters that are loaded and unloaded |
 //! | `active_request` | a request that the scheduler has |
 
 mod active_request;
+mod adapter_places;
+mod adapters;
 mod engine_loop;
 mod masks;
 mod requests;
@@ -89,11 +93,10 @@ async fn load_and_serve(
         return Ok(());
     }
     let policy = RestartPolicy::new(&config);
-    let (group, announcement) =
-        match load(config.startup_silence, policy, commands, state, &mut start_group).await? {
-            Loaded::Group(group, announcement) => (group, *announcement),
-            Loaded::Drained => return Ok(()),
-        };
+    let (group, announcement) = match load(&config, policy, commands, state, &mut start_group).await? {
+        Loaded::Group(group, announcement) => (group, *announcement),
+        Loaded::Drained => return Ok(()),
+    };
     let limits = match SchedulerLimits::new(&announcement.ready) {
         Ok(limits) => limits,
         Err(error) => {
@@ -111,12 +114,13 @@ async fn load_and_serve(
         step: config.step_timeout,
     };
     let supervisor = Supervisor::new(start_group, group, timeouts, &announcement);
-    let mut ready = announcement.ready;
+    let (mut ready, adapters) = (announcement.ready, announcement.adapters);
     // There may be a million entries, and only the scheduler needs them.
     let entries = std::mem::take(&mut ready.disk_entries);
     let ready = Arc::new(ready);
     let outputs = EngineOutputs { links, batches, state };
-    let mut engine = EngineLoop::new(config, supervisor, limits, ready.clone(), outputs);
+    let mut engine =
+        EngineLoop::new(config, supervisor, limits, ready.clone(), outputs).with_adapters(adapters);
     engine.open_disk_cache(&entries);
     state.send_replace(EngineState::Ready(ready));
     let result = engine.run(commands).await;

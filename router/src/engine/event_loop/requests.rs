@@ -25,7 +25,11 @@ impl EngineLoop<'_> {
         if events.is_closed() {
             return;
         }
+        let unloaded = request.adapter.filter(|&id| !self.adapters.has(id));
         let failure = match self.drain_deadline {
+            None if unloaded.is_some() => {
+                GenerationFailure::Refused("The adapter of the request has been unloaded".to_owned())
+            }
             Some(_) => GenerationFailure::NotStarted(SHUTTING_DOWN.to_owned()),
             None => match self.scheduler.add(request) {
                 Ok(id) => {

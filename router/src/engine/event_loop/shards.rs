@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::engine_loop::EngineLoop;
 use crate::engine::event::GenerationFailure;
+use crate::engine::kept_adapters::LostAdapter;
 use crate::engine::loss::{GroupLoss, LossCause};
 use crate::engine::metrics::{self, StepTimer, StepTimes};
 use crate::engine::restart_policy::RestartDecision;
@@ -23,10 +24,11 @@ impl EngineLoop<'_> {
         match event {
             SupervisorEvent::Answer(output) => self.apply(output),
             SupervisorEvent::MasksDue(step) => self.on_masks_due(step),
+            SupervisorEvent::AdapterLoaded(rank, answer) => self.on_adapter_loaded(rank, answer),
             SupervisorEvent::Settled => self.losses.note_progress(),
             SupervisorEvent::Lost => self.on_loss(),
             SupervisorEvent::Ended(loss) => self.on_group_ended(&loss)?,
-            SupervisorEvent::Ready(ready) => self.on_new_group(*ready)?,
+            SupervisorEvent::Ready(ready, lost) => self.on_new_group(*ready, lost)?,
         }
         Ok(())
     }
@@ -71,13 +73,14 @@ impl EngineLoop<'_> {
     }
 
     /// Handles the loss of all steps in flight. The requests wait for the next group.
-    fn on_loss(&mut self) {
+    pub(super) fn on_loss(&mut self) {
         if let Some(id) = self.scheduler.lose() {
             self.fail_blamed(id);
             self.request_was_blamed = true;
         }
         self.lost_since.get_or_insert_with(Instant::now);
         self.masks_due = None;
+        self.abandon_adapter_load();
         self.sent.drain(..).for_each(StepTimer::lost);
         self.pace.lost();
         self.occupancy.set_free_places(0);
@@ -115,7 +118,7 @@ impl EngineLoop<'_> {
     ///
     /// # Errors
     /// The group has announced a limit of zero.
-    fn on_new_group(&mut self, mut ready: Ready) -> Result<(), String> {
+    fn on_new_group(&mut self, mut ready: Ready, lost: Vec<LostAdapter>) -> Result<(), String> {
         self.losses.note_start();
         let (before, limits) =
             (self.limits, SchedulerLimits::new(&ready).map_err(|error| error.to_string())?);
@@ -131,6 +134,7 @@ impl EngineLoop<'_> {
         let entries = std::mem::take(&mut ready.disk_entries);
         self.ready = Arc::new(ready);
         metrics::restarted();
+        self.lose_adapters(lost);
         self.scheduler.note_warm_up(self.ready.warm_up_tokens, self.ready.warm_up_micros);
         for (id, infeasible) in self.scheduler.recover(self.limits) {
             self.fail(id, GenerationFailure::Broken(infeasible.to_string()));

@@ -52,6 +52,7 @@ fn to_event(message: from_shard::Message) -> GroupEvent {
         from_shard::Message::Loading(loading) => GroupEvent::Loading(loading),
         from_shard::Message::Ready(ready) => GroupEvent::Ready(Box::new(ready)),
         from_shard::Message::Rendezvous(rendezvous) => GroupEvent::Rendezvous(rendezvous),
+        from_shard::Message::AdapterLoaded(loaded) => GroupEvent::AdapterLoaded(loaded),
         from_shard::Message::Fault(fault) => GroupEvent::Fault(fault),
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::process::ExitStatus;
 
-use millrace_proto::{Fault, FrameError, Loading, Ready, Rendezvous, StepOutput};
+use millrace_proto::{AdapterLoaded, Fault, FrameError, Loading, Ready, Rendezvous, StepOutput};
 
 /// An event of one rank: a message, or the end of its connection or process.
 #[derive(Debug)]
@@ -14,6 +14,8 @@ pub(in crate::engine) enum GroupEvent {
     /// The number of a step that waits for its masks.
     MasksDue(u64),
     Pong,
+    /// The answer to a load.
+    AdapterLoaded(AdapterLoaded),
     /// The address at which the rank waits for the other ranks.
     Rendezvous(Rendezvous),
     /// The rank cannot continue, for the given reason.

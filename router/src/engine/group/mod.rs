@@ -11,6 +11,7 @@
 //! | `startup` | starts the processes and accepts the connections of all ranks |
 //! | `agreement` | compares the settings that the ranks announce |
 //! | `ready` | waits until all ranks have loaded the model |
+//! | `adapters` | loads adapters on all ranks |
 //! | `children` | the shard processes of this machine |
 //! | `sockets` | the private folder of their sockets, and folders that dead servers left |
 //! | `listener` | accepts the ranks of other machines |
@@ -19,6 +20,7 @@
 //! | `explain` | explains a loss to the operator |
 //! | `error` | errors of starting and ending shards |
 
+mod adapters;
 mod agreement;
 mod children;
 mod connection;

@@ -53,5 +53,5 @@ fn combine(mut ready: Vec<Ready>) -> Result<GroupAnnouncement, GroupLoss> {
     let max_sequence_tokens = smallest(|ready| ready.max_sequence_tokens);
     let checkpoints = ready.iter_mut().map(|ready| std::mem::take(&mut ready.checkpoint)).collect();
     let ready = Ready { num_blocks, max_sequence_tokens, ..ready.swap_remove(0) };
-    Ok(GroupAnnouncement { ready, checkpoints })
+    Ok(GroupAnnouncement { ready, checkpoints, adapters: Vec::new(), lost_adapters: Vec::new() })
 }

@@ -16,12 +16,13 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_proto::{Masks, Step};
+use millrace_proto::{Step, to_shard};
 use tokio::time::{Instant, sleep_until};
 
 use self::watched_group::WatchedGroup;
 use super::baseline::{GroupAnnouncement, GroupBaseline};
 use super::group::{ShardGroup, StartError};
+use super::kept_adapters::KeptAdapter;
 use super::loss::GroupLoss;
 
 pub(super) use self::failure::GroupFailure;
@@ -74,11 +75,16 @@ impl Supervisor {
         }
     }
 
-    /// Sends the masks that follow a step to all ranks. Without a running group they are lost.
-    pub(super) fn send_masks(&self, masks: Masks) {
+    /// Sends a message other than a step to all ranks. Without a running group it is lost.
+    pub(super) fn send_message(&self, message: to_shard::Message) {
         if let GroupState::Running(watched) = &self.state {
-            watched.send_masks(masks);
+            watched.send_message(message);
         }
+    }
+
+    /// Sets the adapters that the next group loads before it is ready.
+    pub(super) fn keep_adapters(&mut self, adapters: &[KeptAdapter]) {
+        self.baseline.adapters = adapters.to_vec();
     }
 
     /// Returns the next event. Cancel safe.
@@ -104,10 +110,10 @@ impl Supervisor {
                     self.state = GroupState::Starting(starting.boxed());
                 }
                 GroupState::Starting(starting) => match starting.await {
-                    Ok((group, GroupAnnouncement { ready, .. })) => {
+                    Ok((group, GroupAnnouncement { ready, lost_adapters, .. })) => {
                         let watched = WatchedGroup::new(group, self.timeouts, &ready);
                         self.state = GroupState::Running(Box::new(watched));
-                        return SupervisorEvent::Ready(Box::new(ready));
+                        return SupervisorEvent::Ready(Box::new(ready), lost_adapters);
                     }
                     Err(loss) => {
                         self.pause(Duration::ZERO);
@@ -157,7 +163,15 @@ async fn start(
              the server to serve the files that are there now"
         ))),
     });
-    match checked {
+    let loaded = match checked {
+        Ok(mut announcement) => {
+            announcement.adapters = baseline.adapters;
+            let lost = group.load_adapters(&mut announcement.adapters, silence).await;
+            lost.map(|lost| GroupAnnouncement { lost_adapters: lost, ..announcement })
+        }
+        Err(loss) => Err(loss),
+    };
+    match loaded {
         Ok(announcement) => Ok((group, announcement)),
         Err(loss) => match group.kill().await {
             Ok(()) => Err(loss),

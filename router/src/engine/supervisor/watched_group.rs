@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use millrace_proto::{Masks, Ping, Ready, Step, StepOutput, to_shard};
+use millrace_proto::{AdapterLoaded, Ping, Ready, Step, StepOutput, to_shard};
 use tokio::time::{Instant, sleep_until};
 
 use super::failure::GroupFailure;
 use crate::engine::group::{GroupEvent, ShardGroup};
+use crate::engine::kept_adapters::LostAdapter;
 use crate::engine::loss::GroupLoss;
 use crate::engine::step_deadline::StepDeadline;
 use crate::engine::timeout::MAX_SLICE;
@@ -30,6 +31,8 @@ pub(in crate::engine) enum SupervisorEvent {
     Answer(StepOutput),
     /// The forward pass of the step with this number is done, and its masks have not come.
     MasksDue(u64),
+    /// The answer of a rank to the load of an adapter.
+    AdapterLoaded(usize, AdapterLoaded),
     /// The group has been healthy for some time without work.
     Settled,
     /// A shard is lost, and with it all steps in flight. [`SupervisorEvent::Ended`] follows.
@@ -37,8 +40,8 @@ pub(in crate::engine) enum SupervisorEvent {
     /// The group has ended, or could not be started. The next one starts after
     /// [`Supervisor::pause`](super::Supervisor::pause).
     Ended(GroupLoss),
-    /// A new group is ready.
-    Ready(Box<Ready>),
+    /// A new group is ready, except for these adapters.
+    Ready(Box<Ready>, Vec<LostAdapter>),
 }
 
 /// Number of pings that a rank may leave unanswered. Pings are counted instead of time: after this
@@ -102,9 +105,9 @@ impl WatchedGroup {
         self.group.send(to_shard::Message::Step(step));
     }
 
-    /// Sends the masks that follow a step.
-    pub(super) fn send_masks(&self, masks: Masks) {
-        self.group.send(to_shard::Message::Masks(masks));
+    /// Sends a message other than a step.
+    pub(super) fn send_message(&self, message: to_shard::Message) {
+        self.group.send(message);
     }
 
     /// Returns the next event, or the failure that ends the group. Cancel safe.
@@ -219,6 +222,7 @@ impl WatchedGroup {
                 Ok(Some(SupervisorEvent::Answer(*output)))
             }
             GroupEvent::MasksDue(step) if rank == 0 => Ok(Some(SupervisorEvent::MasksDue(step))),
+            GroupEvent::AdapterLoaded(loaded) => Ok(Some(SupervisorEvent::AdapterLoaded(rank, loaded))),
             GroupEvent::Pong => {
                 self.unanswered_pings[rank] = 0;
                 Ok(self.has_just_settled().then_some(SupervisorEvent::Settled))

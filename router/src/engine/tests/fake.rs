@@ -1,12 +1,15 @@
 //! A fake shard in this process, at the other end of a connection in memory. It runs the pretend
 //! shard of the scheduler's tests, which checks every step against the contract.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
 
 use futures::FutureExt;
 use millrace_proto::frame::{read_async, write_async};
-use millrace_proto::{FromShard, Masks, MasksDue, Pong, Step, StepOutput, ToShard, from_shard, to_shard};
+use millrace_proto::{
+    AdapterLoaded, FromShard, LoadAdapter, Masks, MasksDue, Pong, Step, StepOutput, ToShard, from_shard,
+    to_shard,
+};
 use millrace_scheduler::test_support::{DEATH, PretendShard};
 use tokio::io::{DuplexStream, duplex};
 use tokio::sync::{Semaphore, mpsc};
@@ -31,13 +34,21 @@ pub(super) struct FakeShard {
     /// Has one permit for each step that may be answered.
     gate: Arc<Semaphore>,
     seen: mpsc::UnboundedSender<Step>,
+    /// The adapter in each place.
+    adapters: LoadedAdapters,
+    /// Folders whose adapters cannot be loaded.
+    pub(super) broken: Vec<&'static str>,
 }
+
+/// The number of the adapter in each place of a fake shard.
+pub(super) type LoadedAdapters = Arc<Mutex<BTreeMap<u32, u32>>>;
 
 /// The test's control of a fake shard.
 pub(super) struct Control {
     pub(super) gate: Arc<Semaphore>,
     /// Receives every step on its arrival.
     pub(super) steps: mpsc::UnboundedReceiver<Step>,
+    pub(super) adapters: LoadedAdapters,
 }
 
 pub(super) fn message(message: from_shard::Message) -> FromShard {
@@ -49,9 +60,20 @@ impl FakeShard {
         let (stream, router) = duplex(BUFFER_BYTES);
         let gate = Arc::new(Semaphore::new(gate));
         let (seen, steps) = mpsc::unbounded_channel();
-        let control = Control { gate: gate.clone(), steps };
+        let adapters = LoadedAdapters::default();
+        let control = Control { gate: gate.clone(), steps, adapters: adapters.clone() };
         let (pretend, early) = (PretendShard::new(limits()), VecDeque::new());
-        (FakeShard { stream, pretend, early, asks_for_masks: true, gate, seen }, control, router)
+        let shard = FakeShard {
+            stream,
+            pretend,
+            early,
+            asks_for_masks: true,
+            gate,
+            seen,
+            adapters,
+            broken: Vec::new(),
+        };
+        (shard, control, router)
     }
 
     pub(super) async fn send(&mut self, what: from_shard::Message) {
@@ -76,6 +98,8 @@ impl FakeShard {
                 other => panic!("{other:?} instead of a step"),
             },
         };
+        let numbers = step.admit.iter().filter_map(|admission| admission.adapter);
+        numbers.for_each(|number| assert!(self.place_of(number).is_some(), "adapter {number} is not loaded"));
         let masks = match step.rows.iter().any(|row| row.mask_follows) {
             true => self.masks(step.id).await?,
             false => Masks { step: step.id, rows: Vec::new() },
@@ -109,10 +133,34 @@ impl FakeShard {
             match read_async::<ToShard>(&mut self.stream, &mut Vec::new()).await.unwrap().message.unwrap() {
                 to_shard::Message::Ping(_) => self.send(from_shard::Message::Pong(Pong {})).await,
                 to_shard::Message::Shutdown(_) => return None,
+                to_shard::Message::LoadAdapter(load) => self.load_adapter(load).await,
+                to_shard::Message::UnloadAdapter(unload) => {
+                    if let Some(place) = self.place_of(unload.adapter) {
+                        self.adapters.lock().unwrap().remove(&place);
+                    }
+                }
                 to_shard::Message::Rendezvous(_) => panic!("a single rank needs no rendezvous"),
                 message => return Some(message),
             }
         }
+    }
+
+    fn place_of(&self, number: u32) -> Option<u32> {
+        let adapters = self.adapters.lock().unwrap();
+        adapters.iter().find(|(_, held)| **held == number).map(|(place, _)| *place)
+    }
+
+    async fn load_adapter(&mut self, load: LoadAdapter) {
+        let LoadAdapter { adapter, place, folder, listed } = load;
+        let mut answer =
+            AdapterLoaded { adapter, identity: format!("{folder} {listed:?}"), error: String::new() };
+        if self.broken.contains(&folder.as_str()) {
+            answer = AdapterLoaded { adapter, error: format!("{folder} is broken"), identity: String::new() };
+        } else {
+            let before = self.adapters.lock().unwrap().insert(place, adapter);
+            assert_eq!(before, None, "place {place} is taken");
+        }
+        self.send(from_shard::Message::AdapterLoaded(answer)).await;
     }
 
     /// Answers `steps` steps. Returns false after a shutdown.

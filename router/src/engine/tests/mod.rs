@@ -1,6 +1,7 @@
 //! Tests of the engine with fake shards: in this process over a connection in memory, and as real
 //! processes.
 
+mod adapters;
 mod constrained;
 mod failure;
 mod fake;
@@ -34,6 +35,7 @@ fn ready() -> Ready {
         num_blocks: 40,
         max_sequences: 8,
         max_step_tokens: 64,
+        adapters: 2,
         ..Default::default()
     }
 }

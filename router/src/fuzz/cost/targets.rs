@@ -61,6 +61,11 @@ const BODIES: &[(&str, &[InputFrame])] = &[
         ],
     ),
     (
+        "/v1/load_lora_adapter",
+        &[bare(&alphabets::JSON), frame(r#"{"lora_name":""#, "", r#""}"#, &alphabets::STRING)],
+    ),
+    ("/v1/unload_lora_adapter", &[bare(&alphabets::JSON)]),
+    (
         "/v1/chat/completions",
         &[
             bare(&alphabets::JSON),

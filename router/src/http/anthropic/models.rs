@@ -49,7 +49,8 @@ impl AnthropicModel {
 
 impl AnthropicModelList {
     pub(in crate::http) fn new(app: &App) -> Self {
-        let data: Vec<_> = listed_names(app).into_iter().map(|name| AnthropicModel::new(app, name)).collect();
+        let data: Vec<_> =
+            listed_names(app).into_iter().map(|name| AnthropicModel::new(app, &name)).collect();
         let id = |model: Option<&AnthropicModel>| model.map(|model| model.id.clone());
         let (first_id, last_id) = (id(data.first()), id(data.last()));
         AnthropicModelList { data, has_more: false, first_id, last_id }

@@ -1,5 +1,6 @@
 //! OpenAI's routes.
 
+mod adapters;
 mod chat_completions;
 mod completions;
 mod embeddings;
@@ -43,5 +44,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(rerank::v1))
         .routes(routes!(rerank::v2))
         .routes(routes!(responses::responses))
+        .routes(routes!(adapters::load))
+        .routes(routes!(adapters::unload))
         .layer(panic::answered_by(error::internal))
 }

@@ -36,7 +36,8 @@ impl OpenAiModel {
     pub(in crate::http) fn new(app: &App, name: &str) -> Self {
         let ready = app.service.ready().ok();
         let model = app.service.model();
-        let adapter = model.adapter(name).map(|(_, adapter)| adapter);
+        let adapter = model.adapters.get(name);
+        let adapter = adapter.as_ref().map(|adapter| &adapter.info);
         let parent = adapter.map(|adapter| adapter.parent.as_ref().unwrap_or(&model.id).clone());
         OpenAiModel {
             id: name.to_owned(),
@@ -52,7 +53,7 @@ impl OpenAiModel {
 
 impl OpenAiModelList {
     pub(in crate::http) fn new(app: &App) -> Self {
-        let data = listed_names(app).into_iter().map(|name| OpenAiModel::new(app, name)).collect();
+        let data = listed_names(app).into_iter().map(|name| OpenAiModel::new(app, &name)).collect();
         OpenAiModelList { object: "list", data }
     }
 }

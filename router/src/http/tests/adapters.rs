@@ -6,7 +6,9 @@ use millrace_scheduler::AdapterId;
 use serde_json::{Value, json};
 
 use super::rows::posts;
-use super::{HttpConfig, RequestLimits, Script, Server};
+use super::{HttpConfig, Reply, RequestLimits, Script, Server};
+use crate::http::adapter_admin::ADMIN_PATHS;
+use crate::http::{AdapterAdmin, ApiKeys, FindAdapter, FindError, FoundAdapter};
 use crate::service::{AdapterInfo, ModelInfo};
 use crate::test_support::assets;
 
@@ -17,7 +19,7 @@ fn adapted(script: Script) -> Server {
         root: format!("org/{name}"),
         parent: parent.map(str::to_owned),
     };
-    let adapters = Arc::new([info("polite", None), info("terse \"x\"", Some("org/other"))]);
+    let adapters = [info("polite", None), info("terse \"x\"", Some("org/other"))].into();
     let model = ModelInfo { id: "org/model".into(), adapters, ..ModelInfo::default() };
     Server::of_model(model, &assets(), script, RequestLimits::default(), HttpConfig::default())
 }
@@ -174,4 +176,144 @@ async fn the_metrics_name_the_adapters_in_use() {
     assert_eq!(gauge().await, labels("polite,terse \\\"x\\\""));
     let without = Server::saying("x").get("/metrics").await.body;
     assert!(!without.contains("lora_requests_info"), "{without}");
+}
+
+/// The admin key of the servers below.
+const ADMIN: &str = "the admin key";
+
+/// Finds an adapter at every path but two.
+fn find(name: &str, path: &str) -> Result<FoundAdapter, FindError> {
+    match path {
+        "/absent" => Err(FindError::NotFound("No adapter found for '/absent'".into())),
+        "/text" => Err(FindError::Refused("it is no adapter".into())),
+        _ => {
+            let info = AdapterInfo { name: name.into(), root: path.into(), parent: None };
+            Ok(FoundAdapter { info, folder: path.into() })
+        }
+    }
+}
+
+/// A server whose administrator has a key, beside the key of a client.
+fn administered(key: Option<&str>, can_load: bool) -> Server {
+    let keys: Vec<_> = key.iter().map(|key| key.replace(' ', "-").parse().unwrap()).collect();
+    let find: FindAdapter = Arc::new(find);
+    let config = HttpConfig {
+        api_keys: ApiKeys::new(&["client".parse().unwrap()], None),
+        adapter_admin: AdapterAdmin::new(ApiKeys::new(&keys, None), can_load.then_some(find)),
+        ..HttpConfig::default()
+    };
+    Server::with(Script::Say("x".into()), 8, config)
+}
+
+impl Server {
+    async fn post_as(&self, key: &str, path: &str, body: &Value) -> Reply {
+        let mut request = super::post(path, body.to_string());
+        let value = format!("Bearer {}", key.replace(' ', "-")).parse().unwrap();
+        request.headers_mut().insert("authorization", value);
+        self.send(request).await
+    }
+
+    async fn change(&self, route: &str, body: Value) -> (u16, String) {
+        let reply = self.post_as(ADMIN, &format!("/v1/{route}_lora_adapter"), &body).await;
+        let text = match reply.status.is_success() {
+            true => reply.body,
+            false => reply.json()["error"]["message"].as_str().unwrap().to_owned(),
+        };
+        (reply.status.as_u16(), text)
+    }
+}
+
+#[tokio::test]
+async fn adapters_are_loaded_replaced_and_unloaded_by_name() {
+    let mut server = administered(Some(ADMIN), true);
+    let load = |name: &str, path: &str| json!({"lora_name": name, "lora_path": path});
+    let listed = async |server: &Server| {
+        let list = server.get("/v1/models").await.json();
+        let names =
+            list["data"].as_array().unwrap().iter().skip(1).map(|one| one["id"].as_str().unwrap().to_owned());
+        names.collect::<Vec<_>>()
+    };
+    // Without adapters, a request may call the model by any name.
+    let completion = |model: &str| json!({"model": model, "prompt": "a"});
+    assert_eq!(server.post_as("client", "/v1/completions", &completion("sql")).await.status, 200);
+    assert_eq!(server.engine.requests.recv().await.unwrap().adapter, None);
+    let added = (200, "Success: LoRA adapter 'sql' added successfully.".to_owned());
+    assert_eq!(server.change("load", load("sql", "/one")).await, added);
+    assert_eq!(listed(&server).await, ["sql"]);
+    assert_eq!(server.get("/v1/models/sql").await.json()["root"], "/one");
+    server.post_as("client", "/v1/completions", &completion("sql")).await;
+    let first = server.engine.requests.recv().await.unwrap().adapter.unwrap();
+
+    let taken = server.change("load", load("sql", "/two")).await;
+    assert!(taken.0 == 400 && taken.1.contains("has already been loaded"), "{taken:?}");
+    let mut again = load("sql", "/two");
+    again["load_inplace"] = json!(true);
+    assert_eq!(server.change("load", again).await, added);
+    assert_eq!(
+        (listed(&server).await, server.get("/v1/models/sql").await.json()["root"].clone()),
+        (vec!["sql".into()], json!("/two"))
+    );
+    server.post_as("client", "/v1/completions", &completion("sql")).await;
+    assert_ne!(server.engine.requests.recv().await.unwrap().adapter, Some(first));
+
+    let removed = (200, "Success: LoRA adapter 'sql' removed successfully.".to_owned());
+    assert_eq!(server.change("unload", json!({"lora_name": "sql"})).await, removed);
+    let absent = (404, "The lora adapter 'sql' cannot be found.".to_owned());
+    assert_eq!(server.change("unload", json!({"lora_name": "sql"})).await, absent);
+    assert!(listed(&server).await.is_empty());
+}
+
+#[tokio::test]
+async fn the_examples_of_the_page_are_answered() {
+    let server = administered(Some(ADMIN), true);
+    for path in ADMIN_PATHS {
+        let example = crate::http::examples::example(path).unwrap();
+        let reply = server.post_as(ADMIN, path, &example).await;
+        assert_eq!(reply.status, 200, "{path}: {}", reply.body);
+    }
+}
+
+#[tokio::test]
+async fn wrong_adapters_are_refused_by_name() {
+    let server = administered(Some(ADMIN), true);
+    let long = "n".repeat(257);
+    for (name, path, status, text) in [
+        ("", "/a", 400, "Both 'lora_name' and 'lora_path'"),
+        ("a", "", 400, "Both 'lora_name' and 'lora_path'"),
+        ("org/model", "/a", 400, "org/model is a name of the model"),
+        ("tgi", "/a", 400, "tgi is a name of the model"),
+        (long.as_str(), "/a", 400, "at most 256 bytes"),
+        ("a", "/absent", 404, "No adapter found for '/absent'"),
+        ("a", "/text", 400, "it is no adapter"),
+        ("a", "/damaged", 400, "the file is damaged"),
+        ("a", "/full", 400, "All 2 places for adapters are taken (--max-loras)"),
+        ("a", "/lost", 503, "being restarted"),
+    ] {
+        let (got, message) = server.change("load", json!({"lora_name": name, "lora_path": path})).await;
+        assert!(got == status && message.contains(text), "{name} {path}: {got} {message}");
+    }
+    let (status, message) = server.change("unload", json!({})).await;
+    assert!(status == 400 && message.contains("'lora_name' needs to be provided"), "{message}");
+    assert_eq!(server.get("/v1/models").await.json()["data"].as_array().unwrap().len(), 1);
+}
+
+/// The admin key opens the routes for adapters and no others, and a client's key opens all others.
+#[tokio::test]
+async fn only_the_admin_key_changes_adapters() {
+    let body = json!({"lora_name": "a", "lora_path": "/a"});
+    for path in ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"] {
+        let server = administered(Some(ADMIN), true);
+        for (key, status) in [("client", 401), ("", 401), ("wrong", 401)] {
+            assert_eq!(server.post_as(key, path, &body).await.status, status, "{path} {key}");
+        }
+        assert_eq!(server.post(path, body.clone()).await.status, 401, "{path}");
+        let completion = json!({"prompt": "a"});
+        assert_eq!(server.post_as(ADMIN, "/v1/completions", &completion).await.status, 401);
+        for (server, flag) in
+            [(administered(None, true), "--admin-key"), (administered(Some(ADMIN), false), "--enable-lora")]
+        {
+            let reply = server.post_as(ADMIN, path, &body).await;
+            assert!(reply.status == 403 && reply.body.contains(flag), "{path}: {}", reply.body);
+        }
+    }
 }

@@ -84,7 +84,8 @@ impl Server {
         limits: RequestLimits,
         config: HttpConfig,
     ) -> Self {
-        let engine = FakeEngine::new(script, limits.max_concurrent_requests);
+        let mut engine = FakeEngine::new(script, limits.max_concurrent_requests);
+        engine.engine = engine.engine.clone().with_adapters(model.adapters.clone());
         let service = Service::new(assets, engine.engine.clone(), limits, model).unwrap();
         Server { app: router(service, config), engine }
     }

@@ -9,6 +9,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
+use crate::engine::Adapters;
 use crate::kv_events::publisher::{Publisher, publish};
 use crate::kv_events::{Endpoint, KvEvents, KvEventsConfig};
 
@@ -107,7 +108,8 @@ fn any_port() -> String {
 
 /// Starts with a socket for subscribers. Returns its address.
 fn start_bound() -> (KvEvents, SocketAddr) {
-    let (events, bound) = KvEvents::start_bound(config(Endpoint::Bind(any_port()), None), &[]).unwrap();
+    let (events, bound) =
+        KvEvents::start_bound(config(Endpoint::Bind(any_port()), None), &Adapters::default()).unwrap();
     (events, bound.events.unwrap())
 }
 
@@ -133,7 +135,7 @@ async fn until_all_wait() {
 #[tokio::test(start_paused = true)]
 async fn subscribers_get_each_batch_of_their_topic() {
     let config = config(Endpoint::Connect(any_port()), None);
-    let events = KvEvents::without_sockets(&config, &[]);
+    let events = KvEvents::without_sockets(&config, &Adapters::default());
     let (client, stream) = tokio::io::duplex(64 << 10);
     let serving = tokio::spawn(publish(stream, Publisher::new(&config, &events.history)));
     let mut peer = Peer::greet(client, "SUB").await;
@@ -150,7 +152,7 @@ async fn subscribers_get_each_batch_of_their_topic() {
     events.publish(&[removed(9)]);
     let first = peer.message().await;
     assert_eq!((first.len(), first[0].as_slice(), first[1].len()), (3, &b"kv@pod@model"[..], 8));
-    let payload = crate::kv_events::message::encode(0.0, &[removed(9)], &[]);
+    let payload = crate::kv_events::message::encode(0.0, &[removed(9)], &|_| None);
     assert_eq!(first[2][10..], payload[10..], "all but the time");
     // The clearing at the start and the first event came before the subscription.
     assert_eq!(first[1], u64::to_be_bytes(2));
@@ -174,7 +176,7 @@ async fn subscribers_get_each_batch_of_their_topic() {
 async fn a_subscriber_that_accepts_connections_is_connected_to_again() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let events = KvEvents::start(config(Endpoint::Connect(address), None), &[]).unwrap();
+    let events = KvEvents::start(config(Endpoint::Connect(address), None), &Adapters::default()).unwrap();
     for _ in 0..2 {
         let (stream, _) = timeout(test_timeout(), listener.accept()).await.unwrap().unwrap();
         let mut peer = Peer::greet(stream, "SUB").await;
@@ -188,7 +190,8 @@ async fn earlier_batches_are_sent_again() {
     // This listener accepts nobody.
     let deaf = TcpListener::bind(any_port()).await.unwrap();
     let subscriber = Endpoint::Connect(deaf.local_addr().unwrap().to_string());
-    let (events, bound) = KvEvents::start_bound(config(subscriber, Some(any_port())), &[]).unwrap();
+    let (events, bound) =
+        KvEvents::start_bound(config(subscriber, Some(any_port())), &Adapters::default()).unwrap();
     (1..=6).for_each(|byte| events.publish(&[removed(byte)]));
     let mut peer = Peer::connect(bound.replay.unwrap(), "DEALER").await;
     // Of the numbers 0 to 6 the last four are kept.
@@ -214,7 +217,7 @@ async fn earlier_batches_are_sent_again() {
 #[tokio::test]
 async fn peers_that_break_the_protocol_are_disconnected() {
     let both = config(Endpoint::Bind(any_port()), Some(any_port()));
-    let (_events, bound) = KvEvents::start_bound(both, &[]).unwrap();
+    let (_events, bound) = KvEvents::start_bound(both, &Adapters::default()).unwrap();
     let (address, replays) = (bound.events.unwrap(), bound.replay.unwrap());
     for greeting in [
         &b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..],
@@ -286,6 +289,7 @@ async fn a_slow_subscriber_sees_a_gap_in_the_numbers() {
 #[tokio::test]
 async fn an_endpoint_in_use_is_named() {
     let (_first, address) = start_bound();
-    let error = KvEvents::start(config(Endpoint::Bind(address.to_string()), None), &[]).unwrap_err();
+    let error =
+        KvEvents::start(config(Endpoint::Bind(address.to_string()), None), &Adapters::default()).unwrap_err();
     assert!(error.contains(&format!("tcp://{address}")) && error.contains("in use"), "{error}");
 }
