@@ -24,7 +24,8 @@ pub(crate) struct DiskFolder {
 }
 
 impl DiskFolder {
-    /// Opens the folder that the flags name, if they name one.
+    /// Opens the folder that the flags name, if they name one. `has_adapters` says whether requests
+    /// may name adapters.
     ///
     /// # Errors
     /// If other flags exclude a disk cache, the folder cannot be written to, or another server uses
@@ -33,6 +34,7 @@ impl DiskFolder {
         args: &DiskCacheArgs,
         engine: &EngineArgs,
         nodes: usize,
+        has_adapters: bool,
     ) -> Result<Option<DiskFolder>> {
         let Some(KvDisk { folder, bytes }) = args.kv_disk.clone() else { return Ok(None) };
         ensure!(engine.device == DeviceArg::Cpu, "--kv-disk needs the CPU; give --device cpu as well");
@@ -40,6 +42,11 @@ impl DiskFolder {
         ensure!(
             engine.prefix_caching,
             "--kv-disk needs the prefix cache, which --prefix-caching=false turns off"
+        );
+        // Blocks are kept by the numbers of adapters, which another server gives to others.
+        ensure!(
+            !(args.kv_persist && has_adapters),
+            "--kv-persist cannot be combined with LoRA adapters or --enable-lora; --kv-disk alone can"
         );
         let lock = lock(&folder)?;
         let run = (!args.kv_persist).then(run_name);
@@ -123,7 +130,8 @@ mod tests {
     fn open(flags: &[&str]) -> Result<Option<DiskFolder>> {
         let cli = Cli::parse_from([&["millrace", "serve"][..], flags].concat());
         let Command::Serve(args) = cli.command else { panic!("not serve") };
-        DiskFolder::open(&args.disk_cache, &args.engine, args.nodes.count())
+        let has_adapters = flags.contains(&"--enable-lora");
+        DiskFolder::open(&args.disk_cache, &args.engine, args.nodes.count(), has_adapters)
     }
 
     #[test]
@@ -154,6 +162,7 @@ mod tests {
         for (flags, text) in [
             (&["--device=null"][..], "--kv-disk needs the CPU"),
             (&["--device=cuda"], "--kv-disk needs the CPU"),
+            (&["--device=cpu", "--kv-persist", "--enable-lora"], "--kv-persist cannot be combined with LoRA"),
             (&["--device=cpu", "--prefix-caching=false"], "--prefix-caching=false turns off"),
         ] {
             let error = open(&[flags, &[&flag]].concat()).unwrap_err().to_string();

@@ -67,7 +67,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let api_keys = http.keys()?;
     let served = ServedAdapters::find(&adapters, &model, engine.device)?;
     let adapter_admin = served.admin(&adapters, &model, &api_keys)?;
-    let disk_cache = DiskFolder::open(&disk_cache, &engine, nodes.count())?;
+    let disk_cache = DiskFolder::open(&disk_cache, &engine, nodes.count(), served.options.places > 0)?;
     let leader = match nodes.role(engine.num_shard())? {
         Role::Worker(worker) => {
             if let Some(weights) = weights {

@@ -19,8 +19,9 @@ pub(crate) struct CacheIdentity<'a> {
 
 impl CacheIdentity<'_> {
     /// Returns a digest of everything on which the blocks of this rank depend: the program, the
-    /// files of the model and of its adapters, the model, the types of its numbers, the device with
-    /// its instruction set, and the rank. Without `--kv-persist`, also the run of the server.
+    /// files of the model, the model, the types of its numbers, the device with its instruction
+    /// set, and the rank. Without `--kv-persist`, also the run of the server. Adapters are no part
+    /// of it: with them, files are not kept.
     pub(super) fn digest(&self, placement: &RankPlacement, options: &DiskCacheOptions) -> [u8; 32] {
         let mut text = program();
         let Ready { checkpoint, dtype, quantize, activations, kv_cache_dtype, .. } = self.ready;
