@@ -197,7 +197,7 @@ impl World {
         let fits_whole = request.prompt.len() + max_sequences - 1 <= max_step_tokens;
         request.prompt.len() + new_tokens(request) <= self.limits.max_sequence_tokens
             && (prompt_handling != PromptHandling::Whole || fits_whole && request.prompt_logprobs.is_none())
-            && request.adapter.is_none_or(|adapter| (adapter.0 as usize) < self.limits.adapters)
+            && (request.adapter.is_none() || self.limits.adapters > 0)
             && work(request).div_ceil(self.limits.block_size) <= self.limits.num_blocks
     }
 
