@@ -10,18 +10,11 @@ import argparse
 import concurrent.futures
 import json
 import os
-import pathlib
-import re
-import shutil
 import struct
-import subprocess
-import sys
-import tempfile
-import threading
 import time
-import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
+from served import MILLRACE, Server, command, shape_folder
+
 PROMPT, GENERATE = 64, 96
 # Outputs and inputs of each projection of the shape.
 SHAPES = {
@@ -56,39 +49,17 @@ def write_adapter(folder, rank):
     (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + numbers)
 
 
-class Server:
-    """A server that has loaded its model."""
+def answer(server, seed, model):
+    prompt = [(7 * seed + i * i) % 900 + 3 for i in range(PROMPT)]
+    server.complete(prompt, GENERATE, model=model, temperature=0)
 
-    def __init__(self, arguments):
-        self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.url, said = None, []
-        for line in self.process.stdout:
-            said.append(line)
-            found = re.search(r"listening on (http://[0-9.]+:\d+)", line)
-            self.url = found.group(1) if found else self.url
-            if "ready after" in line:
-                break
-        else:
-            sys.exit("".join(said))
-        threading.Thread(target=self.process.stdout.read, daemon=True).start()
 
-    def answer(self, seed, model):
-        prompt = [(7 * seed + i * i) % 900 + 3 for i in range(PROMPT)]
-        body = {"model": model, "prompt": prompt, "max_tokens": GENERATE, "ignore_eos": True, "temperature": 0}
-        request = urllib.request.Request(
-            f"{self.url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=600) as response:
-            answer = json.load(response)
-        assert answer["usage"]["completion_tokens"] == GENERATE, answer
-        return answer["choices"][0]["text"]
-
-    def speed(self, seeds, models):
-        """Tokens per second of streams that start together."""
-        since = time.monotonic()
-        with concurrent.futures.ThreadPoolExecutor(len(seeds)) as streams:
-            list(streams.map(self.answer, seeds, models))
-        return len(seeds) * GENERATE / (time.monotonic() - since)
+def speed(server, seeds, models):
+    """Tokens per second of streams that start together."""
+    since = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(len(seeds)) as streams:
+        list(streams.map(lambda seed, model: answer(server, seed, model), seeds, models))
+    return len(seeds) * GENERATE / (time.monotonic() - since)
 
 
 def main():
@@ -98,38 +69,30 @@ def main():
     parser.add_argument("--adapters", type=int, default=8)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--quantize")
-    parser.add_argument("--millrace", default=ROOT / "target/dist/millrace")
+    parser.add_argument("--millrace", default=MILLRACE)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        base = pathlib.Path(folder) / "base"
-        base.mkdir()
-        shutil.copy(ROOT / "integration-tests/benches/llama-1.1b/config.json", base)
-        shutil.copy(ROOT / "models/demo/tokenizer.json", base)
+    with shape_folder() as base:
         names = [f"a{number}" for number in range(options.adapters)]
         for name in names:
-            write_adapter(pathlib.Path(folder) / name, options.rank)
-        command = [options.millrace, "serve", base, "--load-format", "dummy", "--port", "0", "--device", "cpu", "--lora-modules"]
-        command += [f"{name}={folder}/{name}" for name in names]
-        command += ["--quantize", options.quantize] if options.quantize else []
-        server = Server(command)
-        try:
+            write_adapter(base.parent / name, options.rank)
+        flags = ["--quantize", options.quantize] if options.quantize else []
+        flags += ["--lora-modules", *(f"{name}={base.parent / name}" for name in names)]
+        with Server(command(options.millrace, base, *flags)) as server:
             measure(server, names, options)
-        finally:
-            server.process.terminate()
-            server.process.wait(60)
 
 
 def measure(server, names, options):
     print("| streams | the model alone | with adapters | alone / with adapters |\n|---|--:|--:|--:|")
-    server.speed([0], ["base"])
+    speed(server, [0], ["base"])
     seed = 1
     for count in map(int, options.streams.split(",")):
         best = [0.0, 0.0]
         for _ in range(options.rounds):
             for index, models in enumerate((["base"] * count, (names * count)[:count])):
-                best[index] = max(best[index], server.speed(range(seed, seed + count), models))
+                best[index] = max(best[index], speed(server, range(seed, seed + count), models))
                 seed += count
         print(f"| {count} | {best[0]:.1f} | {best[1]:.1f} | {best[0] / best[1]:.2f} |", flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()
