@@ -153,6 +153,14 @@ impl Server {
         text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok()).unwrap_or(0.0)
     }
 
+    /// Returns the sum of a metric over all its labels, or 0 before its first use.
+    pub fn metric_of_all(&self, name: &str) -> f64 {
+        let (_, text) = self.get("/metrics");
+        let series =
+            text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{')?.split_once("} "));
+        series.filter_map(|(_, value)| value.parse::<f64>().ok()).sum()
+    }
+
     /// Returns the log so far.
     pub fn log(&self) -> String {
         self.log.lock().unwrap().clone()

@@ -49,6 +49,11 @@ pub(crate) fn settle(engine: &mut EngineArgs, model: &ModelArgs, nnodes: usize) 
 
 fn choose(engine: &mut EngineArgs, model: &ModelArgs, nnodes: usize) -> Result<Option<String>> {
     let is_auto = engine.device == DeviceArg::Auto;
+    let replicas = engine.replicas();
+    ensure!(
+        replicas == 1 || nnodes == 1,
+        "--replicas and --nnodes cannot be combined; omit one of them, or run a server on each machine"
+    );
     if let Some(ranks) = engine.pipeline_parallel.filter(|&ranks| ranks > 1) {
         ensure!(
             engine.num_shard.is_none_or(|shards| shards == 1),
@@ -57,6 +62,7 @@ fn choose(engine: &mut EngineArgs, model: &ModelArgs, nnodes: usize) -> Result<O
         engine.num_shard = Some(ranks);
     }
     if engine.gpu_memory.is_some() {
+        ensure!(replicas == 1, "--gpu-memory and --replicas cannot be combined; omit one of them");
         // The layers are split between one GPU and the CPU.
         let shards = *engine.num_shard.get_or_insert(1);
         ensure!(
@@ -82,19 +88,26 @@ fn choose(engine: &mut EngineArgs, model: &ModelArgs, nnodes: usize) -> Result<O
         }
         Err(why) => return Err(why.context("--device cuda")),
     };
-    let capacity = gpus * engine.ranks_per_gpu as usize;
+    // Each group has as many as the others.
+    let capacity = gpus * engine.ranks_per_gpu as usize / replicas;
+    ensure!(
+        capacity > 0,
+        "--replicas {replicas}: each group needs a GPU, and there {}; lower it, or give --device cpu",
+        if gpus == 1 { "is 1".to_owned() } else { format!("are {gpus}") },
+    );
     let shards = match engine.num_shard {
         Some(shards) => shards as usize,
         None => largest(capacity, nnodes, model)?,
     };
-    let here = shards.div_ceil(nnodes);
+    let of_group = shards.div_ceil(nnodes);
+    let here = of_group * replicas;
     ensure!(
-        here <= capacity,
+        of_group <= capacity,
         "--num-shard {shards}: each shard needs a GPU, {here} on this machine, and there {}; omit the flag to use all \
          GPUs, or give --device cpu",
         if gpus == 1 { "is 1".to_owned() } else { format!("are {gpus}") },
     );
-    let is_short = engine.num_shard.is_none() && here < capacity;
+    let is_short = engine.num_shard.is_none() && of_group < capacity;
     engine.num_shard = Some(shards as u32);
     let used = here.div_ceil(engine.ranks_per_gpu as usize);
     let why = if is_short { ": the model cannot be split evenly over all of them" } else { "" };
@@ -112,13 +125,14 @@ fn gpus(engine: &mut EngineArgs) -> Result<usize> {
     Ok(gpus)
 }
 
-/// Counts simulated GPUs, for tests: `MILLRACE_SIM_GPUS`, or the number of shards without it.
+/// Counts simulated GPUs, for tests: `MILLRACE_SIM_GPUS`, or the number of shards of all
+/// groups without it.
 #[cfg(feature = "cpu-sim")]
 fn simulated(engine: &mut EngineArgs) -> Result<Option<usize>> {
     let there = std::env::var("MILLRACE_SIM_GPUS").ok().map(|text| text.parse());
     let there: Option<usize> = there.transpose().context("MILLRACE_SIM_GPUS is not a number")?;
     match (engine.device, there) {
-        (DeviceArg::CudaSim, None) => Ok(Some(engine.num_shard.unwrap_or(1) as usize)),
+        (DeviceArg::CudaSim, None) => Ok(Some(engine.num_shard.unwrap_or(1) as usize * engine.replicas())),
         (DeviceArg::Cuda, _) | (_, None) => Ok(None),
         (_, Some(0)) => bail!("there is no simulated GPU"),
         (_, Some(gpus)) => {

@@ -39,6 +39,7 @@ impl DiskFolder {
         let Some(KvDisk { folder, bytes }) = args.kv_disk.clone() else { return Ok(None) };
         ensure!(engine.device == DeviceArg::Cpu, "--kv-disk needs the CPU; give --device cpu as well");
         ensure!(nodes == 1, "--kv-disk and --nnodes cannot be combined; omit one of them");
+        ensure!(engine.replicas() == 1, "--kv-disk and --replicas cannot be combined; omit one of them");
         ensure!(
             engine.prefix_caching,
             "--kv-disk needs the prefix cache, which --prefix-caching=false turns off"

@@ -87,6 +87,7 @@ fn run(command: cli::Command) -> anyhow::Result<()> {
         cli::Command::Completions(args) => commands::completions::run(&args),
         cli::Command::Man(args) => commands::completions::manual(&args),
         cli::Command::Health(args) => commands::health::run(&args),
+        cli::Command::RestartGroups(args) => commands::restart_groups::run(&args),
         cli::Command::Env => commands::env::run(),
         cli::Command::PrintSchema => {
             println!("{}", millrace_router::http::openapi());

@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use millrace_shard::{AdapterOptions, DiskCacheOptions, ShardOptions};
+use millrace_shard::{AdapterOptions, DiskCacheOptions, Replica, ShardOptions};
 use serde::{Deserialize, Serialize};
 
 use crate::cli::{ActivationsArg, EngineArgs, ModelArgs};
@@ -42,6 +42,7 @@ impl ShardMessage {
         let options = ShardOptions {
             device: engine.device(),
             host_ranks: ranks.count,
+            replica: Replica::default(),
             transport: ranks.transport,
             all_reduce: engine.all_reduce(),
             ranks_per_gpu: engine.ranks_per_gpu as usize,
@@ -74,6 +75,13 @@ impl ShardMessage {
     #[must_use]
     pub(crate) fn with_disk_cache(mut self, disk_cache: Option<&DiskCacheOptions>) -> Self {
         self.options.disk_cache = disk_cache.cloned();
+        self
+    }
+
+    /// The message for one of several groups of shards.
+    #[must_use]
+    pub(crate) fn of_replica(mut self, replica: Replica) -> Self {
+        self.options.replica = replica;
         self
     }
 

@@ -15,6 +15,7 @@ use millrace_router::engine::{
 };
 use millrace_router::kv_events::{KvEvents, KvEventsConfig};
 use millrace_router::service::{ModelInfo, RequestLimits, Service};
+use millrace_shard::Replica;
 use millrace_shard::collective::Transport;
 use tokio::task::JoinHandle;
 
@@ -88,13 +89,17 @@ impl Stack {
         let limits = RequestLimits { grammar_worker: Some(worker), ..limits };
         let all_here = LocalRanks { count: engine.num_shard(), transport: Transport::Shm };
         let ranks = leader.as_ref().map_or(all_here, Leader::local_ranks);
-        let command = ShardCommand {
-            program,
-            args: ShardMessage::new(model, engine, &adapters.options, ranks, false)
-                .with_disk_cache(disk_cache.as_ref().map(DiskFolder::options))
-                .arguments()?,
-            env: shard_environment(engine),
-        };
+        let message = ShardMessage::new(model, engine, &adapters.options, ranks, false)
+            .with_disk_cache(disk_cache.as_ref().map(DiskFolder::options));
+        let commands = replicas(engine).map(|replica| {
+            let args = message.clone().of_replica(replica).arguments()?;
+            Ok(ShardCommand { program: program.clone(), args, env: shard_environment(engine) })
+        });
+        let commands = commands.collect::<Result<Vec<_>>>()?;
+        ensure!(
+            kv_events.is_none() || engine.replicas() == 1,
+            "--kv-events-config and --replicas cannot be combined; omit one of them"
+        );
         ensure!(
             kv_events.is_none() || engine.prefix_caching,
             "--kv-events-config needs the prefix cache, which --prefix-caching=false turns off"
@@ -129,8 +134,8 @@ impl Stack {
             ..EngineConfig::default()
         };
         let (engine, engine_task) = match download {
-            Some(download) => engine::start_after(preparation(download), config, command),
-            None => engine::start(config, command),
+            Some(download) => engine::start_after(preparation(download), config, commands),
+            None => engine::start(config, commands),
         };
         let info = ModelInfo { id, sha: location.revision(), pipeline_tag: None, adapters: named };
         let service = Service::new(&assets, engine, limits, info)?;
@@ -216,6 +221,12 @@ fn model_file_assets(file: &Path) -> Result<Assets> {
     known.add_bos_token = known.add_bos_token.or(data.add_bos);
     known.add_eos_token = known.add_eos_token.or(data.add_eos);
     Ok(assets)
+}
+
+/// Returns the places of the groups of shards.
+fn replicas(engine: &EngineArgs) -> impl Iterator<Item = Replica> + use<> {
+    let count = engine.replicas();
+    (0..count).map(move |index| Replica { index, count })
 }
 
 /// Returns the work of the engine that waits for a download.

@@ -26,7 +26,7 @@ pub use error::Error;
 pub use millrace_proto::handshake::Secret;
 pub use options::{
     AdapterOptions, AllReduce, DeviceKind, DiskCacheOptions, GpuMemory, NullCosts, NullOptions, PreviousPool,
-    RankPlacement, RouterAddress, ShardOptions, WeightCacheOptions,
+    RankPlacement, Replica, RouterAddress, ShardOptions, WeightCacheOptions,
 };
 pub use platform::{
     GpuRequirement, HostCollectives, HostPlatform, OpenDevice, Platform, check_gpu_requirements, usable_gpus,

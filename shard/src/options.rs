@@ -135,6 +135,37 @@ impl GpuMemory {
     }
 }
 
+/// The place of a group of ranks among the groups of one router. Each group has the whole model,
+/// and as many ranks as the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Replica {
+    /// The number of this group, from 0.
+    pub index: usize,
+    /// Number of groups.
+    pub count: usize,
+}
+
+impl Default for Replica {
+    /// The only group.
+    fn default() -> Self {
+        Replica { index: 0, count: 1 }
+    }
+}
+
+impl ShardOptions {
+    /// Returns the number of a rank among all ranks of this host, whatever their group.
+    pub(crate) fn place_on_host(&self, rank: usize) -> usize {
+        let each = self.host_ranks.max(1);
+        self.replica.index * each + rank % each
+    }
+
+    /// Returns the number of ranks of all groups on this host.
+    pub(crate) fn places_on_host(&self) -> usize {
+        self.host_ranks.max(1) * self.replica.count.max(1)
+    }
+}
+
 /// The options that all ranks of a machine share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -144,6 +175,8 @@ pub struct ShardOptions {
     /// Number of ranks on this host, whose numbers follow each other. They share the memory and the
     /// cores of the host.
     pub host_ranks: usize,
+    /// The place of the group of ranks among those of one router on this host.
+    pub replica: Replica,
     /// Whether each rank has some of the layers (pipeline parallel) instead of a share of each one
     /// (tensor parallel).
     pub pipeline: bool,
@@ -284,6 +317,7 @@ mod tests {
                 log: Some("steps.jsonl".into()),
             }),
             host_ranks: 2,
+            replica: Replica { index: 1, count: 3 },
             pipeline: true,
             transport: Transport::Tcp(IpAddr::V6(Ipv6Addr::LOCALHOST)),
             all_reduce: AllReduce::Peer,

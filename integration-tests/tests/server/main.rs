@@ -49,6 +49,7 @@ mod quantized;
 mod real_weights;
 mod recovery;
 mod recurrent;
+mod replicas;
 mod rerank;
 mod routes;
 mod scoring;

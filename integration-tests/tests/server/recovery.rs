@@ -11,7 +11,7 @@ use millrace_test_patience::patience;
 use serde_json::{Value, json};
 
 /// Returns alternating greedy and seeded requests, long enough for a shard to die in the middle.
-fn requests(count: usize) -> Vec<Value> {
+pub(crate) fn requests(count: usize) -> Vec<Value> {
     let request = |i: usize| {
         let mut parameters = json!({"max_new_tokens": 420, "stop": ["\u{1}"], "details": true});
         if i % 2 == 1 {
@@ -33,7 +33,7 @@ fn long_request() -> Value {
 const PATIENT: [&str; 4] = ["--heartbeat-timeout", "86400", "--graceful-termination-timeout", "86400"];
 
 /// Runs all requests as concurrent streams. `seen` counts their tokens.
-fn texts(server: &Server, requests: &[Value], seen: &AtomicUsize) -> Vec<String> {
+pub(crate) fn texts(server: &Server, requests: &[Value], seen: &AtomicUsize) -> Vec<String> {
     std::thread::scope(|scope| {
         let clients: Vec<_> = requests
             .iter()

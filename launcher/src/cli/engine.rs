@@ -9,6 +9,9 @@ use super::speculation::{MAX_DRAFTS, speculative_config};
 use super::values::{count, gpu_memory, milliseconds, seconds, share, state_checkpoints};
 use super::{AllReduceArg, DeviceArg, NullArgs, ScheduleArg};
 
+/// Most groups of shards of one router.
+const MAX_REPLICAS: i64 = 64;
+
 /// Flags of the engine: devices, batches and timeouts.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
@@ -26,6 +29,12 @@ pub(crate) struct EngineArgs {
     /// layers and passes hidden states on. Not together with --num-shard
     #[arg(long, visible_alias = "pipeline-parallel-size", env = "PIPELINE_PARALLEL", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) pipeline_parallel: Option<u32>,
+    /// Number of groups of shards, each with a copy of the whole model. Requests go to the group
+    /// that has their prefix, unless it has much more to do, and continue on the others when a
+    /// group is lost or restarted (`millrace restart-groups`). Each group needs --num-shard GPUs;
+    /// on the CPU, the groups share cores and memory
+    #[arg(long, visible_alias = "data-parallel-size", env = "REPLICAS", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_REPLICAS))]
+    pub(crate) replicas: u32,
     /// Transport of activations between GPUs: `nccl`, `peer` (each GPU accesses the memory of the
     /// others), or `auto`, which uses for each message size the one that was faster in a
     /// measurement at the start
@@ -134,6 +143,11 @@ impl EngineArgs {
         }
     }
 
+    /// Returns the number of groups of shards.
+    pub(crate) fn replicas(&self) -> usize {
+        self.replicas as usize
+    }
+
     /// Returns whether each shard has some of the layers instead of a share of each one.
     pub(crate) fn is_pipeline(&self) -> bool {
         self.pipeline_parallel.is_some_and(|ranks| ranks > 1)
@@ -173,7 +187,7 @@ impl EngineArgs {
     /// Returns the limit of requests at a time, if no flag sets it: some more than the sequences of
     /// a step.
     pub(crate) fn most_requests(&self) -> usize {
-        if self.is_gpu() { 512 } else { 128 }
+        self.replicas() * if self.is_gpu() { 512 } else { 128 }
     }
 
     /// Returns the limit of tokens in a step: a full batch of decode rows and the prompt tokens.

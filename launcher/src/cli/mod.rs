@@ -17,6 +17,7 @@ mod neighbours;
 mod null;
 mod plan;
 mod quantize;
+mod restart_groups;
 mod speculation;
 mod tgi;
 mod values;
@@ -47,6 +48,7 @@ pub(crate) use neighbours::translated;
 pub(crate) use null::NullArgs;
 pub(crate) use plan::PlanArgs;
 pub(crate) use quantize::QuantizeArgs;
+pub(crate) use restart_groups::RestartGroupsArgs;
 pub(crate) use tgi::TgiArgs;
 pub(crate) use values::{ActivationsArg, DTypeArg, KvCacheArg, RopeScalingArg, seconds};
 
@@ -105,6 +107,9 @@ pub(crate) enum Command {
     BenchHttp(Box<BenchHttpArgs>),
     /// Ask a server on this machine whether it answers requests; exit code 1 if it does not
     Health(HealthArgs),
+    /// Restart the shards of a server that runs, one group after the other, without ending a
+    /// request
+    RestartGroups(RestartGroupsArgs),
     /// Print version, machine and settings for a bug report
     Env,
     /// Print the description of the HTTP API (OpenAPI, JSON)

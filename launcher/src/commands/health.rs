@@ -14,8 +14,8 @@ use crate::{config, environment};
 /// The probe that answers 200 exactly when requests are served.
 const PROBE: &str = "/ready";
 
-/// Most characters of an unhealthy server's answer that the error repeats.
-const SHOWN: usize = 200;
+/// Most characters of a server's answer that an error repeats.
+pub(super) const SHOWN: usize = 200;
 
 /// Server to ask.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ enum Server {
 /// Asks the server, and prints its URL if it is healthy.
 pub(crate) fn run(args: &HealthArgs) -> Result<()> {
     let server = match &args.url {
-        Some(url) => Server::Probe(with_probe(url)?),
+        Some(url) => Server::Probe(with_path(url, PROBE)?),
         None => Server::find()?,
     };
     let Server::Probe(url) = server else {
@@ -62,7 +62,7 @@ async fn ask(url: &str, timeout: Duration) -> Result<()> {
 }
 
 /// Returns the reason of a failed request. The outer errors only repeat the URL.
-fn cause(error: &reqwest::Error) -> String {
+pub(super) fn cause(error: &reqwest::Error) -> String {
     if error.is_timeout() {
         return "no answer in time".to_owned();
     }
@@ -73,12 +73,15 @@ fn cause(error: &reqwest::Error) -> String {
     cause.to_string()
 }
 
-/// Adds the path of the probe to a URL without a path.
-fn with_probe(url: &str) -> Result<String> {
+/// Adds a path to a URL that has none.
+///
+/// # Errors
+/// If it is no URL of an HTTP server.
+pub(super) fn with_path(url: &str, path: &str) -> Result<String> {
     let mut parsed = reqwest::Url::parse(url).with_context(|| format!("--url {url}"))?;
     ensure!(matches!(parsed.scheme(), "http" | "https"), "--url {url}: give http:// or https://");
     if parsed.path() == "/" {
-        parsed.set_path(PROBE);
+        parsed.set_path(path);
     }
     Ok(parsed.into())
 }
@@ -170,11 +173,11 @@ mod tests {
 
     #[test]
     fn a_url_without_a_path_gets_that_of_the_probe() {
-        assert_eq!(with_probe("http://host:8080").unwrap(), "http://host:8080/ready");
-        assert_eq!(with_probe("http://host:80").unwrap(), "http://host/ready");
-        assert_eq!(with_probe("https://host/health").unwrap(), "https://host/health");
+        assert_eq!(with_path("http://host:8080", PROBE).unwrap(), "http://host:8080/ready");
+        assert_eq!(with_path("http://host:80", PROBE).unwrap(), "http://host/ready");
+        assert_eq!(with_path("https://host/health", PROBE).unwrap(), "https://host/health");
         for wrong in ["host:80", "unix:/socket", ""] {
-            assert!(format!("{:#}", with_probe(wrong).unwrap_err()).starts_with("--url "), "{wrong}");
+            assert!(format!("{:#}", with_path(wrong, PROBE).unwrap_err()).starts_with("--url "), "{wrong}");
         }
     }
 }

@@ -14,5 +14,6 @@ pub(crate) mod health;
 pub(crate) mod inspect;
 pub(crate) mod node;
 pub(crate) mod quantize;
+pub(crate) mod restart_groups;
 pub(crate) mod serve;
 pub(crate) mod shard;

@@ -60,6 +60,9 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     if let Some(decided) = devices::settle(&mut engine, &model, nodes.count())? {
         tracing::info!("{decided}");
     }
+    if engine.replicas() > 1 {
+        tracing::info!("starting {} groups of shards, each with the whole model", engine.replicas());
+    }
     for warning in tgi.check(engine.num_shard())? {
         tracing::warn!("{warning}");
     }
@@ -98,7 +101,8 @@ fn runtime(engine: &EngineArgs) -> std::io::Result<Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     if engine.device == DeviceArg::Cpu {
         let cores = std::thread::available_parallelism()?.get();
-        let compute = millrace_shard::compute_threads(engine.num_shard(), engine.cpus_per_shard);
+        let compute =
+            millrace_shard::compute_threads(engine.num_shard() * engine.replicas(), engine.cpus_per_shard);
         builder.worker_threads(cores.saturating_sub(compute).clamp(FEWEST_WORKERS, MOST_WORKERS));
     }
     builder.enable_all().build()

@@ -11,6 +11,7 @@
 //! - [`release`](Scheduler::release) tells which tokens may come next in a constrained sequence.
 //! - [`masks`](Scheduler::masks) returns the masks that follow a step.
 //! - [`lose`](Scheduler::lose) and [`recover`](Scheduler::recover) handle the loss of the shards.
+//! - [`take`](Scheduler::take) and [`adopt`](Scheduler::adopt) move sequences to another scheduler.
 //!
 //! Steps may be planned before earlier steps have been answered. Answers arrive in the order of the
 //! steps.
@@ -112,6 +113,7 @@ mod late_masks;
 mod limits;
 mod loss_history;
 mod message_size;
+mod moves;
 mod options;
 mod output;
 mod plan;
@@ -144,6 +146,7 @@ pub use self::cache::{BlockHashBytes, BlockHashes, CacheEvent, StoredBlocks};
 pub use self::id::{AdapterId, SeqId, SlotId};
 pub use self::in_flight::MalformedAnswer;
 pub use self::limits::{InfeasibleRequest, InvalidAnnouncement, SchedulerLimits};
+pub use self::moves::MovedSequence;
 pub use self::options::SchedulerOptions;
 pub use self::output::{DraftCounts, RowFailure, SequenceEvent, SequenceOutput};
 pub use self::planned::{Admitted, PlannedStep};

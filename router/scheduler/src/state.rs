@@ -107,7 +107,7 @@ impl Scheduler {
     /// [`InfeasibleRequest`] if the request could not run even alone.
     pub fn add(&mut self, request: Request) -> Result<SeqId, InfeasibleRequest> {
         let delay = u64::from(self.options.ageing_steps) * request.priority as u64;
-        let id = SeqId { due: self.next_step + delay, serial: self.arrived };
+        let id = SeqId { due: self.next_step + delay, serial: 0 };
         let mut sequence = Sequence::new(id, request, self.cache.hashed_block_size());
         if !self.limits.reruns_positions() {
             sequence.await_every_mask();
@@ -117,10 +117,17 @@ impl Scheduler {
         if self.options.drafts > 0 {
             sequence.find_repetitions();
         }
+        Ok(self.enqueue(sequence))
+    }
+
+    /// Adds a sequence that has its place in the order to the queue, with a number of its own.
+    pub(super) fn enqueue(&mut self, mut sequence: Sequence) -> SeqId {
+        let id = SeqId { serial: self.arrived, ..sequence.id };
+        sequence.id = id;
         self.arrived += 1;
         self.shares.enter(&sequence.tenant, &self.waiting);
         self.waiting.insert(sequence);
-        Ok(id)
+        id
     }
 
     /// Removes a sequence, waiting or running. Its slot and its blocks are free for the next plan,

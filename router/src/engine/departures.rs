@@ -4,21 +4,29 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-/// Wakes the event loop when the reader of a request has left. Clones share one signal.
+/// Wakes the event loops when the reader of a request has left, or a group of shards has become
+/// ready. Clones share one signal for each event loop. All of them are woken, because a request may
+/// have moved.
 ///
-/// Signals that the event loop has not yet received are merged into one, so their number is
-/// bounded. The event loop looks for the requests without a reader itself.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Departures(Arc<Notify>);
+/// Signals that an event loop has not yet received are merged into one, so their number is bounded.
+/// The event loop looks for what has changed itself.
+#[derive(Debug, Clone)]
+pub(super) struct Departures(Arc<[Notify]>);
 
 impl Departures {
-    /// Notes that a reader has left. Its channel is closed already.
-    pub(super) fn signal(&self) {
-        self.0.notify_one();
+    /// The signals of so many event loops.
+    pub(super) fn new(groups: usize) -> Self {
+        Departures((0..groups).map(|_| Notify::new()).collect())
     }
 
-    /// Waits until a reader has left since the last call returned. Cancel safe.
-    pub(super) async fn next(&self) {
-        self.0.notified().await;
+    /// Notes that a reader has left. Its channel is closed already.
+    pub(super) fn signal(&self) {
+        self.0.iter().for_each(Notify::notify_one);
+    }
+
+    /// Waits until the event loop of this group has been signalled since the last call returned.
+    /// Cancel safe.
+    pub(super) async fn next(&self, group: usize) {
+        self.0[group].notified().await;
     }
 }

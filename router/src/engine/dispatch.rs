@@ -7,6 +7,8 @@ use millrace_proto::{self as proto, TokenLogprob};
 use millrace_scheduler::{DraftCounts, Finish, SeqId, SequenceEvent, SequenceOutput};
 use tokio::sync::mpsc;
 
+use super::active_request::MovedRequest;
+use super::command::EngineCommand;
 use super::event::{GeneratedToken, GenerationEvent, GenerationFailure, GenerationStart, PromptToken};
 
 /// Everything that happened since the last batch. The parts are sent in the order of the fields.
@@ -22,16 +24,20 @@ pub(super) struct EventBatch {
     pub(super) failed: Vec<(SeqId, GenerationFailure)>,
     /// Requests whose receivers have been dropped. They get no more events.
     pub(super) abandoned: Vec<SeqId>,
+    /// Requests that go to other groups of shards, and the event loops of these. They are sent
+    /// last, so that no event of the other group overtakes one of this group.
+    pub(super) moved: Vec<(SeqId, mpsc::UnboundedSender<EngineCommand>, Box<MovedRequest>)>,
 }
 
 impl EventBatch {
     pub(super) fn is_empty(&self) -> bool {
-        let EventBatch { opened, outputs, started, failed, abandoned } = self;
+        let EventBatch { opened, outputs, started, failed, abandoned, moved } = self;
         opened.is_empty()
             && outputs.is_empty()
             && started.is_empty()
             && failed.is_empty()
             && abandoned.is_empty()
+            && moved.is_empty()
     }
 }
 
@@ -64,6 +70,14 @@ pub(super) async fn run(mut batches: mpsc::UnboundedReceiver<EventBatch>) {
         }
         for id in batch.abandoned {
             open.remove(&id);
+        }
+        for (id, commands, request) in batch.moved {
+            open.remove(&id);
+            if let Err(mpsc::error::SendError(EngineCommand::Adopt(request))) =
+                commands.send(EngineCommand::Adopt(request))
+            {
+                request.fail("Server is shutting down");
+            }
         }
     }
 }

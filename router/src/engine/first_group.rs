@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use millrace_proto::Loading;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
 use super::adapters::AdapterSource;
 use super::baseline::GroupAnnouncement;
+use super::command::EngineCommand;
 use super::config::EngineConfig;
 use super::group::ShardGroup;
-use super::handle::EngineCommand;
+use super::groups::StateReporter;
 use super::kept_adapters::{KeptAdapter, LostAdapter};
 use super::loss::{GroupLoss, LossCause};
 use super::restart_policy::{LossTracker, RestartDecision, RestartPolicy};
@@ -38,7 +39,7 @@ pub(super) async fn load(
     config: &EngineConfig,
     policy: RestartPolicy,
     commands: &mut mpsc::UnboundedReceiver<EngineCommand>,
-    state: &watch::Sender<EngineState>,
+    state: &StateReporter,
     start_group: &mut GroupFactory,
 ) -> Result<Loaded, String> {
     let mut group = tokio::select! {
@@ -47,7 +48,7 @@ pub(super) async fn load(
     };
     let silence = config.startup_silence;
     let show_progress = |Loading { phase, done_bytes, total_bytes }| {
-        state.send_replace(EngineState::Loading { phase, done: done_bytes, total: total_bytes });
+        state.set(EngineState::Loading { phase, done: done_bytes, total: total_bytes });
     };
     let result = tokio::select! {
         ready = ready_with_adapters(&mut group, config, silence, show_progress) => ready.map(Some),

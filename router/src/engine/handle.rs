@@ -1,6 +1,6 @@
 //! The handle of the engine: submit token ids, receive token ids.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -10,10 +10,12 @@ use tokio::sync::{mpsc, watch};
 
 use super::account::{Account, ExceededLimit};
 use super::adapter_load::AdaptersInUse;
-use super::adapters::{AdapterCommand, Adapters};
+use super::adapters::Adapters;
+use super::command::EngineCommand;
 use super::departures::Departures;
 use super::event::GenerationEvent;
-use super::occupancy::{AdmissionBounds, Occupancy, Permit};
+use super::groups::{Candidate, Groups, ReadyGroups, RestartError};
+use super::occupancy::{AdmissionBounds, Occupancy};
 use super::state::EngineState;
 
 /// Why a request was not accepted.
@@ -41,30 +43,10 @@ pub enum SubmitError {
     Unavailable(String),
 }
 
-/// A command to the engine's task.
-#[expect(clippy::large_enum_variant, reason = "nearly all commands are requests")]
-pub enum EngineCommand {
-    /// Run a request.
-    Submit {
-        /// The request.
-        request: Request,
-        /// Computes the masks, if the request has a mask.
-        constraint: Option<Box<dyn Constraint>>,
-        /// Receives the events of the request.
-        events: mpsc::UnboundedSender<GenerationEvent>,
-        /// Counts the request as in flight until it has ended.
-        permit: Permit,
-    },
-    /// Load an adapter, or free its place.
-    Adapter(AdapterCommand),
-    /// Accept no more requests, run the others to their end, then stop the shards.
-    Drain,
-}
-
 /// A handle to the engine. Clones are handles to the same engine.
 #[derive(Debug, Clone)]
 pub struct Engine {
-    commands: mpsc::UnboundedSender<EngineCommand>,
+    groups: Arc<Groups>,
     state: watch::Receiver<EngineState>,
     occupancy: Arc<Occupancy>,
     departures: Departures,
@@ -86,11 +68,23 @@ impl Engine {
         bounds: AdmissionBounds,
         prefix_cache: bool,
     ) -> Self {
+        Engine::over(vec![commands], ReadyGroups::from([true.into()]), state, bounds, prefix_cache)
+    }
+
+    /// A handle to the tasks that receive `commands`, each of which runs a group of shards.
+    pub(super) fn over(
+        commands: Vec<mpsc::UnboundedSender<EngineCommand>>,
+        ready: ReadyGroups,
+        state: watch::Receiver<EngineState>,
+        bounds: AdmissionBounds,
+        prefix_cache: bool,
+    ) -> Self {
+        let count = commands.len();
         Engine {
-            commands,
+            groups: Arc::new(Groups::new(commands, ready)),
             state,
-            occupancy: Occupancy::new(bounds),
-            departures: Departures::default(),
+            occupancy: Occupancy::new(bounds, count),
+            departures: Departures::new(count),
             account: None,
             tenant: Tenant::default(),
             prefix_cache,
@@ -102,11 +96,11 @@ impl Engine {
     /// it. They do not keep it running.
     #[must_use]
     pub(crate) fn with_adapters(self, adapters: Adapters) -> Self {
-        let commands = self.commands.downgrade();
+        let groups = Arc::downgrade(&self.groups);
         adapters.connect(move |command| {
             // If the engine has ended, its shards have ended too.
-            if let Some(commands) = commands.upgrade() {
-                let _ = commands.send(EngineCommand::Adapter(command));
+            if let Some(groups) = groups.upgrade() {
+                groups.send_adapter_command(command);
             }
         });
         Engine { adapters, ..self }
@@ -132,6 +126,11 @@ impl Engine {
     /// The signal with which the handles' generations wake the event loop.
     pub(super) fn departures(&self) -> Departures {
         self.departures.clone()
+    }
+
+    /// The groups of shards. Only handles keep the engine running.
+    pub(super) fn groups(&self) -> Weak<Groups> {
+        Arc::downgrade(&self.groups)
     }
 
     /// The state of the engine, and a way to wait for changes.
@@ -189,9 +188,13 @@ impl Engine {
         let permit =
             self.occupancy.enter(&request.tenant, request.prompt.len()).ok_or_else(|| self.overloaded())?;
         let held = request.adapter.and_then(|id| self.adapters.held(id));
-        let permit = permit.on_account(account).with_adapter(request.adapter, held);
+        let mut permit = permit.on_account(account).with_adapter(request.adapter, held);
         let (events, receiver) = mpsc::unbounded_channel();
-        self.commands
+        let candidate = Candidate { tokens: request.prompt.len(), hashes: request.block_hashes.as_ref() };
+        let group = self.groups.choose(&candidate);
+        permit.move_to(group.place);
+        group
+            .commands
             .send(EngineCommand::Submit { request, constraint, events, permit })
             .map_err(|_| SubmitError::Unavailable("Engine has stopped".into()))?;
         Ok(Generation { events: receiver, departures: self.departures.clone() })
@@ -199,13 +202,26 @@ impl Engine {
 
     /// Asks the engine to end running requests and stop; [`EngineState::Draining`] follows.
     pub fn drain(&self) {
-        // If the channel is closed, the engine has stopped already.
-        let _ = self.commands.send(EngineCommand::Drain);
+        for commands in self.groups.commands() {
+            // If the channel is closed, the engine has stopped already.
+            let _ = commands.send(EngineCommand::Drain);
+        }
+    }
+
+    /// Restarts the groups of shards one after the other. The requests of each continue on the
+    /// others, or afterwards if there is no other. Returns the time that each restart took.
+    ///
+    /// # Errors
+    /// [`RestartError`]. The groups that were not restarted go on running.
+    pub async fn restart_groups(&self) -> Result<Vec<Duration>, RestartError> {
+        self.groups.restart().await
     }
 
     /// Waits until the engine has stopped: all requests have ended, and no shard process is left.
     pub async fn ended(&self) {
-        self.commands.closed().await;
+        for commands in self.groups.commands() {
+            commands.closed().await;
+        }
     }
 
     /// The adapters of the requests that are queued or running.

@@ -15,11 +15,18 @@ pub(super) enum LossCause {
     Shards,
     /// The system had no memory, processes or file descriptors to start a shard.
     Shortage,
+    /// An operator wanted the shards to be restarted.
+    Requested,
     /// Another group would fail in the same way.
     Lasting,
 }
 
 impl GroupLoss {
+    /// The end of shards that an operator wants to be restarted.
+    pub(super) fn requested() -> Self {
+        GroupLoss { reason: "they were to be restarted".to_owned(), cause: LossCause::Requested }
+    }
+
     /// A failure of the shards.
     pub(super) fn of_shards(reason: impl Into<String>) -> Self {
         GroupLoss { reason: reason.into(), cause: LossCause::Shards }

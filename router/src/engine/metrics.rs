@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use metrics::{
-    Counter, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+    Counter, Label, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 use millrace_proto::{Step, StepOutput};
 use millrace_scheduler::{RowFailure, SchedulerLimits, SchedulerStats};
@@ -320,35 +320,61 @@ pub(super) fn blamed() {
     counter!(BLAMED).increment(1);
 }
 
-/// Sets the gauges.
-pub(super) fn show(stats: &SchedulerStats, limits: &SchedulerLimits) {
-    let SchedulerLimits { block_size, num_blocks, .. } = *limits;
-    gauge!(VLLM_WAITING).set(stats.waiting as f64);
-    gauge!(VLLM_RUNNING).set(stats.running as f64);
-    gauge!(VLLM_KV_USAGE).set(stats.used_blocks as f64 / num_blocks as f64);
-    gauge!(VLLM_CACHE_CONFIG, "block_size" => block_size.to_string(), "num_gpu_blocks" => num_blocks.to_string()).set(1.0);
-    gauge!(BATCH_CURRENT_MAX_TOKENS).set((stats.used_blocks * block_size) as f64);
-    gauge!(BATCH_MAX_TOTAL_TOKENS).set((num_blocks * block_size) as f64);
-    gauge!(QUEUE_SIZE).set(stats.waiting as f64);
-    gauge!(BATCH_CURRENT_SIZE).set(stats.running as f64);
-    gauge!(QUARANTINED).set(stats.quarantined as f64);
-    gauge!(KV_BLOCKS_USED).set(stats.used_blocks as f64);
-    gauge!(KV_BLOCKS_TOTAL).set(num_blocks as f64);
-    counter!(PREEMPTIONS).absolute(stats.preemptions);
-    counter!(PRIORITY_PREEMPTIONS).absolute(stats.priority_preemptions);
-    counter!(SLOT_PREEMPTIONS).absolute(stats.slot_preemptions);
-    counter!(DEFERRED_ROWS).absolute(stats.deferred_rows);
-    counter!(DRAFT_TOKENS).absolute(stats.drafted_tokens);
-    counter!(ACCEPTED_DRAFTS).absolute(stats.accepted_drafts);
-    counter!(PREFIX_HITS).absolute(stats.prefix_hit_tokens);
-    counter!(PREFIX_MISSES).absolute(stats.prefix_miss_tokens);
-    counter!(PREFIX_EVICTIONS).absolute(stats.prefix_evicted_blocks);
-    gauge!(PREFIX_BLOCKS).set(stats.cached_blocks as f64);
-    gauge!(STATE_CHECKPOINTS).set(stats.state_checkpoints as f64);
-    gauge!(DISK_BLOCKS).set(stats.disk_blocks as f64);
-    counter!(DISK_READ).absolute(stats.disk_read_blocks * block_size as u64);
-    counter!(DISK_WRITTEN).absolute(stats.disk_written_blocks * block_size as u64);
-    counter!(DISK_FAILED, "kind" => "read").absolute(stats.disk_failed_reads);
-    counter!(DISK_FAILED, "kind" => "write").absolute(stats.disk_failed_writes);
-    gauge!(QUEUE_TOKENS).set(stats.waiting_tokens as f64);
+/// The gauges and totals of a group of shards. If there are several groups, they have the label
+/// `group`.
+#[derive(Debug)]
+pub(super) struct GroupMetrics {
+    labels: Vec<Label>,
+}
+
+impl GroupMetrics {
+    /// The metrics of the group with this number from 0, or of the only one.
+    pub(super) fn new(group: Option<usize>) -> Self {
+        GroupMetrics {
+            labels: group.map(|group| Label::new("group", group.to_string())).into_iter().collect(),
+        }
+    }
+
+    /// The labels of the group, and these.
+    fn with(&self, further: &[(&'static str, String)]) -> Vec<Label> {
+        let further = further.iter().map(|(name, value)| Label::new(*name, value.clone()));
+        self.labels.iter().cloned().chain(further).collect()
+    }
+
+    /// Sets the gauges.
+    pub(super) fn show(&self, stats: &SchedulerStats, limits: &SchedulerLimits) {
+        let SchedulerLimits { block_size, num_blocks, .. } = *limits;
+        gauge!(VLLM_WAITING, self.labels.clone()).set(stats.waiting as f64);
+        gauge!(VLLM_RUNNING, self.labels.clone()).set(stats.running as f64);
+        gauge!(VLLM_KV_USAGE, self.labels.clone()).set(stats.used_blocks as f64 / num_blocks as f64);
+        gauge!(
+            VLLM_CACHE_CONFIG,
+            self.with(&[("block_size", block_size.to_string()), ("num_gpu_blocks", num_blocks.to_string())])
+        )
+        .set(1.0);
+        gauge!(BATCH_CURRENT_MAX_TOKENS, self.labels.clone()).set((stats.used_blocks * block_size) as f64);
+        gauge!(BATCH_MAX_TOTAL_TOKENS, self.labels.clone()).set((num_blocks * block_size) as f64);
+        gauge!(QUEUE_SIZE, self.labels.clone()).set(stats.waiting as f64);
+        gauge!(BATCH_CURRENT_SIZE, self.labels.clone()).set(stats.running as f64);
+        gauge!(QUARANTINED, self.labels.clone()).set(stats.quarantined as f64);
+        gauge!(KV_BLOCKS_USED, self.labels.clone()).set(stats.used_blocks as f64);
+        gauge!(KV_BLOCKS_TOTAL, self.labels.clone()).set(num_blocks as f64);
+        counter!(PREEMPTIONS, self.labels.clone()).absolute(stats.preemptions);
+        counter!(PRIORITY_PREEMPTIONS, self.labels.clone()).absolute(stats.priority_preemptions);
+        counter!(SLOT_PREEMPTIONS, self.labels.clone()).absolute(stats.slot_preemptions);
+        counter!(DEFERRED_ROWS, self.labels.clone()).absolute(stats.deferred_rows);
+        counter!(DRAFT_TOKENS, self.labels.clone()).absolute(stats.drafted_tokens);
+        counter!(ACCEPTED_DRAFTS, self.labels.clone()).absolute(stats.accepted_drafts);
+        counter!(PREFIX_HITS, self.labels.clone()).absolute(stats.prefix_hit_tokens);
+        counter!(PREFIX_MISSES, self.labels.clone()).absolute(stats.prefix_miss_tokens);
+        counter!(PREFIX_EVICTIONS, self.labels.clone()).absolute(stats.prefix_evicted_blocks);
+        gauge!(PREFIX_BLOCKS, self.labels.clone()).set(stats.cached_blocks as f64);
+        gauge!(STATE_CHECKPOINTS, self.labels.clone()).set(stats.state_checkpoints as f64);
+        gauge!(DISK_BLOCKS, self.labels.clone()).set(stats.disk_blocks as f64);
+        counter!(DISK_READ, self.labels.clone()).absolute(stats.disk_read_blocks * block_size as u64);
+        counter!(DISK_WRITTEN, self.labels.clone()).absolute(stats.disk_written_blocks * block_size as u64);
+        counter!(DISK_FAILED, self.with(&[("kind", "read".to_owned())])).absolute(stats.disk_failed_reads);
+        counter!(DISK_FAILED, self.with(&[("kind", "write".to_owned())])).absolute(stats.disk_failed_writes);
+        gauge!(QUEUE_TOKENS, self.labels.clone()).set(stats.waiting_tokens as f64);
+    }
 }

@@ -11,6 +11,7 @@
 //! | module | purpose |
 //! |---|---|
 //! | [`handle`] | the handle that the rest of the router holds: submit a request, receive its events |
+//! | [`command`] | the commands of the handle to the event loops |
 //! | `event` | the events of a request |
 //! | `state` | the state of the engine, as clients see it |
 //! | `config` | configuration |
@@ -29,15 +30,19 @@
 //! | `loss`, `restart_policy` | why a group was lost, when the next one starts, and when the engine gives up |
 //! | `kept_adapters` | the adapters that a group must have |
 //! | `baseline` | what every group must have in common with the first one |
+//! | `groups` | several groups of shards: which of them gets a request, and the state of all |
+//! | `active_request` | a request that a group runs, and its way to another group |
 //! | `group` | a group of shards: processes, connections, messages to and from all ranks |
 //! | [`node`] | runs the ranks of a machine that is not the leader |
 //! | `timeout` | timeouts that do not count the time in which this process is suspended |
 //! | `metrics` | metrics of the event loop |
 
 mod account;
+mod active_request;
 mod adapter_load;
 pub(crate) mod adapters;
 mod baseline;
+pub mod command;
 mod config;
 mod constraint;
 mod departures;
@@ -46,6 +51,7 @@ mod event;
 mod event_loop;
 mod first_group;
 mod group;
+mod groups;
 pub mod handle;
 mod kept_adapters;
 mod loss;
@@ -74,6 +80,7 @@ pub use self::adapters::{AdapterInfo, AdapterSource, Adapters, HeldAdapter, Load
 pub use self::config::EngineConfig;
 pub use self::event::{GeneratedToken, GenerationEvent, GenerationFailure, GenerationStart, PromptToken};
 pub use self::group::{OtherNodes, ShardCommand, Unreaped};
+pub use self::groups::RestartError;
 pub use self::handle::{Engine, Generation, SubmitError};
 pub use self::occupancy::{AdmissionBounds, Permit};
 pub(crate) use self::places::{Place, Places};

@@ -10,6 +10,7 @@ use millrace_scheduler::{AdapterId, Tenant};
 use super::account::AccountPermit;
 use super::adapter_load::{AdapterLoad, AdapterPermit};
 use super::adapters::HeldAdapter;
+use super::groups::GroupPlace;
 use super::places::{Place, Places};
 
 /// Bounds on the requests that the engine accepts. A tenant below its share of the places may
@@ -38,24 +39,31 @@ pub(super) struct Occupancy {
     in_flight: Arc<Places>,
     queued: Arc<Places>,
     queued_tokens: AtomicUsize,
+    /// The last report of each group of shards.
+    groups: Box<[GroupPace]>,
+    /// The requests with each adapter.
+    pub(super) adapters: Arc<AdapterLoad>,
+}
+
+/// How fast a group of shards takes requests.
+#[derive(Debug, Default)]
+struct GroupPace {
     /// Number of sequences that could start at once, after the last plan.
     free_places: AtomicUsize,
     /// Mean time in microseconds between two requests that leave the queue; 0 if it is not known
     /// yet.
     interval_micros: AtomicU64,
-    /// The requests with each adapter.
-    pub(super) adapters: Arc<AdapterLoad>,
 }
 
 impl Occupancy {
-    pub(super) fn new(bounds: AdmissionBounds) -> Arc<Self> {
+    /// The bounds are for all `groups` of shards together.
+    pub(super) fn new(bounds: AdmissionBounds, groups: usize) -> Arc<Self> {
         Arc::new(Occupancy {
             bounds,
             in_flight: Arc::default(),
             queued: Arc::default(),
             queued_tokens: AtomicUsize::new(0),
-            free_places: AtomicUsize::new(0),
-            interval_micros: AtomicU64::new(0),
+            groups: (0..groups).map(|_| GroupPace::default()).collect(),
             adapters: Arc::default(),
         })
     }
@@ -96,6 +104,7 @@ impl Occupancy {
             account: None,
             adapter: None,
             _held: None,
+            group: None,
             _place: place,
         })
     }
@@ -109,19 +118,26 @@ impl Occupancy {
     /// Estimated time until all queued requests have started, at the recent rate. A refused request
     /// may try again then.
     pub(super) fn retry_after(&self) -> Duration {
-        let interval = Duration::from_micros(self.interval_micros.load(Ordering::Relaxed));
         let ahead = u32::try_from(self.queued.count()).unwrap_or(u32::MAX).saturating_add(1);
-        interval.saturating_mul(ahead).clamp(Duration::from_secs(1), MAX_RETRY_AFTER)
+        self.start_interval().saturating_mul(ahead).clamp(Duration::from_secs(1), MAX_RETRY_AFTER)
+    }
+
+    /// Mean time between two requests that leave the queue, of all groups; zero if it is not known
+    /// yet.
+    fn start_interval(&self) -> Duration {
+        let intervals = self.groups.iter().map(|group| group.interval_micros.load(Ordering::Relaxed));
+        let rate: f64 = intervals.filter(|&micros| micros > 0).map(|micros| 1.0 / micros as f64).sum();
+        if rate > 0.0 { Duration::from_micros((1.0 / rate).round() as u64) } else { Duration::ZERO }
     }
 
     /// Number of sequences that could start at once.
     pub(super) fn free_places(&self) -> usize {
-        self.free_places.load(Ordering::Acquire)
+        self.groups.iter().map(|group| group.free_places.load(Ordering::Acquire)).sum()
     }
 
-    /// Sets the number of sequences that could start at once.
-    pub(super) fn set_free_places(&self, places: usize) {
-        self.free_places.store(places, Ordering::Release);
+    /// Sets the number of sequences that a group could start at once.
+    pub(super) fn set_free_places(&self, group: usize, places: usize) {
+        self.groups[group].free_places.store(places, Ordering::Release);
     }
 }
 
@@ -137,6 +153,8 @@ pub struct Permit {
     adapter: Option<AdapterPermit>,
     /// Keeps the adapter loaded.
     _held: Option<Arc<HeldAdapter>>,
+    /// Counts the request as work of its group of shards.
+    group: Option<GroupPlace>,
     _place: Place,
 }
 
@@ -161,6 +179,11 @@ impl Permit {
         self
     }
 
+    /// Counts the request as work of a group, and no more of the group before.
+    pub(super) fn move_to(&mut self, group: GroupPlace) {
+        self.group = Some(group);
+    }
+
     /// The adapter of the request.
     pub(super) fn adapter(&self) -> Option<AdapterId> {
         self.adapter.as_ref().map(AdapterPermit::adapter)
@@ -173,6 +196,9 @@ impl Permit {
         }
         if let Some(account) = &mut self.account {
             account.start();
+        }
+        if let Some(group) = &mut self.group {
+            group.start();
         }
         if let Some(QueuePlace { tokens, .. }) = self.queued.take() {
             self.occupancy.queued_tokens.fetch_sub(tokens, Ordering::AcqRel);
@@ -191,13 +217,14 @@ impl Drop for Permit {
 #[derive(Debug)]
 pub(super) struct StartRate {
     occupancy: Arc<Occupancy>,
+    group: usize,
     last: Option<Instant>,
     mean_micros: f64,
 }
 
 impl StartRate {
-    pub(super) fn new(occupancy: Arc<Occupancy>) -> Self {
-        StartRate { occupancy, last: None, mean_micros: 0.0 }
+    pub(super) fn new(occupancy: Arc<Occupancy>, group: usize) -> Self {
+        StartRate { occupancy, group, last: None, mean_micros: 0.0 }
     }
 
     /// Notes that a request which was queued at `queued` has started at `now`.
@@ -208,7 +235,8 @@ impl StartRate {
             None => self.mean_micros = micros,
             Some(_) => self.mean_micros += NEW_WEIGHT * (micros - self.mean_micros),
         }
-        self.occupancy.interval_micros.store(self.mean_micros as u64, Ordering::Relaxed);
+        let pace = &self.occupancy.groups[self.group];
+        pace.interval_micros.store(self.mean_micros as u64, Ordering::Relaxed);
     }
 }
 
@@ -220,11 +248,11 @@ mod tests {
 
     #[test]
     fn the_queue_is_bounded_beyond_the_free_places() {
-        let occupancy = Occupancy::new(BOUNDS);
-        occupancy.set_free_places(3);
+        let occupancy = Occupancy::new(BOUNDS, 1);
+        occupancy.set_free_places(0, 3);
         let mut held: Vec<_> = (0..5).map(|_| occupancy.enter(&Tenant::default(), 10).unwrap()).collect();
         assert!(occupancy.enter(&Tenant::default(), 10).is_none());
-        occupancy.set_free_places(0);
+        occupancy.set_free_places(0, 0);
         held[0].start();
         assert!(occupancy.enter(&Tenant::default(), 10).is_none(), "four wait, two may");
         held.drain(..3);
@@ -241,8 +269,8 @@ mod tests {
     fn room_for_several_requests_is_room_for_each() {
         for (places, in_flight) in [(0, 10), (3, 10), (3, 4), (20, 10)] {
             for queued in 0..8 {
-                let occupancy = Occupancy::new(AdmissionBounds { in_flight, ..BOUNDS });
-                occupancy.set_free_places(places);
+                let occupancy = Occupancy::new(AdmissionBounds { in_flight, ..BOUNDS }, 1);
+                occupancy.set_free_places(0, places);
                 let mut held: Vec<_> =
                     (0..queued).filter_map(|_| occupancy.enter(&Tenant::default(), 1)).collect();
                 let fits =
@@ -257,7 +285,7 @@ mod tests {
     #[test]
     fn requests_in_flight_are_bounded_exactly() {
         let occupancy =
-            Occupancy::new(AdmissionBounds { queued: usize::MAX, queued_tokens: usize::MAX, ..BOUNDS });
+            Occupancy::new(AdmissionBounds { queued: usize::MAX, queued_tokens: usize::MAX, ..BOUNDS }, 1);
         let held: Vec<_> = (0..20).filter_map(|_| occupancy.enter(&Tenant::default(), 1)).collect();
         assert_eq!(held.len(), 10);
         assert!(!occupancy.has_place_for(&Tenant::default()));
@@ -270,9 +298,9 @@ mod tests {
 
     #[test]
     fn a_refused_client_waits_for_the_whole_queue() {
-        let occupancy = Occupancy::new(BOUNDS);
+        let occupancy = Occupancy::new(BOUNDS, 1);
         assert_eq!(occupancy.retry_after(), Duration::from_secs(1), "the rate is not known yet");
-        let mut rate = StartRate::new(occupancy.clone());
+        let mut rate = StartRate::new(occupancy.clone(), 0);
         let begin = Instant::now();
         // All requests were queued at the beginning, and one left every four seconds.
         (1..200).for_each(|i| rate.note_start(begin, begin + Duration::from_secs(4 * i)));

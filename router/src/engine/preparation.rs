@@ -2,12 +2,15 @@
 
 use std::fmt;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
+use futures::FutureExt;
+use tokio::sync::mpsc;
 
+use super::command::EngineCommand;
 use super::first_group::drain_requested;
-use super::handle::EngineCommand;
+use super::groups::StateReporter;
 use super::state::EngineState;
 
 /// The time between two updates of the state.
@@ -30,6 +33,25 @@ impl fmt::Debug for Preparation {
 }
 
 impl Preparation {
+    /// The preparations of so many groups of shards, which all wait for the same work. It is
+    /// cancelled when all of them have been dropped.
+    pub(super) fn for_groups(preparation: Option<Self>, groups: usize) -> Vec<Option<Self>> {
+        let Some(Preparation { phase, progress, work }) = preparation else {
+            return (0..groups).map(|_| None).collect();
+        };
+        let (progress, work): (Arc<dyn Fn() -> (u64, u64) + Send + Sync>, _) =
+            (progress.into(), work.shared());
+        let each = || {
+            let progress = progress.clone();
+            Preparation {
+                phase: phase.clone(),
+                progress: Box::new(move || progress()),
+                work: Box::pin(work.clone()),
+            }
+        };
+        (0..groups).map(|_| Some(each())).collect()
+    }
+
     /// Does the work, and shows its progress. Returns false if the engine was asked to drain before
     /// the work was done.
     ///
@@ -38,12 +60,12 @@ impl Preparation {
     pub(super) async fn run(
         self,
         commands: &mut mpsc::UnboundedReceiver<EngineCommand>,
-        state: &watch::Sender<EngineState>,
+        state: &StateReporter,
     ) -> Result<bool, String> {
         let Preparation { phase, progress, mut work } = self;
         let show = || {
             let (done, total) = progress();
-            state.send_replace(EngineState::Loading { phase: phase.clone(), done, total });
+            state.set(EngineState::Loading { phase: phase.clone(), done, total });
         };
         let mut drained = std::pin::pin!(drain_requested(commands));
         loop {

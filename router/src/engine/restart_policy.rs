@@ -99,6 +99,7 @@ impl LossTracker {
         match loss.cause {
             LossCause::Lasting => RestartDecision::GiveUp(loss.reason.clone()),
             LossCause::Shortage => self.add_shortage(&loss.reason, now),
+            LossCause::Requested => RestartDecision::Restart { after: Duration::ZERO, log: false },
             LossCause::Shards => self.add_loss(&loss.reason, now),
         }
     }
@@ -251,6 +252,13 @@ mod tests {
         let mut losses = LossTracker::new(POLICY);
         let decision = losses.add(&GroupLoss::lasting("another model"), Instant::now());
         assert_eq!(decision, RestartDecision::GiveUp("another model".into()));
+    }
+
+    #[test]
+    fn a_restart_that_was_wanted_counts_as_no_loss() {
+        let mut losses = LossTracker::new(RestartPolicy { max: 1, ..POLICY });
+        let decision = losses.add(&GroupLoss::requested(), Instant::now());
+        assert_eq!(decision, RestartDecision::Restart { after: Duration::ZERO, log: false });
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The right to load and unload adapters while the server runs.
+//! The rights of an administrator, and the paths that need them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,8 @@ use super::keys::ApiKeys;
 use crate::engine::AdapterInfo;
 
 /// The paths of the routes, which need the admin key instead of an API key.
-pub(super) const ADMIN_PATHS: [&str; 2] = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"];
+pub(super) const ADMIN_PATHS: [&str; 3] =
+    ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/restart_groups"];
 
 /// An adapter that was found where an administrator said.
 #[derive(Debug, Clone, PartialEq, Eq)]

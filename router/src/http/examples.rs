@@ -35,6 +35,7 @@ pub(super) fn example(path: &str) -> Option<Value> {
         }
         "/v1/load_lora_adapter" => json!({"lora_name": "sql", "lora_path": "/adapters/sql"}),
         "/v1/unload_lora_adapter" => json!({"lora_name": "sql"}),
+        "/v1/restart_groups" => json!({}),
         "/v2/models/{model}/infer" => {
             let input = json!({"name": "input", "shape": [1], "datatype": "BYTES", "data": [prompt]});
             json!({"inputs": [input]})

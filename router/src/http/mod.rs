@@ -5,6 +5,7 @@
 //! [`Service`](crate::service::Service), and write the answers in their own form.
 
 mod adapter_admin;
+mod admin_key;
 mod answer_pipeline;
 mod anthropic;
 mod api;
@@ -18,6 +19,7 @@ mod fair_by;
 mod field_names;
 mod fields;
 mod grammar;
+mod groups;
 mod headers;
 mod health;
 mod ignored;

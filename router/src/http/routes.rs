@@ -14,7 +14,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 use super::app::{App, PlatformRoutes};
 use super::health::PROBE_PATHS;
-use super::{anthropic, health, kserve, metrics, models, openai, panic, platforms, tei, tgi};
+use super::{anthropic, groups, health, kserve, metrics, models, openai, panic, platforms, tei, tgi};
 use crate::web::{api_docs, ui};
 
 #[derive(OpenApi)]
@@ -37,6 +37,7 @@ pub(super) fn described(platform: &PlatformRoutes) -> OpenApiRouter<App> {
         .merge(anthropic::routes())
         .merge(models::routes())
         .merge(health::routes())
+        .merge(groups::routes())
         .merge(kserve::routes())
         .merge(platforms::routes())
         .merge(metrics::routes())

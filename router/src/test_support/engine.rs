@@ -10,7 +10,7 @@ use millrace_text::test_support::EOS;
 use tokio::sync::{mpsc, watch};
 
 use crate::engine::adapters::AdapterCommand;
-use crate::engine::handle::EngineCommand;
+use crate::engine::command::EngineCommand;
 use crate::engine::{
     AdapterSource, AdmissionBounds, Engine, EngineState, Finish, GeneratedToken, GenerationEvent,
     GenerationFailure, GenerationStart, LoadError, PromptToken, Request,
@@ -89,6 +89,11 @@ impl FakeEngine {
                         continue;
                     }
                     EngineCommand::Adapter(AdapterCommand::Free(_)) => continue,
+                    EngineCommand::Restart(reply) => {
+                        let _ = reply.send(Ok(()));
+                        continue;
+                    }
+                    EngineCommand::Adopt(_) => unreachable!("there is one group"),
                     EngineCommand::Drain => break,
                 };
                 let _ = seen.send(request.clone());

@@ -57,7 +57,7 @@ impl GpuPlatform {
         let sharers = options.ranks_per_gpu.max(1);
         GpuPlatform {
             open,
-            ordinal: placement.rank % host_ranks / sharers,
+            ordinal: options.place_on_host(placement.rank) / sharers,
             sharers,
             batch_invariant: options.batch_invariant,
             link: GpuLinkOptions {
@@ -88,7 +88,7 @@ impl Platform for GpuPlatform {
         Ok(OpenDevice { backend: Cuda::new(device, dtype).batch_invariant(self.batch_invariant), free })
     }
 
-    fn free(&self, backend: &Cuda, _options: &ShardOptions) -> Option<usize> {
+    fn free(&self, backend: &Cuda, _: &RankPlacement, _: &ShardOptions) -> Option<usize> {
         backend.device().memory_bytes().map(|(free, _)| free / self.sharers)
     }
 

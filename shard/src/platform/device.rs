@@ -8,7 +8,7 @@ use millrace_numbers::DType;
 use crate::Error;
 use crate::collective::HostCollective;
 use crate::decoder::Collective;
-use crate::options::ShardOptions;
+use crate::options::{RankPlacement, ShardOptions};
 
 /// A device that is ready to load a model.
 pub struct OpenDevice<B> {
@@ -46,7 +46,12 @@ pub trait Platform {
 
     /// Returns the free memory of the device in bytes, if known. Before anything is allocated, this
     /// is the amount that [`open`](Self::open) returned.
-    fn free(&self, backend: &Self::Backend, options: &ShardOptions) -> Option<usize>;
+    fn free(
+        &self,
+        backend: &Self::Backend,
+        placement: &RankPlacement,
+        options: &ShardOptions,
+    ) -> Option<usize>;
 
     /// Connects this rank's device with those of the other ranks. `host` connects the memories of
     /// their hosts.

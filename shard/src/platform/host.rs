@@ -8,7 +8,7 @@ use crate::Error;
 use crate::collective::{Aborter, HostCollective};
 use crate::decoder::Collective;
 use crate::host_memory::free_host_bytes;
-use crate::options::ShardOptions;
+use crate::options::{RankPlacement, ShardOptions};
 use crate::platform::device::{OpenDevice, Platform};
 
 /// A kind of device whose memory is the host's memory. The function opens the device.
@@ -23,8 +23,8 @@ impl<B: HostMemory + 'static, F: Fn() -> Result<OpenDevice<B>, Error>> Platform 
         self.0()
     }
 
-    fn free(&self, _backend: &B, options: &ShardOptions) -> Option<usize> {
-        free_host_share(options)
+    fn free(&self, _backend: &B, placement: &RankPlacement, options: &ShardOptions) -> Option<usize> {
+        free_host_share(placement, options)
     }
 
     fn connect(&self, _backend: &B, host: Box<dyn HostCollective>) -> Result<Box<dyn Collective<B>>, Error> {
@@ -32,9 +32,14 @@ impl<B: HostMemory + 'static, F: Fn() -> Result<OpenDevice<B>, Error>> Platform 
     }
 }
 
-/// Returns this rank's equal share of the host's free memory.
-pub(crate) fn free_host_share(options: &ShardOptions) -> Option<usize> {
-    free_host_bytes().map(|bytes| bytes / options.host_ranks.max(1))
+/// Returns this rank's equal share of the host's free memory. When a group of ranks replaces a lost
+/// one, the other groups have their memory already.
+pub(crate) fn free_host_share(placement: &RankPlacement, options: &ShardOptions) -> Option<usize> {
+    let ranks = match placement.previous_pool {
+        None => options.places_on_host(),
+        Some(_) => options.host_ranks.max(1),
+    };
+    free_host_bytes().map(|bytes| bytes / ranks)
 }
 
 /// The collectives of a device whose activations are in host memory.

@@ -9,8 +9,8 @@ use crate::process::affinity;
 
 /// Opens the CPU: cores of its own for each rank of this host, and a share of the memory.
 pub(crate) fn open_cpu(placement: &RankPlacement, options: &ShardOptions) -> Result<OpenDevice<Cpu>, Error> {
-    let host_ranks = options.host_ranks.max(1);
-    let threads = affinity::bind_rank(placement.rank % host_ranks, host_ranks, options.threads);
+    let (place, places) = (options.place_on_host(placement.rank), options.places_on_host());
+    let threads = affinity::bind_rank(place, places, options.threads);
     let activations = if options.exact_activations { Activations::Exact } else { Activations::Rounded };
     let cache = options.weight_cache.as_ref().map(|cache| CacheOptions {
         folder: cache.folder.clone(),
@@ -18,5 +18,5 @@ pub(crate) fn open_cpu(placement: &RankPlacement, options: &ShardOptions) -> Res
     });
     let backend =
         Cpu::new(CpuOptions { threads: threads.count, isa: None, activations, cache, cores: threads.cores })?;
-    Ok(OpenDevice { backend, free: free_host_share(options) })
+    Ok(OpenDevice { backend, free: free_host_share(placement, options) })
 }

@@ -303,7 +303,8 @@ impl<P: Platform> Start<'_, P> {
                 _ if is_waiting && since.elapsed() < wait => {
                     report(self.router, "waiting for the memory of the lost shard", 0, 0)?;
                     std::thread::sleep(MEMORY_POLL_INTERVAL);
-                    free = usable(self.platform.free(self.backend, self.options), self.options);
+                    free =
+                        usable(self.platform.free(self.backend, self.placement, self.options), self.options);
                 }
                 // The router notices that the pool has become smaller, and logs it.
                 Err(_) if lacks_memory => return Ok(plan(&PlanRequest { free, ..request.clone() })?),

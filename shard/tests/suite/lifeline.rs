@@ -32,6 +32,7 @@ fn child() {
     let options = ShardOptions {
         device: DeviceKind::Cpu,
         host_ranks: 1,
+        replica: Default::default(),
         all_reduce: AllReduce::Auto,
         ranks_per_gpu: 1,
         transport: Transport::Shm,

@@ -275,7 +275,7 @@ impl Platform for Memory {
         Ok(OpenDevice { backend: Reference, free: Some(self.at_first) })
     }
 
-    fn free(&self, _: &Reference, _: &ShardOptions) -> Option<usize> {
+    fn free(&self, _: &Reference, _: &RankPlacement, _: &ShardOptions) -> Option<usize> {
         let look = self.looks.fetch_add(1, Ordering::Relaxed);
         Some((self.later)(look).max(self.at_first))
     }

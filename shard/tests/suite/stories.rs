@@ -39,6 +39,7 @@ fn options() -> ShardOptions {
     ShardOptions {
         device: DeviceKind::Cpu,
         host_ranks: 1,
+        replica: Default::default(),
         transport: Transport::Shm,
         all_reduce: AllReduce::Auto,
         ranks_per_gpu: 1,

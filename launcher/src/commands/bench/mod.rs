@@ -136,6 +136,7 @@ fn options(args: &BenchArgs) -> ShardOptions {
     ShardOptions {
         device: args.device.kind(NullOptions::default),
         host_ranks: 1,
+        replica: Default::default(),
         transport: Transport::Shm,
         all_reduce: AllReduce::Auto,
         ranks_per_gpu: 1,

@@ -95,7 +95,7 @@ impl BlockHashes {
     }
 
     /// The size of the hashed blocks; `None` if nothing is hashed.
-    pub(crate) fn block_size(&self) -> Option<usize> {
+    pub fn block_size(&self) -> Option<usize> {
         self.block_size
     }
 
@@ -135,6 +135,21 @@ impl BlockHashes {
     /// Whether only sequences with the same cache salt can reuse the blocks.
     pub(super) fn is_salted(&self) -> bool {
         self.salted
+    }
+
+    /// Number of hashed blocks.
+    pub fn len(&self) -> usize {
+        self.hashes.len()
+    }
+
+    /// Whether no block is hashed.
+    pub fn is_empty(&self) -> bool {
+        self.hashes.is_empty()
+    }
+
+    /// The hash of a block and of everything before it.
+    pub fn get(&self, block: usize) -> Option<[u8; BlockHash::LEN]> {
+        self.hashes.get(block).map(|hash| hash.0)
     }
 
     /// The hashes, by block.

@@ -10,6 +10,7 @@ mod frames;
 mod latency;
 mod line;
 mod malformed;
+mod moves;
 mod pair;
 mod prefix;
 mod pretend_speed;

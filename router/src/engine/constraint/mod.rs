@@ -8,6 +8,7 @@
 mod queue;
 
 use std::any::Any;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
@@ -32,6 +33,12 @@ const NICENESS: i32 = 5;
 pub(super) struct TrackedConstraint {
     constraint: Box<dyn Constraint>,
     account: CpuAccount,
+}
+
+impl fmt::Debug for TrackedConstraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TrackedConstraint")
+    }
 }
 
 impl From<Box<dyn Constraint>> for TrackedConstraint {

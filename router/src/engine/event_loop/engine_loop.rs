@@ -1,24 +1,25 @@
 //! The loop of the engine, and its state.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use millrace_proto::{DiskEntry, Ready};
 use millrace_scheduler::{PlannedStep, Scheduler, SchedulerLimits, SchedulerOptions, SchedulerStats, SeqId};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use super::active_request::ActiveRequest;
 use super::adapter_places::AdapterPlaces;
+use crate::engine::active_request::ActiveRequest;
 use crate::engine::adapters::AdapterCommand;
+use crate::engine::command::{EngineCommand, RestartReply};
 use crate::engine::config::EngineConfig;
 use crate::engine::constraint::MaskPool;
 use crate::engine::departures::Departures;
 use crate::engine::dispatch::EventBatch;
-use crate::engine::handle::EngineCommand;
+use crate::engine::groups::{Groups, StateReporter};
 use crate::engine::kept_adapters::KeptAdapter;
-use crate::engine::metrics::{self, StepTimer};
+use crate::engine::metrics::{GroupMetrics, StepTimer};
 use crate::engine::occupancy::{Occupancy, StartRate};
 use crate::engine::restart_policy::{LossTracker, RestartPolicy};
 use crate::engine::state::EngineState;
@@ -36,6 +37,12 @@ pub(in crate::engine) struct HandleLinks {
     pub(in crate::engine) occupancy: Arc<Occupancy>,
     /// Wakes the loop when the reader of a request has left.
     pub(in crate::engine) departures: Departures,
+    /// The groups of shards of the engine.
+    pub(in crate::engine) groups: Weak<Groups>,
+    /// The number of the group that this loop runs.
+    pub(in crate::engine) group: usize,
+    /// Number of groups.
+    pub(in crate::engine) count: usize,
 }
 
 /// Where the loop reports its state and its results.
@@ -45,7 +52,7 @@ pub(super) struct EngineOutputs<'a> {
     /// The dispatching task.
     pub(super) batches: mpsc::UnboundedSender<EventBatch>,
     /// The state of the engine.
-    pub(super) state: &'a watch::Sender<EngineState>,
+    pub(super) state: &'a StateReporter,
 }
 
 /// The state of the loop.
@@ -58,7 +65,11 @@ pub(super) struct EngineLoop<'a> {
     pub(super) shards: Supervisor,
     pub(super) adapters: AdapterPlaces,
     pub(super) occupancy: Arc<Occupancy>,
-    departures: Departures,
+    pub(super) departures: Departures,
+    /// The groups of the engine; empty when no handle is left.
+    pub(super) groups: Weak<Groups>,
+    /// The number of this group.
+    pub(super) group: usize,
     pub(super) start_rate: StartRate,
     pub(super) requests: HashMap<SeqId, ActiveRequest>,
     pub(super) masks: MaskPool,
@@ -87,9 +98,12 @@ pub(super) struct EngineLoop<'a> {
     pub(super) request_was_blamed: bool,
     /// Time of the loss of the shards, until the first token after it.
     pub(super) lost_since: Option<Instant>,
+    /// Receives the result of the restart that was asked for.
+    pub(super) restart: Option<RestartReply>,
     /// The values of the gauges.
     shown: Option<(SchedulerStats, SchedulerLimits)>,
-    pub(super) state: &'a watch::Sender<EngineState>,
+    metrics: GroupMetrics,
+    pub(super) state: &'a StateReporter,
 }
 
 impl<'a> EngineLoop<'a> {
@@ -101,8 +115,9 @@ impl<'a> EngineLoop<'a> {
         ready: Arc<Ready>,
         outputs: EngineOutputs<'a>,
     ) -> Self {
-        let EngineOutputs { links: HandleLinks { occupancy, departures }, batches, state } = outputs;
-        occupancy.set_free_places(limits.max_sequences);
+        let EngineOutputs { links, batches, state } = outputs;
+        let HandleLinks { occupancy, departures, groups, group, count } = links;
+        occupancy.set_free_places(group, limits.max_sequences);
         let options = SchedulerOptions {
             prefix_cache: config.prefix_cache,
             cache_events: config.kv_events.is_some(),
@@ -116,15 +131,18 @@ impl<'a> EngineLoop<'a> {
         scheduler.note_warm_up(ready.warm_up_tokens, ready.warm_up_micros);
         EngineLoop {
             losses: LossTracker::new(RestartPolicy::new(&config)),
+            metrics: GroupMetrics::new((count > 1).then_some(group)),
             config,
             limits,
             ready,
             scheduler,
             shards,
             adapters: AdapterPlaces::default(),
-            start_rate: StartRate::new(occupancy.clone()),
+            start_rate: StartRate::new(occupancy.clone(), group),
             occupancy,
             departures,
+            groups,
+            group,
             requests: HashMap::new(),
             masks: MaskPool::new(),
             masks_awaited_until: None,
@@ -138,6 +156,7 @@ impl<'a> EngineLoop<'a> {
             drain_deadline: None,
             request_was_blamed: false,
             lost_since: None,
+            restart: None,
             shown: None,
             state,
         }
@@ -166,6 +185,8 @@ impl<'a> EngineLoop<'a> {
         loop {
             // The shards may be waiting for masks.
             self.send_masks();
+            self.end_for_restart();
+            self.move_if_lost();
             // Steps are sent next: while the shards compute, there is time for everything else.
             if self.masks_awaited_until.is_none_or(|until| until <= Instant::now()) {
                 self.masks_awaited_until = None;
@@ -204,7 +225,10 @@ impl<'a> EngineLoop<'a> {
                 }
                 // Steps in flight may take long on a slow device. The places of requests whose
                 // readers have left must not wait for their answers.
-                () = self.departures.next() => self.cancel_abandoned(),
+                () = self.departures.next(self.group) => {
+                    self.cancel_abandoned();
+                    self.share_queue();
+                }
                 () = sleep_until(alarm) => {
                     if self.drain_deadline.is_some_and(|end| end <= Instant::now()) {
                         self.fail_all(SHUTTING_DOWN);
@@ -229,6 +253,8 @@ impl<'a> EngineLoop<'a> {
             EngineCommand::Submit { request, constraint, events, permit } => {
                 self.submit(request, constraint, events, permit);
             }
+            EngineCommand::Adopt(moved) => self.adopt(*moved),
+            EngineCommand::Restart(reply) => self.begin_restart(reply),
             EngineCommand::Adapter(AdapterCommand::Load(command)) => self.load_adapter(command),
             EngineCommand::Adapter(AdapterCommand::Free(id)) => self.free_adapter(id),
             EngineCommand::Drain => self.drain(),
@@ -249,7 +275,7 @@ impl<'a> EngineLoop<'a> {
 
     /// Plans and sends steps while there is work and steps are due.
     fn send_steps(&mut self) {
-        if !self.shards.is_running() {
+        if !self.shards.is_running() || self.restart.is_some() {
             return;
         }
         while self.scheduler.in_flight() < STEPS_IN_FLIGHT && self.pace.next_send() <= Instant::now() {
@@ -268,7 +294,7 @@ impl<'a> EngineLoop<'a> {
         }
         let stats = self.scheduler.stats();
         let free = if stats.waiting == 0 { self.limits.max_sequences - stats.running } else { 0 };
-        self.occupancy.set_free_places(free);
+        self.occupancy.set_free_places(self.group, free);
     }
 
     /// Sends the events of this iteration to the dispatching task and to the subscribers to the
@@ -284,7 +310,7 @@ impl<'a> EngineLoop<'a> {
         // A cancelled request changes the gauges without an event.
         let stats = self.scheduler.stats();
         if self.shown != Some((stats, self.limits)) {
-            metrics::show(&stats, &self.limits);
+            self.metrics.show(&stats, &self.limits);
             self.shown = Some((stats, self.limits));
         }
     }
@@ -294,7 +320,7 @@ impl<'a> EngineLoop<'a> {
     fn drain(&mut self) {
         if self.drain_deadline.is_none() {
             self.drain_deadline = Some(Instant::now() + self.config.drain_timeout);
-            self.state.send_replace(EngineState::Draining);
+            self.state.set(EngineState::Draining);
         }
     }
 

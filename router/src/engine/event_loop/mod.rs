@@ -9,29 +9,30 @@
 //! | `masks` | masks that are computed beside the steps, and sent after them |
 //! | `adapter_places` | the adapters of the shards |
 //! | `adapters` | adapters that are loaded and unloaded |
-//! | `active_request` | a request that the scheduler has |
+//! | `moves` | requests that go to other groups of shards, and restarts |
 
-mod active_request;
 mod adapter_places;
 mod adapters;
 mod engine_loop;
 mod masks;
+mod moves;
 mod requests;
 mod shards;
 
 use std::sync::Arc;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 pub(super) use self::engine_loop::HandleLinks;
 use millrace_scheduler::SchedulerLimits;
 
 use self::engine_loop::{EngineLoop, EngineOutputs, SHUTTING_DOWN};
+use super::command::EngineCommand;
 use super::config::EngineConfig;
 use super::dispatch;
 use super::event::{GenerationEvent, GenerationFailure};
 use super::first_group::{Loaded, load};
-use super::handle::EngineCommand;
+use super::groups::StateReporter;
 use super::preparation::Preparation;
 use super::restart_policy::RestartPolicy;
 use super::state::EngineState;
@@ -50,27 +51,32 @@ pub(super) async fn run(
     config: EngineConfig,
     links: HandleLinks,
     mut commands: mpsc::UnboundedReceiver<EngineCommand>,
-    state: watch::Sender<EngineState>,
+    state: StateReporter,
     first: FirstStart,
 ) {
     let reason = match load_and_serve(config, links, &mut commands, &state, first).await {
         Ok(()) => {
-            state.send_replace(EngineState::Draining);
+            state.set(EngineState::Draining);
             SHUTTING_DOWN.to_owned()
         }
         Err(reason) => {
             // The caller that ends the process prints the reason.
             tracing::debug!("the engine failed: {reason}");
-            state.send_replace(EngineState::Failed(reason.clone()));
+            state.set(EngineState::Failed(reason.clone()));
             format!("Engine failed: {reason}")
         }
     };
     // Requests may have been submitted in the meantime.
     commands.close();
     while let Some(command) = commands.recv().await {
-        if let EngineCommand::Submit { events, .. } = command {
-            let failure = GenerationFailure::NotStarted(reason.clone());
-            let _ = events.send(GenerationEvent::Failed(failure));
+        match command {
+            EngineCommand::Submit { events, .. } => {
+                let failure = GenerationFailure::NotStarted(reason.clone());
+                let _ = events.send(GenerationEvent::Failed(failure));
+            }
+            EngineCommand::Adopt(request) => request.fail(&reason),
+            // A reply that is dropped tells that the engine has ended.
+            EngineCommand::Adapter(_) | EngineCommand::Restart(_) | EngineCommand::Drain => {}
         }
     }
 }
@@ -83,7 +89,7 @@ async fn load_and_serve(
     config: EngineConfig,
     links: HandleLinks,
     commands: &mut mpsc::UnboundedReceiver<EngineCommand>,
-    state: &watch::Sender<EngineState>,
+    state: &StateReporter,
     first: FirstStart,
 ) -> Result<(), String> {
     let FirstStart { mut start_group, preparation } = first;
@@ -122,7 +128,7 @@ async fn load_and_serve(
     let mut engine =
         EngineLoop::new(config, supervisor, limits, ready.clone(), outputs).with_adapters(adapters);
     engine.open_disk_cache(&entries);
-    state.send_replace(EngineState::Ready(ready));
+    state.set(EngineState::Ready(ready));
     let result = engine.run(commands).await;
     // Every event has been sent to its request before the engine reports its end.
     if let Err(error) = dispatching.await {

@@ -5,8 +5,8 @@ use millrace_scheduler::{Request, RowFailure, SeqId};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::active_request::ActiveRequest;
 use super::engine_loop::{EngineLoop, SHUTTING_DOWN};
+use crate::engine::active_request::ActiveRequest;
 use crate::engine::constraint::TrackedConstraint;
 use crate::engine::event::{GenerationEvent, GenerationFailure, GenerationStart};
 use crate::engine::metrics;

@@ -83,7 +83,8 @@ impl EngineLoop<'_> {
         self.abandon_adapter_load();
         self.sent.drain(..).for_each(StepTimer::lost);
         self.pace.lost();
-        self.occupancy.set_free_places(0);
+        self.occupancy.set_free_places(self.group, 0);
+        self.forget_prefixes();
         self.show_state(EngineState::Recovering(self.ready.clone()));
     }
 
@@ -99,7 +100,7 @@ impl EngineLoop<'_> {
             false => self.losses.add(loss, Instant::now()),
         };
         let (after, log) = match decision {
-            RestartDecision::GiveUp(reason) => return Err(reason),
+            RestartDecision::GiveUp(reason) => return self.try_later_or_give_up(reason),
             RestartDecision::Restart { after, log } => (after, log),
         };
         if log {
@@ -141,13 +142,16 @@ impl EngineLoop<'_> {
         }
         self.open_disk_cache(&entries);
         self.show_state(EngineState::Ready(self.ready.clone()));
+        self.end_restart(Ok(()));
+        // Requests of other groups that are lost may continue here.
+        self.departures.signal();
         Ok(())
     }
 
     /// Publishes the state of the engine, unless it is draining.
     fn show_state(&self, state: EngineState) {
         if self.drain_deadline.is_none() {
-            self.state.send_replace(state);
+            self.state.set(state);
         }
     }
 }

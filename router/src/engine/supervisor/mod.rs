@@ -132,6 +132,18 @@ impl Supervisor {
         }
     }
 
+    /// Asks the running group to end, and kills it after `grace`. The next group may start then.
+    pub(super) fn restart_group(&mut self, grace: Duration) {
+        let paused = GroupState::Paused(Instant::now());
+        if let GroupState::Running(watched) = std::mem::replace(&mut self.state, paused) {
+            let ending = async move {
+                watched.end(grace).await;
+                GroupLoss::requested()
+            };
+            self.state = GroupState::Ending(ending.boxed());
+        }
+    }
+
     /// Starts the next group after this time.
     pub(super) fn pause(&mut self, pause: Duration) {
         self.state = GroupState::Paused(Instant::now() + pause);

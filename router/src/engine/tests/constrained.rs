@@ -15,7 +15,7 @@ use crate::test_support::still_clock;
 
 /// A constraint with the pretend grammar of the scheduler's tests.
 #[derive(Default)]
-struct PretendConstraint {
+pub(super) struct PretendConstraint {
     generated: Vec<u32>,
     takes: Duration,
     /// The constraint blocks until this channel is closed.
@@ -49,7 +49,7 @@ fn submit(engine: &Engine, request: &Request, pretend: PretendConstraint) -> Gen
     engine.submit_constrained(request.clone(), Box::new(pretend)).unwrap()
 }
 
-async fn assert_all_equal_runs_alone(engine: &Engine) {
+pub(super) async fn assert_all_equal_runs_alone(engine: &Engine) {
     let requests: Vec<_> =
         (0..30).map(|i| if i % 3 == 0 { request(i, 40, 50) } else { constrained(i) }).collect();
     let listeners: Vec<_> = requests

@@ -18,7 +18,8 @@ use tokio::task::JoinHandle;
 use super::{config, limits, ready};
 use crate::engine::group::{ShardGroup, StartError};
 use crate::engine::loss::GroupLoss;
-use crate::engine::{Engine, EngineConfig, start_with};
+use crate::engine::supervisor::GroupFactory;
+use crate::engine::{Engine, EngineConfig, start_prepared};
 
 /// The number of bytes that a connection holds in each direction.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -186,12 +187,26 @@ pub(super) fn engine_over(config: EngineConfig, stream: DuplexStream) -> (Engine
 
 /// An engine over one rank. When the rank is lost, the next of these streams replaces it.
 pub(super) fn engine_over_all(config: EngineConfig, streams: Vec<DuplexStream>) -> (Engine, JoinHandle<()>) {
+    engine_over_groups(config, vec![streams])
+}
+
+/// An engine over several groups of one rank. When the rank of a group is lost, the next of the
+/// group's streams replaces it.
+pub(super) fn engine_over_groups(
+    config: EngineConfig,
+    groups: Vec<Vec<DuplexStream>>,
+) -> (Engine, JoinHandle<()>) {
+    let factories = groups.into_iter().map(streams_in_turn).collect();
+    start_prepared(None, config, factories)
+}
+
+/// Starts the next group with the next of these streams.
+fn streams_in_turn(streams: Vec<DuplexStream>) -> GroupFactory {
     let mut streams = streams.into_iter();
-    let connect = move |_| {
+    Box::new(move |_| {
         let group = streams.next().map(|stream| ShardGroup::connected(vec![stream]));
         std::future::ready(group.ok_or(StartError::Lost(GroupLoss::of_shards("no shard is left")))).boxed()
-    };
-    start_with(config, Box::new(connect))
+    })
 }
 
 /// An engine with a shard that answers `gate` steps and then waits for permits.

@@ -5,6 +5,7 @@ mod adapters;
 mod constrained;
 mod failure;
 mod fake;
+mod groups;
 mod nodes;
 mod preparation;
 mod processes;

@@ -43,7 +43,7 @@ fn others() -> OtherNodes {
 
 fn engine(others: &OtherNodes, world_size: usize) -> (Engine, tokio::task::JoinHandle<()>) {
     let config = EngineConfig { world_size, others: Some(others.clone()), max_failures: 3, ..config() };
-    start(config, pretend())
+    start(config, vec![pretend()])
 }
 
 /// Connects as soon as the port is open.

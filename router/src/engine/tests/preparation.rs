@@ -31,7 +31,7 @@ fn prepared() -> (Engine, JoinHandle<()>, PreparationEnd, Arc<AtomicU64>) {
         tokio::spawn(shard.serve());
         std::future::ready(Ok(ShardGroup::connected(vec![stream]))).boxed()
     };
-    let (engine, task) = start_prepared(Some(preparation), config(), Box::new(connect));
+    let (engine, task) = start_prepared(Some(preparation), config(), vec![Box::new(connect)]);
     (engine, task, sender, starts)
 }
 

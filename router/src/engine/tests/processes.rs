@@ -101,7 +101,7 @@ fn is_gone(pid: &str) -> bool {
 
 #[tokio::test]
 async fn a_process_serves_and_leaves_nothing_behind() {
-    let (engine, task) = start(config(), pretend());
+    let (engine, task) = start(config(), vec![pretend()]);
     until_ready(&engine).await;
     let (pid, address) = identity(&engine);
     let socket = Path::new(address.strip_prefix("unix:").unwrap());
@@ -116,7 +116,7 @@ async fn a_process_serves_and_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn killing_a_rank_ends_all_of_them() {
-    let (engine, task) = start(EngineConfig { world_size: 2, ..config() }, pretend());
+    let (engine, task) = start(EngineConfig { world_size: 2, ..config() }, vec![pretend()]);
     until_ready(&engine).await;
     let (pid, _) = identity(&engine);
     let endless = |i| Request { stop_tokens: Arc::default(), ..request(i, 40, 300) };
@@ -135,25 +135,25 @@ async fn killing_a_rank_ends_all_of_them() {
 #[tokio::test]
 async fn a_failed_start_is_explained() {
     let missing = ShardCommand { program: "/nowhere/millrace".into(), ..pretend() };
-    let reason = failure(&start(config(), missing).0).await;
+    let reason = failure(&start(config(), vec![missing]).0).await;
     assert!(reason.starts_with("cannot start /nowhere/millrace: "), "{reason}");
 
-    let reason = failure(&start(config(), shell("exit 3")).0).await;
+    let reason = failure(&start(config(), vec![shell("exit 3")]).0).await;
     assert!(reason.starts_with("shard 0 ended (exit status: 3)"), "{reason}");
 
     let mut faulty = pretend();
     faulty.env.insert("PRETEND_FAULT".into(), "config.json: unknown model_type \"x\"".into());
-    let reason = failure(&start(config(), faulty).0).await;
+    let reason = failure(&start(config(), vec![faulty]).0).await;
     assert_eq!(reason, "shard 0: config.json: unknown model_type \"x\"");
 
     let short = EngineConfig { startup_silence: Duration::from_millis(200), ..config() };
-    let reason = failure(&start(short, shell("exec sleep 1000")).0).await;
+    let reason = failure(&start(short, vec![shell("exec sleep 1000")]).0).await;
     assert!(reason.starts_with("shard 0 did not connect within"), "{reason}");
 }
 
 #[tokio::test]
 async fn draining_while_loading_ends_at_once() {
-    let (engine, task) = start(config(), shell("exec sleep 1000"));
+    let (engine, task) = start(config(), vec![shell("exec sleep 1000")]);
     engine.drain();
     soon("the engine's end", task).await.unwrap();
     assert_eq!(*engine.state().borrow(), EngineState::Draining);

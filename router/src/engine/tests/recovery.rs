@@ -23,7 +23,7 @@ use crate::engine::{
     SubmitError, start_with,
 };
 
-const OPEN: usize = 1 << 20;
+pub(super) const OPEN: usize = 1 << 20;
 
 /// A shard that dies after it has answered `steps` steps.
 pub(super) fn mortal(steps: usize) -> DuplexStream {
@@ -58,7 +58,7 @@ pub(super) fn forgiving() -> EngineConfig {
 }
 
 /// A request without stop tokens.
-fn endless(seed: u64) -> Request {
+pub(super) fn endless(seed: u64) -> Request {
     Request { stop_tokens: Arc::default(), ..request(seed, 10, 300) }
 }
 
@@ -286,7 +286,7 @@ async fn a_drain_without_shards_has_a_deadline() {
     soon("the engine's end", task).await.unwrap();
 }
 
-fn troubled(trouble: Trouble) -> Request {
+pub(super) fn troubled(trouble: Trouble) -> Request {
     Request { sampling: sampling(trouble.seed()), ..request(3, 10, 40) }
 }
 

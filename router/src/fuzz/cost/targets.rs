@@ -65,6 +65,7 @@ const BODIES: &[(&str, &[InputFrame])] = &[
         &[bare(&alphabets::JSON), frame(r#"{"lora_name":""#, "", r#""}"#, &alphabets::STRING)],
     ),
     ("/v1/unload_lora_adapter", &[bare(&alphabets::JSON)]),
+    ("/v1/restart_groups", &[bare(&alphabets::JSON)]),
     (
         "/v1/chat/completions",
         &[

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::{FromRequestParts, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde::Deserialize;
 use tokio::sync::Mutex;
 use utoipa::ToSchema;
@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use super::error::{OpenAiError, OpenAiJson};
 use crate::engine::LoadError;
 use crate::http::adapter_admin::{AdapterAdmin, FindAdapter, FindError, FoundAdapter};
-use crate::http::api::Api;
+use crate::http::admin_key::{AdminKey, forbidden};
 use crate::http::app::App;
 use crate::http::model_name::is_name_of_model;
 
@@ -31,19 +31,8 @@ impl FromRequestParts<App> for AdminRight {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Response> {
-        let AdapterAdmin { keys, find, turn } = &app.config.adapter_admin;
-        let forbidden = |flag: &str| {
-            let message = format!(
-                "Adapters cannot be loaded or unloaded while this server runs: it was started without {flag}"
-            );
-            OpenAiError::plain(StatusCode::FORBIDDEN, message).into_response()
-        };
-        if keys.is_empty() {
-            return Err(forbidden("--admin-key (ADMIN_KEY)"));
-        }
-        if keys.caller(&parts.headers).is_none() {
-            return Err(Api::OpenAi.unauthorized());
-        }
+        let AdminKey = AdminKey::from_request_parts(parts, app).await?;
+        let AdapterAdmin { find, turn, .. } = &app.config.adapter_admin;
         let find = find.clone().ok_or_else(|| forbidden("--enable-lora (ENABLE_LORA)"))?;
         Ok(AdminRight { find, turn: turn.clone() })
     }
@@ -90,7 +79,7 @@ pub(super) async fn load(
         drop(turn);
         loaded
     });
-    work.await.map_err(|_| internal())??;
+    work.await.map_err(|_| OpenAiError::internal())??;
     tracing::info!("the adapter {name:?} is loaded");
     Ok(format!("Success: LoRA adapter '{name}' added successfully."))
 }
@@ -139,13 +128,10 @@ fn check(app: &App, request: &LoadLoraAdapter) -> Result<(), OpenAiError> {
 
 async fn find_and_load(app: &App, find: FindAdapter, request: LoadLoraAdapter) -> Result<(), OpenAiError> {
     let LoadLoraAdapter { lora_name: name, lora_path: path, load_inplace } = request;
-    let found = tokio::task::spawn_blocking(move || find(&name, &path)).await.map_err(|_| internal())?;
+    let found =
+        tokio::task::spawn_blocking(move || find(&name, &path)).await.map_err(|_| OpenAiError::internal())?;
     let FoundAdapter { info, folder } = found?;
     Ok(app.service.model().adapters.load(info, folder, load_inplace).await?)
-}
-
-fn internal() -> OpenAiError {
-    OpenAiError::plain(StatusCode::INTERNAL_SERVER_ERROR, "Internal server error")
 }
 
 impl From<FindError> for OpenAiError {

@@ -87,6 +87,11 @@ impl OpenAiError {
         Self::invalid(param, format!("`{param}` is not supported")).with_code("unsupported_parameter")
     }
 
+    /// The error of a fault in the server.
+    pub(in crate::http) fn internal() -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "Internal server error")
+    }
+
     /// An error of the request as a whole.
     pub(in crate::http) fn plain(status: StatusCode, message: impl Into<String>) -> Self {
         Self::new(status, INVALID, message)
@@ -249,6 +254,5 @@ pub(in crate::http) fn unauthorized() -> Response {
 
 /// The response to a request whose handler panicked.
 pub(in crate::http) fn internal() -> Response {
-    OpenAiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "Internal server error")
-        .into_response()
+    OpenAiError::internal().into_response()
 }

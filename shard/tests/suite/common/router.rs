@@ -36,6 +36,7 @@ pub fn options() -> ShardOptions {
     ShardOptions {
         device: DeviceKind::Cpu,
         host_ranks: 1,
+        replica: Default::default(),
         transport: Transport::Shm,
         all_reduce: AllReduce::Auto,
         ranks_per_gpu: 1,
