@@ -11,19 +11,45 @@ use crate::recovery::{requests, texts};
 
 const ADMIN: [&str; 2] = ["--admin-key", "an-admin-key"];
 
-/// Checks that the texts of all streams are the same as before.
-fn assert_same(got: &[String], expected: &[String]) {
-    for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
-        assert_eq!(got, expected, "stream {index} differs");
+/// Runs these requests as concurrent streams, each again and again, until `disturb` is over, which
+/// gets the number of tokens so far. Checks that each text is the one of a server with one group.
+fn texts_stay_the_same(server: &Server, disturb: impl FnOnce(&AtomicUsize) + Send) {
+    let (requests, seen, over) = (requests(12), AtomicUsize::new(0), AtomicBool::new(false));
+    let expected = texts(&Server::start(&[]), &requests, &seen);
+    seen.store(0, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let (seen, over) = (&seen, &over);
+        for (request, expected) in requests.chunks(1).zip(&expected) {
+            scope.spawn(move || {
+                // The others must not wait for a stream that has failed.
+                let ended = End(over);
+                while !over.load(Ordering::Relaxed) {
+                    assert_eq!(texts(server, request, seen)[0], *expected);
+                }
+                std::mem::forget(ended);
+            });
+        }
+        let ended = End(over);
+        disturb(seen);
+        drop(ended);
+    });
+    idle(server);
+}
+
+/// Ends all streams after the disturbances, or when something fails.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
 /// Checks that no request waits or runs in any group.
 fn idle(server: &Server) {
+    let gauges = ["tgi_batch_current_size", "tgi_queue_size", "millrace_kv_blocks_used"];
     server.wait_until("nothing is left", |server| {
-        server.metric_of_all("tgi_batch_current_size") == 0.0
-            && server.metric_of_all("tgi_queue_size") == 0.0
-            && server.metric_of_all("millrace_kv_blocks_used") == 0.0
+        gauges.iter().all(|name| server.metric(name) + server.metric_of_all(name) == 0.0)
     });
 }
 
@@ -49,39 +75,28 @@ fn group_of(shard: u32) -> Option<usize> {
     replica.split_once(',')?.0.parse().ok()
 }
 
-/// Sends a shard of a busy group this signal, six times in the middle of 16 streams.
+/// Sends a shard of a busy group this signal, four times in the middle of streams.
 ///
 /// A stream that runs alone in quarantine when its shard is lost is blamed and fails. The signals
 /// are no fault of a stream, so each waits until no stream is in quarantine.
 fn streams_survive(name: &str, flags: &[&str]) {
-    let requests = requests(16);
-    let seen = AtomicUsize::new(0);
-    let expected = texts(&Server::start(&[]), &requests, &seen);
-    let total = seen.swap(0, Ordering::Relaxed);
     let server = Server::start(&[&["--replicas", "2"], flags].concat());
     assert_eq!(shards_of(server.pid()).len(), 2);
-    let got = std::thread::scope(|scope| {
-        let (server, seen) = (&server, &seen);
-        scope.spawn(move || {
-            for part in [5, 15, 25, 35, 45, 55] {
-                server.wait_until("tokens flow and no stream is in quarantine", |server| {
-                    seen.load(Ordering::Relaxed) > total * part / 100
-                        && server.metric_of_all("millrace_quarantined_sequences") == 0.0
-                });
-                let before = server.metric("millrace_shard_restarts_total");
-                signal(busy_shard(server), name);
-                server.wait_until("the shard is back", |server| {
-                    assert_eq!(server.get("/ready").0, 200, "the other group serves");
-                    server.metric("millrace_shard_restarts_total") > before
-                });
-            }
-        });
-        texts(server, &requests, seen)
+    texts_stay_the_same(&server, |seen| {
+        for _ in 0..4 {
+            let before = (server.metric("millrace_shard_restarts_total"), seen.load(Ordering::Relaxed));
+            server.wait_until("tokens flow and no stream is in quarantine", |server| {
+                seen.load(Ordering::Relaxed) > before.1 + 500
+                    && server.metric_of_all("millrace_quarantined_sequences") == 0.0
+            });
+            signal(busy_shard(&server), name);
+            server.wait_until("the shard is back", |server| {
+                assert_eq!(server.get("/ready").0, 200, "the other group serves");
+                server.metric("millrace_shard_restarts_total") > before.0
+            });
+        }
     });
-    assert_same(&got, &expected);
-    assert_eq!(seen.load(Ordering::Relaxed), total);
-    assert_eq!(server.metric("millrace_shard_restarts_total"), 6.0);
-    idle(&server);
+    assert_eq!(server.metric("millrace_shard_restarts_total"), 4.0);
 }
 
 #[test]
@@ -106,43 +121,25 @@ fn restart_groups(server: &Server, key: &str) -> Output {
 
 #[test]
 fn groups_are_restarted_one_by_one_and_no_text_changes() {
-    let requests = requests(16);
-    let seen = AtomicUsize::new(0);
-    let expected = texts(&Server::start(&[]), &requests, &seen);
     for replicas in [2, 1] {
-        seen.store(0, Ordering::Relaxed);
         let count = replicas.to_string();
         let server = Server::start(&[&["--replicas", &count][..], &ADMIN].concat());
-        let first: Vec<u32> = shards_of(server.pid());
-        let ended = AtomicBool::new(false);
-        let got = std::thread::scope(|scope| {
-            let (server, seen, ended) = (&server, &seen, &ended);
-            scope.spawn(move || {
-                let mut restarts = 0;
-                server.wait_until("tokens flow", |_| seen.load(Ordering::Relaxed) > 50);
-                while restarts < 2 || !ended.load(Ordering::Relaxed) && restarts < 4 {
-                    let output = restart_groups(server, ADMIN[1]);
-                    let text = String::from_utf8(output.stdout).unwrap();
-                    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-                    assert_eq!(text.lines().count(), replicas, "{text}");
-                    assert!(text.starts_with(&format!("group 1 of {replicas}: ready after ")), "{text}");
-                    restarts += 1;
-                    let done = (restarts * replicas) as f64;
-                    assert_eq!(server.metric("millrace_shard_restarts_total"), done);
-                }
-            });
-            let got = texts(server, &requests, seen);
-            ended.store(true, Ordering::Relaxed);
-            got
+        let first = shards_of(server.pid());
+        texts_stay_the_same(&server, |seen| {
+            for turn in 1..3 {
+                let before = seen.load(Ordering::Relaxed);
+                server.wait_until("tokens flow", |_| seen.load(Ordering::Relaxed) > before + 300);
+                let output = restart_groups(&server, ADMIN[1]);
+                let text = String::from_utf8(output.stdout).unwrap();
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+                assert_eq!(text.lines().count(), replicas, "{text}");
+                assert!(text.starts_with(&format!("group 1 of {replicas}: ready after ")), "{text}");
+                assert_eq!(server.metric("millrace_shard_restarts_total"), (turn * replicas) as f64);
+            }
         });
-        assert_same(&got, &expected);
         let last = shards_of(server.pid());
-        assert!(
-            last.len() == replicas && last.iter().all(|shard| !first.contains(shard)),
-            "{first:?} {last:?}"
-        );
+        assert!(last.len() == replicas && last.iter().all(|shard| !first.contains(shard)), "{last:?}");
         assert!(!server.log().contains("lost the shards"), "{}", server.log());
-        idle(&server);
     }
 }
 
