@@ -14,6 +14,7 @@ import http.client
 import json
 import pathlib
 import shutil
+import socket
 import statistics
 import sys
 import tempfile
@@ -84,6 +85,9 @@ class Stream:
             if event.startswith(b"data: {"):
                 self.times.append(time.monotonic())
 
+    def close(self):
+        self.connection.sock.shutdown(socket.SHUT_RDWR)
+
     def gaps(self, since):
         """The gaps in milliseconds between tokens that came after a time."""
         times = [at for at in self.times if at > since]
@@ -131,12 +135,17 @@ def main():
     parser.add_argument("--step", type=int, default=20_000)
     parser.add_argument("--millrace", default=MILLRACE)
     options = parser.parse_args()
-    flags = ["--device", "null", "--null-step-micros", options.step, "--max-batch-total-tokens", 4 * POSITIONS]
-    flags += ["--max-batch-prefill-tokens", 8192, "--max-concurrent-requests", 256, "--port", 0]
+    # A step takes the same time whatever is in it, so that only the router can delay the stream.
+    flags = ["--device", "null", "--null-step-micros", options.step, "--null-token-nanos", 0, "--null-key-nanos", 0]
+    flags += ["--max-batch-total-tokens", 4 * POSITIONS, "--max-batch-prefill-tokens", 8192]
+    flags += ["--max-concurrent-requests", 256, "--port", 0]
     with model_folder() as model:
-        with Server([str(part) for part in [options.millrace, "serve", model, *flags]]) as server:
+        arguments = [str(part) for part in [options.millrace, "serve", model, *flags]]
+        with Server(arguments) as server, contextlib.ExitStack() as until_end:
             history = messages(server.url, options.tokens)
             stream = Stream(server.url)
+            # The server ends only after the stream.
+            until_end.callback(stream.close)
             asked = json.dumps({"model": "tgi", "max_tokens": 1, "messages": history})
             prompt = post(server.url, "/v1/chat/completions", asked)["usage"]["prompt_tokens"]
             time.sleep(1)
