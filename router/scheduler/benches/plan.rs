@@ -58,6 +58,7 @@ fn request(first: usize, tokens: usize, max_new_tokens: u32) -> Request {
         prompt_logprobs: None,
         pooling: None,
         pooling_start: 0,
+        second_type_start: None,
     }
 }
 

@@ -146,6 +146,7 @@ impl RunningSequence {
             pooling_start: self.sequence.pooling_start,
             restore_state: self.restored.map(|checkpoint| checkpoint.0),
             adapter: self.sequence.adapter.map(|adapter| adapter.0),
+            second_type_start: self.sequence.second_type_start,
         }
     }
 

@@ -2,7 +2,6 @@
 
 use axum::extract::State;
 use axum::response::Response;
-use millrace_text::SpecialTokens;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -22,7 +21,8 @@ const PREDICTION_BYTES: usize = 40;
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct PredictRequest {
     inputs: PredictInput,
-    /// Whether texts that are too long are cut, and not refused. Of a pair, the second text is cut.
+    /// Whether texts that are too long are cut, and not refused. The longer text of a pair is cut
+    /// first.
     truncate: Option<bool>,
     /// The side from which long texts are cut: `Right`, the default, keeps the first tokens.
     #[serde(default)]
@@ -84,17 +84,17 @@ pub(super) async fn predict(
         let message = format!("`inputs` must have 1 to {MAX_INPUTS} texts. Given: {}", inputs.len());
         return Err(ServiceError::invalid("inputs", message).into());
     }
+    let side = truncation_direction.side(truncate == Some(true));
     let mut texts = Vec::with_capacity(inputs.len());
     for (first, second) in inputs {
         texts.push(match second {
             None => ClassifierInput::Text(first),
             Some(second) => {
-                let first = app.service.tokenize(first.into(), SpecialTokens::Omit).await?.ids;
+                let first = scores::first_of_pair(&app, first, side).await?;
                 ClassifierInput::Pair(first.into(), second)
             }
         });
     }
-    let side = truncation_direction.side(truncate == Some(true));
     let (outputs, _) = scores::classify(&app, None, texts, side).await?;
     let mut answers: Vec<_> = outputs.iter().map(|outputs| predictions(&app, outputs, raw_scores)).collect();
     let of_answer = |answer: &Vec<Prediction>| -> usize {
