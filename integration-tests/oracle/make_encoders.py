@@ -57,6 +57,10 @@ NOMIC = dict(
     vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=44,
     max_position_embeddings=48, type_vocab_size=2, initializer_range=0.3,
 )
+JINA = dict(
+    vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=44,
+    max_position_embeddings=48, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, initializer_range=0.2,
+)
 # Texts are longer than the distance from which on all keys have one bias.
 MPNET = dict(
     vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=44,
@@ -98,6 +102,9 @@ CASES = {
                           [dict(hidden_act="gelu")]),
     "bert_classes": ("BertForSequenceClassification", dict(SIZES, num_hidden_layers=1, num_labels=2), (20, 7),
                      [dict(hidden_act="relu")]),
+    # More classes than a state has features.
+    "bert_many_classes": ("BertForSequenceClassification", dict(SIZES, num_hidden_layers=1, num_labels=77), (20, 7),
+                          [dict(hidden_act="relu")]),
     "gemma3_both_ways": ("Gemma3TextModel", GEMMA, (48, 17, 1),
                          [dict(use_bidirectional_attention=False), dict(sliding_window=6), dict(sliding_window=10),
                           dict(layer_types=[SLIDING, FULL, FULL]), dict(query_pre_attn_scalar=9),
@@ -129,6 +136,15 @@ CASES = {
                           [dict(hidden_act="silu"), dict(layer_norm_eps=1e-12)]),
     "nomic_bert_own_keys": ("NomicBertModel", dict(NOMIC, num_hidden_layers=3, intermediate_size=36), (40, 9),
                             [dict(num_hidden_layers=2)]),
+    "jina_v3": ("JinaEmbeddingsV3Model", JINA, (48, 17, 1),
+                [dict(hidden_act="relu"), dict(layer_norm_eps=0.1),
+                 dict(rope_parameters=dict(rope_type="default", rope_theta=10000.0))]),
+    "jina_v3_masked": ("JinaEmbeddingsV3ForMaskedLM",
+                       dict(JINA, num_attention_heads=2, hidden_act="relu", layer_norm_eps=1e-3,
+                            rope_parameters=dict(rope_type="default", rope_theta=50.0)), (30, 5),
+                       [dict(layer_norm_eps=1e-12), dict(hidden_act="gelu")]),
+    "jina_v3_scores": ("JinaEmbeddingsV3ForSequenceClassification", dict(JINA, type_vocab_size=2, num_labels=1), (20, 7),
+                       [dict(hidden_act="relu")]),
     "mpnet": ("MPNetModel", MPNET, (128, 20, 1), [dict(hidden_act="relu"), dict(layer_norm_eps=0.1)]),
     "mpnet_masked": ("MPNetForMaskedLM", dict(MPNET, hidden_act="relu", max_position_embeddings=104, layer_norm_eps=1e-3),
                      (102, 11), [dict(layer_norm_eps=1e-12)]),
@@ -137,7 +153,7 @@ CASES = {
 }
 
 # Checkpoints whose tokenizer gives the second text of a pair another type.
-TYPED = ("bert_scores", "bert_pairs", "xlm_roberta_types", "nomic_bert_scores")
+TYPED = ("bert_scores", "bert_pairs", "xlm_roberta_types", "nomic_bert_scores", "jina_v3_scores")
 
 # The configuration as older versions of transformers wrote it: removed keys, and what they wrote instead.
 OLD_CONFIGS = {
@@ -263,7 +279,7 @@ def cut_pairs(model: torch.nn.Module, folder: Path) -> list[dict]:
         for side in ("left", "right"):
             pair = [words(first), words(second)]
             inputs = tokens(folder, pair, side, truncation="longest_first", max_length=longest)
-            assert len(inputs["ids"]) == min(longest, first + second + (4 if "roberta" in folder.name else 3))
+            assert len(inputs["ids"]) == min(longest, first + second + (4 if "roberta" in folder.name or "jina" in folder.name else 3))
             found.append(dict(query=pair[0], text=pair[1], side=side.capitalize(), output=score(model, **inputs)))
     return found
 
@@ -284,7 +300,7 @@ def write_tokenizer(folder: Path, size: int, second_type: int) -> None:
     around = {text: dict(id=text, ids=[special.index(text)], tokens=[text]) for text in ("<s>", "</s>")}
     token = lambda text, kind=0: {"SpecialToken": {"id": text, "type_id": kind}}
     text = lambda name, kind=0: {"Sequence": {"id": name, "type_id": kind}}
-    between = [token("</s>")] * (1 if second_type and "roberta" not in folder.name else 2)
+    between = [token("</s>")] * (1 if second_type and "bert_" in folder.name and "roberta" not in folder.name else 2)
     tokenizer = dict(
         version="1.0",
         added_tokens=[

@@ -12,7 +12,7 @@ const QUERY: &str = "w5 w6";
 const SCORES: &str = "xlm_roberta_scores";
 
 /// Encoders with a classifier, and with another token type for the second text of a pair.
-const TYPED: [&str; 3] = ["bert_scores", "xlm_roberta_types", "nomic_bert_scores"];
+const TYPED: [&str; 4] = ["bert_scores", "xlm_roberta_types", "nomic_bert_scores", "jina_v3_scores"];
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("golden-encoders").join(name)
@@ -142,7 +142,9 @@ fn other_routes_serve_a_model_with_token_types() {
 
 #[test]
 fn classes_are_those_of_transformers() {
-    for name in ["bert_classes", "bert_pairs", "xlm_roberta_classes", "modernbert_classes"] {
+    for name in
+        ["bert_classes", "bert_pairs", "bert_many_classes", "xlm_roberta_classes", "modernbert_classes"]
+    {
         let cases = std::fs::read(folder(name).join("classes.json")).unwrap();
         let cases: Vec<Value> = serde_json::from_slice(&cases).unwrap();
         let server = start(name, &[]);

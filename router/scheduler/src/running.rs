@@ -249,7 +249,7 @@ impl RunningSequence {
             top_n: if samples { sequence.sampling.top_n as usize } else { 0 },
             scores: sequence.scores(&(self.computed..self.computed + count)).len(),
             score_top_n: sequence.prompt_logprobs.unwrap_or(0) as usize,
-            features: if complete && sequence.pooling.is_some() { limits.hidden_size } else { 0 },
+            features: if complete && sequence.pooling.is_some() { limits.max_vector_len } else { 0 },
         }
     }
 

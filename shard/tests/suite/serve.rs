@@ -194,7 +194,7 @@ fn a_prompt_becomes_a_vector_however_it_is_cut() {
 
 #[test]
 fn classifiers_give_the_outputs_of_transformers() {
-    let typed = ["bert_scores", "xlm_roberta_types", "nomic_bert_scores"];
+    let typed = ["bert_scores", "xlm_roberta_types", "nomic_bert_scores", "jina_v3_scores"];
     for name in ["xlm_roberta_scores", "modernbert_scores", "modernbert_scores_mean"].into_iter().chain(typed)
     {
         let folder = repository().join("integration-tests/golden-encoders");

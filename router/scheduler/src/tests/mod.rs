@@ -38,7 +38,7 @@ const LIMITS: SchedulerLimits = SchedulerLimits {
     block_size: 16,
     num_blocks: 16,
     vocab_size: 100,
-    hidden_size: 8,
+    max_vector_len: 8,
     max_frame_bytes: millrace_proto::MAX_FRAME,
     prompt_handling: PromptHandling::Shared,
     state_checkpoints: 0,

@@ -15,6 +15,9 @@ use crate::service::ServiceError;
 /// The most inputs of a request.
 const MAX_INPUTS: usize = 2048;
 
+/// The most predictions of a response: classes of all inputs together.
+const MAX_PREDICTIONS: usize = MAX_INPUTS * 32;
+
 /// Bytes of a prediction without its label in JSON.
 const PREDICTION_BYTES: usize = 40;
 
@@ -80,8 +83,10 @@ pub(super) async fn predict(
         PredictInput::Pair([first, second]) => (vec![(first, Some(second))], false),
         PredictInput::Many(inputs) => (inputs.into_iter().map(OneOrTwo::split).collect(), true),
     };
-    if inputs.is_empty() || inputs.len() > MAX_INPUTS {
-        let message = format!("`inputs` must have 1 to {MAX_INPUTS} texts. Given: {}", inputs.len());
+    let classes = app.service.ready()?.classes as usize;
+    let most = (MAX_PREDICTIONS / classes.max(1)).min(MAX_INPUTS);
+    if inputs.is_empty() || inputs.len() > most {
+        let message = format!("`inputs` must have 1 to {most} texts. Given: {}", inputs.len());
         return Err(ServiceError::invalid("inputs", message).into());
     }
     let side = truncation_direction.side(truncate == Some(true));

@@ -281,6 +281,19 @@ async fn both_texts_of_a_long_pair_are_cut() {
     }
 }
 
+/// A response has a bounded number of classes, whatever the model has.
+#[tokio::test]
+async fn a_model_with_many_classes_takes_fewer_texts_at_once() {
+    let server = classifier(1000, &[]);
+    let inputs = |count: usize| json!({"inputs": vec![["a"]; count]});
+    let refused = server.post("/predict", inputs(66)).await;
+    assert_eq!(refused.status, StatusCode::UNPROCESSABLE_ENTITY, "{}", refused.body);
+    assert!(refused.body.contains("1 to 65 texts. Given: 66"), "{}", refused.body);
+    // The test's shard answers with fewer numbers, which is no answer of such a model.
+    let failed = server.post("/predict", inputs(65)).await;
+    assert!(failed.body.contains("not finite"), "{}", failed.body);
+}
+
 #[tokio::test]
 async fn texts_to_classify_are_checked() {
     let mut server = classifier(2, &[]);
