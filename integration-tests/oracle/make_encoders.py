@@ -57,6 +57,10 @@ NOMIC = dict(
     vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=44,
     max_position_embeddings=48, type_vocab_size=2, initializer_range=0.3,
 )
+JINA = dict(
+    vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=44,
+    max_position_embeddings=48, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, initializer_range=0.2,
+)
 # Texts are longer than the distance from which on all keys have one bias.
 MPNET = dict(
     vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=44,
@@ -87,8 +91,20 @@ CASES = {
     "xlm_roberta_classes": ("XLMRobertaForSequenceClassification",
                             dict(ROBERTA, num_hidden_layers=1, id2label={0: "no", 1: "yes", 2: "perhaps"}), (20, 7),
                             [dict(hidden_act="relu")]),
+    # The tokenizers of these give the second text of a pair a type of its own.
+    "bert_scores": ("BertForSequenceClassification", dict(SIZES, num_labels=1), (20, 7), [dict(hidden_act="relu")]),
+    "bert_pairs": ("BertForSequenceClassification",
+                   dict(SIZES, type_vocab_size=3, id2label={0: "contradiction", 1: "entailment", 2: "neutral"}), (20, 7),
+                   [dict(hidden_act="relu")]),
+    "xlm_roberta_types": ("XLMRobertaForSequenceClassification", dict(ROBERTA, type_vocab_size=2, num_labels=1), (20, 7),
+                          [dict(hidden_act="relu")]),
+    "nomic_bert_scores": ("NomicBertForSequenceClassification", dict(NOMIC, num_labels=1), (20, 7),
+                          [dict(hidden_act="gelu")]),
     "bert_classes": ("BertForSequenceClassification", dict(SIZES, num_hidden_layers=1, num_labels=2), (20, 7),
                      [dict(hidden_act="relu")]),
+    # More classes than a state has features.
+    "bert_many_classes": ("BertForSequenceClassification", dict(SIZES, num_hidden_layers=1, num_labels=77), (20, 7),
+                          [dict(hidden_act="relu")]),
     "gemma3_both_ways": ("Gemma3TextModel", GEMMA, (48, 17, 1),
                          [dict(use_bidirectional_attention=False), dict(sliding_window=6), dict(sliding_window=10),
                           dict(layer_types=[SLIDING, FULL, FULL]), dict(query_pre_attn_scalar=9),
@@ -120,12 +136,24 @@ CASES = {
                           [dict(hidden_act="silu"), dict(layer_norm_eps=1e-12)]),
     "nomic_bert_own_keys": ("NomicBertModel", dict(NOMIC, num_hidden_layers=3, intermediate_size=36), (40, 9),
                             [dict(num_hidden_layers=2)]),
+    "jina_v3": ("JinaEmbeddingsV3Model", JINA, (48, 17, 1),
+                [dict(hidden_act="relu"), dict(layer_norm_eps=0.1),
+                 dict(rope_parameters=dict(rope_type="default", rope_theta=10000.0))]),
+    "jina_v3_masked": ("JinaEmbeddingsV3ForMaskedLM",
+                       dict(JINA, num_attention_heads=2, hidden_act="relu", layer_norm_eps=1e-3,
+                            rope_parameters=dict(rope_type="default", rope_theta=50.0)), (30, 5),
+                       [dict(layer_norm_eps=1e-12), dict(hidden_act="gelu")]),
+    "jina_v3_scores": ("JinaEmbeddingsV3ForSequenceClassification", dict(JINA, type_vocab_size=2, num_labels=1), (20, 7),
+                       [dict(hidden_act="relu")]),
     "mpnet": ("MPNetModel", MPNET, (128, 20, 1), [dict(hidden_act="relu"), dict(layer_norm_eps=0.1)]),
     "mpnet_masked": ("MPNetForMaskedLM", dict(MPNET, hidden_act="relu", max_position_embeddings=104, layer_norm_eps=1e-3),
                      (102, 11), [dict(layer_norm_eps=1e-12)]),
     "mpnet_heads": ("MPNetModel", dict(MPNET, num_attention_heads=2, hidden_act="gelu_new", max_position_embeddings=50),
                     (48, 30), [dict(hidden_act="relu")]),
 }
+
+# Checkpoints whose tokenizer gives the second text of a pair another type.
+TYPED = ("bert_scores", "bert_pairs", "xlm_roberta_types", "nomic_bert_scores", "jina_v3_scores")
 
 # The configuration as older versions of transformers wrote it: removed keys, and what they wrote instead.
 OLD_CONFIGS = {
@@ -148,9 +176,10 @@ OWN_CONFIGS = {
 }
 
 
-def states(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+def states(model: torch.nn.Module, ids: torch.Tensor, types: torch.Tensor | None = None) -> torch.Tensor:
+    extra = {} if types is None else dict(token_type_ids=types[None])
     with torch.no_grad():
-        return model.base_model(ids[None].long()).last_hidden_state[0]
+        return model.base_model(ids[None].long(), **extra).last_hidden_state[0]
 
 
 def scatter(model: torch.nn.Module) -> None:
@@ -178,7 +207,7 @@ def write(name: str, out: Path) -> None:
     again = model_class.from_pretrained(folder).eval()
     golden, pairs, classes = {}, [], []
     if hasattr(again, "classifier"):
-        write_tokenizer(folder, config["vocab_size"])
+        write_tokenizer(folder, config["vocab_size"], int(name in TYPED))
     for index, length in enumerate(lengths):
         # Padding tokens have positions of their own in RoBERTa, so texts have none.
         ids = torch.randint(4, config["vocab_size"], (length,), dtype=torch.int32)
@@ -186,15 +215,23 @@ def write(name: str, out: Path) -> None:
         words = " ".join(f"w{i}" for i in ids.tolist())
         if hasattr(again, "classifier") and again.config.num_labels > 1:
             classes.append(classified(again, words, [0, *ids.tolist(), 2]))
-            # BERT has a type of its own for the second text, which the server does not know.
             if kind != "BertForSequenceClassification":
                 classes.append(classified(again, ["w5 w6", words], [0, 5, 6, 2, 2, *ids.tolist(), 2]))
+            elif name in TYPED:
+                classes.append(classified(again, ["w5 w6", words], **tokens(folder, ["w5 w6", words])))
+        elif name in TYPED:
+            pairs.append(dict(query="w5 w6", text=words, output=score(again, **tokens(folder, ["w5 w6", words]))))
         elif hasattr(again, "classifier"):
             # <s> w5 w6 </s> </s> the text </s>
             pair = torch.tensor([0, 5, 6, 2, 2, *ids.tolist(), 2])
             with torch.no_grad():
                 output = again(pair[None]).logits[0, 0].item()
             pairs.append(dict(query="w5 w6", text=words, output=output))
+    if name in TYPED:
+        ids = torch.randint(4, config["vocab_size"], (31,), dtype=torch.int32)
+        index, start = len(lengths), 11
+        golden[f"ids.{index}"], golden[f"second_type_start.{index}"] = ids, torch.tensor([start], dtype=torch.int32)
+        golden[f"states.{index}"] = states(again, ids, (torch.arange(len(ids)) >= start).long()).contiguous()
     least = min(
         (states(changed(model_class, folder, mutant), golden["ids.0"]) - golden["states.0"]).abs().max().item()
         for mutant in mutants
@@ -203,6 +240,8 @@ def write(name: str, out: Path) -> None:
     save_file(golden, folder / "golden.safetensors")
     if name in OWN_CONFIGS:
         (folder / "config.json").write_text(json.dumps(OWN_CONFIGS[name], indent=2))
+    if pairs and name in TYPED:
+        (folder / "cut_pairs.json").write_text(json.dumps(cut_pairs(again, folder)))
     if pairs:
         (folder / "pairs.json").write_text(json.dumps(pairs))
     if classes:
@@ -213,18 +252,55 @@ def write(name: str, out: Path) -> None:
     print(f"{name:28} {size:7} bytes  least seen {least:.1e}", flush=True)
 
 
-def classified(model: torch.nn.Module, inputs: str | list[str], ids: list[int]) -> dict:
+def tokens(folder: Path, pair: list[str], side: str = "right", **options: object) -> dict:
+    """The ids and types of the tokens of a pair, as transformers reads the tokenizer."""
+    file = str(folder / "tokenizer.json")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=file, truncation_side=side)
+    found = tokenizer(*pair, return_token_type_ids=True, **options)
+    assert 1 in found["token_type_ids"]
+    return dict(ids=found["input_ids"], types=found["token_type_ids"])
+
+
+def score(model: torch.nn.Module, ids: list[int], types: list[int]) -> float:
     with torch.no_grad():
-        logits = model(torch.tensor(ids)[None]).logits[0]
+        typed, untyped = (
+            model(torch.tensor(ids)[None], token_type_ids=torch.tensor(kinds)[None]).logits[0, 0].item()
+            for kinds in (types, [0] * len(types))
+        )
+    assert abs(typed - untyped) > 1e-3 * abs(typed), "the types must be seen"
+    return typed
+
+
+def cut_pairs(model: torch.nn.Module, folder: Path) -> list[dict]:
+    """Pairs that are longer than the longest text of the model, cut on either side."""
+    longest, found = 48, []
+    words = lambda count: " ".join(f"w{5 + index * index % 50}" for index in range(count))
+    for first, second in ((3, 90), (90, 3), (60, 70), (70, 60), (22, 23)):
+        for side in ("left", "right"):
+            pair = [words(first), words(second)]
+            inputs = tokens(folder, pair, side, truncation="longest_first", max_length=longest)
+            assert len(inputs["ids"]) == min(longest, first + second + (4 if "roberta" in folder.name or "jina" in folder.name else 3))
+            found.append(dict(query=pair[0], text=pair[1], side=side.capitalize(), output=score(model, **inputs)))
+    return found
+
+
+def classified(
+    model: torch.nn.Module, inputs: str | list[str], ids: list[int], types: list[int] | None = None
+) -> dict:
+    with torch.no_grad():
+        extra = dict(token_type_ids=torch.tensor(types)[None]) if types else {}
+        logits = model(torch.tensor(ids)[None], **extra).logits[0]
     names = [model.config.id2label[index] for index in range(len(logits))]
     return dict(inputs=inputs, names=names, logits=logits.tolist(), shares=logits.softmax(0).tolist())
 
 
-def write_tokenizer(folder: Path, size: int) -> None:
+def write_tokenizer(folder: Path, size: int, second_type: int) -> None:
+    """Writes a tokenizer of words. Where the second text has a type, one token is between the texts, as in BERT."""
     special = ["<s>", "<pad>", "</s>", "<unk>"]
     around = {text: dict(id=text, ids=[special.index(text)], tokens=[text]) for text in ("<s>", "</s>")}
-    token = lambda text: {"SpecialToken": {"id": text, "type_id": 0}}
-    text = lambda name: {"Sequence": {"id": name, "type_id": 0}}
+    token = lambda text, kind=0: {"SpecialToken": {"id": text, "type_id": kind}}
+    text = lambda name, kind=0: {"Sequence": {"id": name, "type_id": kind}}
+    between = [token("</s>")] * (1 if second_type and "bert_" in folder.name and "roberta" not in folder.name else 2)
     tokenizer = dict(
         version="1.0",
         added_tokens=[
@@ -235,7 +311,7 @@ def write_tokenizer(folder: Path, size: int) -> None:
         post_processor=dict(
             type="TemplateProcessing",
             single=[token("<s>"), text("A"), token("</s>")],
-            pair=[token("<s>"), text("A"), token("</s>"), token("</s>"), text("B"), token("</s>")],
+            pair=[token("<s>"), text("A"), *between, text("B", second_type), token("</s>", second_type)],
             special_tokens=around,
         ),
         model=dict(

@@ -1,6 +1,6 @@
 """Writes golden encoders as GGUF files, with the package gguf.
 
-    python3 make_gguf_encoders.py
+    python3 make_gguf_encoders.py [case ...]
 
 `../golden-gguf/encoders/CASE.gguf` has the weights of `../golden-encoders/CASE` in single precision,
 so that its states are those of the checkpoint. The converter of llama.cpp leaves out poolers and heads
@@ -9,6 +9,7 @@ Gemma's norms.
 """
 
 import json
+import sys
 from pathlib import Path
 
 import gguf
@@ -23,6 +24,12 @@ CASES = {
     "modernbert_v4": "modern-bert", "gemma3_both_ways": "gemma-embedding", "gemma3_both_ways_v4": "gemma-embedding",
 }
 FUSED = ("bert_masked",)
+# The pooling of vectors. These files also have the tokenizer of BERT, so that texts can be sent to a server:
+# words after a mark, and parts of words without it.
+POOLINGS = {
+    "bert": gguf.PoolingType.CLS, "nomic_bert": gguf.PoolingType.MEAN, "modernbert": gguf.PoolingType.CLS,
+    "gemma3_both_ways": gguf.PoolingType.LAST,
+}
 PREFIXES = ("bert.", "roberta.", "model.", "nomic_bert.")
 LEFT_OUT = ("pooler.", "cls.", "head.", "decoder.", "embeddings.position_ids", "lm_head.")
 
@@ -85,14 +92,32 @@ def keys(writer, case, config):
         writer.add_float32(f"{architecture}.rope.freq_base_swa", base)
 
 
+def add_words(writer, count):
+    """A tokenizer of the letters of the alphabet, and of their continuations."""
+    letters = [chr(ord("a") + index) for index in range(26)]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokens = special + [f"\u2581{letter}" for letter in letters] + letters
+    tokens += [f"[unused{index}]" for index in range(count - len(tokens))]
+    writer.add_tokenizer_model("bert")
+    writer.add_token_list(tokens)
+    kinds = [gguf.TokenType.CONTROL] * len(special) + [gguf.TokenType.NORMAL] * (count - len(special))
+    writer.add_token_types(kinds)
+    for index, name in enumerate(("pad", "unk", "bos", "sep", "mask")):
+        getattr(writer, f"add_{name}_token_id")(index)
+
+
 def write(case):
     architecture = CASES[case]
     config = json.loads((HERE / "golden-encoders" / case / "config.json").read_text())
     target = HERE / "golden-gguf" / "encoders" / f"{case}.gguf"
     writer = gguf.GGUFWriter(target, architecture)
     keys(writer, case, config)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([f"t{token}" for token in range(config["vocab_size"])])
+    if case in POOLINGS:
+        writer.add_pooling_type(POOLINGS[case])
+        add_words(writer, config["vocab_size"])
+    else:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list([f"t{token}" for token in range(config["vocab_size"])])
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, 8)
     found = {}
@@ -117,7 +142,7 @@ def write(case):
 
 def main():
     (HERE / "golden-gguf" / "encoders").mkdir(exist_ok=True)
-    for case in CASES:
+    for case in sys.argv[1:] or CASES:
         write(case)
 
 

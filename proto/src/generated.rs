@@ -173,6 +173,11 @@ pub struct Admission {
     /// If set, the sequence is computed with this adapter, by the number of its LoadAdapter.
     #[prost(uint32, optional, tag = "8")]
     pub adapter: ::core::option::Option<u32>,
+    /// If set, the token at this position and all tokens after it have the second token type of the
+    /// model (BERT), and those before it the first one. Only a prompt that is pooled has such tokens,
+    /// and only a model with a table of token types reads them.
+    #[prost(uint32, optional, tag = "9")]
+    pub second_type_start: ::core::option::Option<u32>,
 }
 /// Runs the positions [start, start + count) of the sequence in `slot` through the model.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -457,6 +462,9 @@ pub struct Ready {
     /// of the writes.
     #[prost(message, repeated, tag = "36")]
     pub disk_entries: ::prost::alloc::vec::Vec<DiskEntry>,
+    /// Whether the model has a second token type, so that admissions may have a `second_type_start`.
+    #[prost(bool, tag = "37")]
+    pub second_token_type: bool,
 }
 /// A slot of the disk cache that holds a block.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -92,7 +92,8 @@ impl<B: Backend> Worker<B> {
             slots: SlotTable::new(limits, decoder.spec().vocab)
                 .with_prefixes(decoder.spec().is_bidirectional().then_some(decoder.spec().prefix))
                 .with_rows_in_order(decoder.spec().is_recurrent())
-                .with_classifier(decoder.spec().head.classifier.map(|plan| plan.kind)),
+                .with_classifier(decoder.spec().head.classifier.map(|plan| plan.kind))
+                .with_second_type(decoder.spec().embedding.has_second_type()),
             pooled: PooledStates::new(decoder.spec().hidden, limits.max_sequences, classifier),
             backend,
             decoder,

@@ -25,6 +25,7 @@ mod disk_cache;
 mod drafts;
 mod embedders;
 mod embeddings;
+mod gguf_encoders;
 mod gpu_memory;
 mod grammar;
 mod health;

@@ -11,6 +11,9 @@ const QUERY: &str = "w5 w6";
 /// An encoder with a classifier.
 const SCORES: &str = "xlm_roberta_scores";
 
+/// Encoders with a classifier, and with another token type for the second text of a pair.
+const TYPED: [&str; 4] = ["bert_scores", "xlm_roberta_types", "nomic_bert_scores", "jina_v3_scores"];
+
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("golden-encoders").join(name)
 }
@@ -44,7 +47,7 @@ fn scores(server: &Server, texts: &[String]) -> Vec<f64> {
 
 #[test]
 fn scores_are_those_of_transformers() {
-    for name in [SCORES, "modernbert_scores", "modernbert_scores_mean"] {
+    for name in [SCORES, "modernbert_scores", "modernbert_scores_mean"].into_iter().chain(TYPED) {
         check_scores(name);
     }
 }
@@ -69,9 +72,79 @@ fn check_scores(name: &str) {
     assert_eq!(server.metric("millrace_kv_blocks_used"), 0.0);
 }
 
+/// A pair that is too long loses tokens of the longer text first, as in transformers, and its second
+/// text keeps its type.
+#[test]
+fn scores_of_pairs_that_are_cut_are_those_of_transformers() {
+    for name in TYPED {
+        let pairs = std::fs::read(folder(name).join("cut_pairs.json")).unwrap();
+        let pairs: Vec<Value> = serde_json::from_slice(&pairs).unwrap();
+        assert!(pairs.len() >= 10, "{name}");
+        let server = start(name, &[]);
+        for pair in &pairs {
+            let mut body = json!({"query": pair["query"], "texts": [pair["text"]], "raw_scores": true});
+            let words = |key: &str| pair[key].as_str().unwrap().split(' ').count();
+            if words("query") + words("text") > 46 {
+                let refused = post(&server.url("/rerank"), &body);
+                assert_eq!(refused.status, 422, "{name}: {}", refused.body);
+            }
+            body["truncate"] = json!(true);
+            body["truncation_direction"] = pair["side"].clone();
+            let answer = post(&server.url("/rerank"), &body);
+            let (found, expected) = (answer.body[0]["score"].as_f64(), pair["output"].as_f64().unwrap());
+            let error = (found.expect("a score") - expected).abs();
+            assert!(error < 1e-4 * (1.0 + expected.abs()), "{name}: {answer:?} is not {pair}");
+        }
+    }
+}
+
+/// A shard that replaces a lost one gets the types with the tokens.
+#[test]
+fn pairs_keep_their_types_when_a_shard_is_lost() {
+    let server = start(TYPED[0], &["--heartbeat-timeout", "86400"]);
+    let (texts, outputs) = expected(TYPED[0]);
+    server.signal_shards("STOP");
+    let found = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| scores(&server, &texts));
+        server.wait_until("both pairs are in a step", |server| {
+            server.metric("vllm:num_requests_running") == texts.len() as f64
+        });
+        server.signal_shards("KILL");
+        asked.join().unwrap()
+    });
+    for (found, expected) in found.iter().zip(&outputs) {
+        assert!((found - expected).abs() < 1e-4 * (1.0 + expected.abs()), "{found} is not {expected}");
+    }
+    server.wait_for_restarts(1);
+}
+
+/// Clients of Cohere and Jina get the same scores between 0 and 1, and vectors of such a model have
+/// the similarity of their angle.
+#[test]
+fn other_routes_serve_a_model_with_token_types() {
+    let server = start(TYPED[0], &[]);
+    let (texts, outputs) = expected(TYPED[0]);
+    let answer = post(&server.url("/v1/rerank"), &json!({"query": QUERY, "documents": texts}));
+    for result in answer.body["results"].as_array().unwrap() {
+        let output = outputs[result["index"].as_u64().unwrap() as usize];
+        let error = result["relevance_score"].as_f64().unwrap() - 1.0 / (1.0 + (-output).exp());
+        assert!(error.abs() < 1e-4, "{result} is not the sigmoid of {output}");
+    }
+    let vectors = post(&server.url("/embed"), &json!({"inputs": texts})).body;
+    let vector = |index: usize| -> Vec<f64> {
+        vectors[index].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect()
+    };
+    let cosine: f64 = vector(0).iter().zip(vector(1)).map(|(a, b)| a * b).sum();
+    let inputs = json!({"inputs": {"source_sentence": texts[0], "sentences": [texts[1]]}});
+    let similarity = post(&server.url("/similarity"), &inputs).body[0].as_f64().unwrap();
+    assert!((similarity - cosine).abs() < 1e-4, "{similarity} is not {cosine}");
+}
+
 #[test]
 fn classes_are_those_of_transformers() {
-    for name in ["bert_classes", "xlm_roberta_classes", "modernbert_classes"] {
+    for name in
+        ["bert_classes", "bert_pairs", "bert_many_classes", "xlm_roberta_classes", "modernbert_classes"]
+    {
         let cases = std::fs::read(folder(name).join("classes.json")).unwrap();
         let cases: Vec<Value> = serde_json::from_slice(&cases).unwrap();
         let server = start(name, &[]);
@@ -92,8 +165,6 @@ fn classes_are_those_of_transformers() {
             }
         }
         let pair = post(&server.url("/predict"), &json!({"inputs": ["w5", "w6"]}));
-        // BERT would need a type for the tokens of the second text. The tokenizer of this one has
-        // none.
         assert_eq!(pair.status, 200, "{}", pair.body);
     }
 }

@@ -56,6 +56,9 @@ pub struct SeqRow<'a> {
     /// The adapter that changes the layers for the sequence, by its place in the pools of
     /// [`ModelLoading::adapters`](crate::ModelLoading::adapters).
     pub adapter: Option<usize>,
+    /// Position from which on the sequence's tokens have the second token type. `None` if all have
+    /// the first one.
+    pub second_type_start: Option<usize>,
 }
 
 impl<'a> SeqRow<'a> {
@@ -70,6 +73,7 @@ impl<'a> SeqRow<'a> {
             blocks,
             prefix: SequencePrefix::default(),
             adapter: None,
+            second_type_start: None,
         }
     }
 
@@ -77,7 +81,7 @@ impl<'a> SeqRow<'a> {
     pub fn decode(slot: usize, position: usize, blocks: &'a [u32]) -> Self {
         let (start, count, kind) = (position, 1, RowKind::Decode);
         let prefix = SequencePrefix::default();
-        SeqRow { slot, start, count, kind, blocks, prefix, adapter: None }
+        SeqRow { slot, start, count, kind, blocks, prefix, adapter: None, second_type_start: None }
     }
 
     /// Sets the sequence's prefix.
@@ -90,6 +94,18 @@ impl<'a> SeqRow<'a> {
     #[must_use]
     pub fn with_adapter(self, adapter: Option<usize>) -> Self {
         SeqRow { adapter, ..self }
+    }
+
+    /// Sets the position from which on tokens have the second token type.
+    #[must_use]
+    pub fn with_second_type_start(self, second_type_start: Option<usize>) -> Self {
+        SeqRow { second_type_start, ..self }
+    }
+
+    /// Returns the tokens of the second type, as indices into the tokens of the row.
+    pub fn second_type(&self) -> Range<usize> {
+        let start = self.second_type_start.map_or(self.count, |start| start.saturating_sub(self.start));
+        start.min(self.count)..self.count
     }
 
     /// Tells whether the row is one of [`RowKind::Decode`].

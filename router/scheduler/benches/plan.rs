@@ -32,7 +32,7 @@ fn limits(num_blocks: usize) -> SchedulerLimits {
         block_size: BLOCK,
         num_blocks,
         vocab_size: 150_000,
-        hidden_size: 64,
+        max_vector_len: 64,
         max_frame_bytes: MAX_FRAME,
         prompt_handling: PromptHandling::Shared,
         state_checkpoints: 0,
@@ -58,6 +58,7 @@ fn request(first: usize, tokens: usize, max_new_tokens: u32) -> Request {
         prompt_logprobs: None,
         pooling: None,
         pooling_start: 0,
+        second_type_start: None,
     }
 }
 

@@ -21,8 +21,9 @@ pub struct SchedulerLimits {
     pub num_blocks: usize,
     /// Number of token ids; all ids are below it.
     pub vocab_size: usize,
-    /// Length of a hidden state, and so of a vector.
-    pub hidden_size: usize,
+    /// Largest number of elements of a vector: the features of a state, or the outputs of the
+    /// classifier.
+    pub max_vector_len: usize,
     /// Size of the largest message in bytes: [`MAX_FRAME`] except in tests.
     pub max_frame_bytes: usize,
     /// How prompts may be divided and shared.
@@ -70,7 +71,7 @@ impl SchedulerLimits {
             block_size: positive("block_size", ready.block_size)?,
             num_blocks: positive("num_blocks", ready.num_blocks)?,
             vocab_size: positive("vocab_size", ready.vocab_size)?,
-            hidden_size: ready.hidden_size as usize,
+            max_vector_len: ready.hidden_size.max(ready.classes) as usize,
             max_frame_bytes: MAX_FRAME,
             prompt_handling,
             state_checkpoints: ready.state_checkpoints as usize,

@@ -43,6 +43,9 @@ pub struct Request {
     /// Number of states at the beginning of the prompt that are not pooled. The number is less
     /// than the length of the prompt.
     pub pooling_start: u32,
+    /// Position from which on the tokens of a pooled prompt have the model's second token type, as
+    /// those of the second text of a pair do. `None` if all have the first type.
+    pub second_type_start: Option<u32>,
 }
 
 /// The pooling of the states after the final norm into the vector of a prompt.

@@ -146,6 +146,7 @@ impl RunningSequence {
             pooling_start: self.sequence.pooling_start,
             restore_state: self.restored.map(|checkpoint| checkpoint.0),
             adapter: self.sequence.adapter.map(|adapter| adapter.0),
+            second_type_start: self.sequence.second_type_start,
         }
     }
 
@@ -248,7 +249,7 @@ impl RunningSequence {
             top_n: if samples { sequence.sampling.top_n as usize } else { 0 },
             scores: sequence.scores(&(self.computed..self.computed + count)).len(),
             score_top_n: sequence.prompt_logprobs.unwrap_or(0) as usize,
-            features: if complete && sequence.pooling.is_some() { limits.hidden_size } else { 0 },
+            features: if complete && sequence.pooling.is_some() { limits.max_vector_len } else { 0 },
         }
     }
 

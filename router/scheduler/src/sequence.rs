@@ -57,6 +57,8 @@ pub(super) struct Sequence {
     pub(super) pooling: Option<Pooling>,
     /// Number of states at the beginning of the prompt that are not pooled.
     pub(super) pooling_start: u32,
+    /// Position from which on tokens have the model's second token type.
+    pub(super) second_type_start: Option<u32>,
     /// Total work of the sequences that overtook this one since it is in the queue, in positions.
     pub(super) overtaken: usize,
     pub(super) loss_history: LossHistory,
@@ -120,6 +122,7 @@ impl Sequence {
             scored: 1,
             pooling: request.pooling,
             pooling_start: request.pooling_start,
+            second_type_start: request.second_type_start,
             overtaken: 0,
             loss_history: LossHistory::default(),
             drafter: None,
@@ -345,6 +348,7 @@ mod tests {
             prompt_logprobs: None,
             pooling: None,
             pooling_start: 0,
+            second_type_start: None,
         };
         let mut sequence = Sequence::new(SeqId { due: 0, serial: 0 }, request, Some(2));
         sequence.hash_prompt();

@@ -29,9 +29,9 @@ pub struct Assets {
     /// The names of the classes of a classifier, from `id2label` of `config.json`. Empty if it has
     /// none.
     pub class_names: Vec<String>,
-    /// Whether the model has embeddings of several types of tokens, so that the texts of a pair
-    /// differ, as BERT does.
-    pub has_token_types: bool,
+    /// Whether `model_input_names` of `tokenizer_config.json` leaves out the types of tokens, so
+    /// that all tokens of a pair have the first type.
+    pub omits_token_types: bool,
 }
 
 impl Assets {
@@ -70,11 +70,12 @@ impl Assets {
         let text = TextAssets::read(files, tokenizer)?;
         let config: Value = files.json("config.json")?;
         let generation: Map<String, Value> = files.json("generation_config.json")?;
+        let tokenizer_config: Value = files.json("tokenizer_config.json")?;
         let embedding = embedding::read(
             files.folder(),
             &|name| files.read(name).map_err(|error| error.to_string()),
             &config,
-            &files.json("tokenizer_config.json")?,
+            &tokenizer_config,
         );
         Ok(Assets {
             text,
@@ -83,7 +84,7 @@ impl Assets {
             hidden_size: hidden_size(&config),
             has_head: has_head(&config),
             class_names: class_names(&config),
-            has_token_types: has_token_types(&config),
+            omits_token_types: omits_token_types(&tokenizer_config),
         })
     }
 }
@@ -98,10 +99,10 @@ fn class_names(config: &Value) -> Vec<String> {
     (0..MAX_CLASSES).map_while(name).collect()
 }
 
-/// Whether a model has embeddings of several types of tokens. BERT has two by default.
-fn has_token_types(config: &Value) -> bool {
-    let usual = u64::from(config.get("model_type").is_some_and(|name| name == "bert"));
-    config.get("type_vocab_size").and_then(Value::as_u64).unwrap_or(1 + usual) > 1
+/// Whether the tokenizer's configuration lists the inputs of the model without the types of tokens.
+fn omits_token_types(tokenizer_config: &Value) -> bool {
+    let names = tokenizer_config.get("model_input_names").and_then(Value::as_array);
+    names.is_some_and(|names| names.iter().all(|name| name != "token_type_ids"))
 }
 
 /// Returns the number of features of a state, if `config.json` has it under a usual name.

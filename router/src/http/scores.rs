@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt, stream};
-use millrace_text::{PairAffixes, SpecialTokens};
+use millrace_proto::Ready;
+use millrace_text::SpecialTokens;
 
 use super::app::App;
 use super::openai::concurrent_prompts;
 use crate::engine::AdapterId;
-use crate::service::{Params, Pooling, Prepared, Prompt, ServiceError, TruncationSide};
+use crate::service::{PairCut, Params, Pooling, Prepared, Prompt, ServiceError, TruncationSide};
 
 /// The scores of some texts, in their order.
 #[derive(Debug)]
@@ -41,12 +42,13 @@ pub(super) async fn compute(
     truncate: Option<TruncationSide>,
 ) -> Result<Scores, ServiceError> {
     let service = &app.service;
-    if service.ready()?.classes != 1 {
+    let ready = service.ready()?;
+    if ready.classes != 1 {
         let detail = "the model does not score texts: it needs a classifier with one output";
         return Err(ServiceError::invalid("model", detail));
     }
-    service.pair_affixes()?;
-    let query: Arc<[u32]> = service.tokenize(query.into(), SpecialTokens::Omit).await?.ids.into();
+    service.pair_form(&ready)?;
+    let query: Arc<[u32]> = first_of_pair(app, query, truncate).await?.into();
     let inputs = texts.into_iter().map(|text| ClassifierInput::Pair(query.clone(), text)).collect();
     let (outputs, prompt_tokens) = classify(app, adapter, inputs, truncate).await?;
     Ok(Scores { outputs: outputs.into_iter().flatten().collect(), prompt_tokens })
@@ -72,7 +74,7 @@ pub(super) async fn classify(
             "the model does not classify texts: it has no classifier",
         ));
     }
-    let longest = service.limits().tokens(&ready).max_input;
+    let cut = pair_cut(app, &ready, truncate);
     let are_many = inputs.len() > 1;
     let at = |index: usize| move |error: ServiceError| if are_many { error.at_index(index) } else { error };
     let params = Params {
@@ -80,16 +82,16 @@ pub(super) async fn classify(
         max_new_tokens: Some(0),
         echoes: true,
         pooling: Some(Pooling::Classes),
-        truncate: truncate.map(|_| longest),
+        truncate: cut.map(|cut| cut.longest),
         truncation_side: truncate.unwrap_or(TruncationSide::Right),
         ..Params::default()
     };
     let width = concurrent_prompts(app, 1);
-    let (params, at) = (&params, &at);
-    let cut = truncate.map(|side| (longest, side));
+    let at = &at;
+    let job = &ClassifierJob { ready: &ready, params, cut };
     let prepare = |(index, input)| async move {
-        let prompt = prompt_of(app, input, cut).await.map_err(at(index))?;
-        service.prepare(prompt, params.clone()).await.map_err(at(index))
+        let (prompt, params) = job.prompt(app, input).await.map_err(at(index))?;
+        service.prepare(prompt, params).await.map_err(at(index))
     };
     let prepared = stream::iter(inputs.into_iter().enumerate()).map(prepare).buffered(width);
     let prepared: Vec<Prepared> = prepared.try_collect().await?;
@@ -107,42 +109,52 @@ pub(super) async fn classify(
     Ok((outputs, prompt_tokens))
 }
 
-/// Returns the prompt of an input. `cut` has the most tokens of a pair and the side from which its
-/// text is cut.
-async fn prompt_of(
+/// Returns the tokens of the first text of pairs that are cut from the side `truncate`, if any.
+///
+/// # Errors
+/// If the text is empty, or too long and not cut.
+pub(super) async fn first_of_pair(
     app: &App,
-    input: ClassifierInput,
-    cut: Option<(usize, TruncationSide)>,
-) -> Result<Prompt, ServiceError> {
-    match input {
-        ClassifierInput::Text(text) if text.is_empty() => {
-            Err(ServiceError::invalid("inputs", "`inputs` cannot be empty"))
-        }
-        ClassifierInput::Text(text) => Ok(Prompt::Text(text, SpecialTokens::Add)),
-        ClassifierInput::Pair(first, second) => {
-            let service = &app.service;
-            let second = service.tokenize(second.into(), SpecialTokens::Omit).await?.ids;
-            Ok(Prompt::Ids(join(service.pair_affixes()?, &first, second, cut)))
-        }
-    }
+    text: String,
+    truncate: Option<TruncationSide>,
+) -> Result<Vec<u32>, ServiceError> {
+    let ready = app.service.ready()?;
+    app.service.tokenize_of_pair(text, pair_cut(app, &ready, truncate)).await
 }
 
-/// Joins the tokens of a query and a text. If there is a limit, the text loses the tokens that do
-/// not fit on one side; a query that leaves no room is kept, and is refused later.
-fn join(
-    pair: &PairAffixes,
-    query: &[u32],
-    mut text: Vec<u32>,
-    cut: Option<(usize, TruncationSide)>,
-) -> Vec<u32> {
-    if let Some((longest, side)) = cut {
-        let kept = longest.saturating_sub(query.len() + pair.len()).max(1);
-        match side {
-            TruncationSide::Right => text.truncate(kept),
-            TruncationSide::Left => drop(text.drain(..text.len().saturating_sub(kept))),
+/// Returns the limit on pairs that are cut from the side `truncate`, if they are cut.
+fn pair_cut(app: &App, ready: &Ready, truncate: Option<TruncationSide>) -> Option<PairCut> {
+    let longest = app.service.limits().tokens(ready).max_input;
+    truncate.map(|side| PairCut { longest, side })
+}
+
+/// The properties that the inputs of a request have in common.
+struct ClassifierJob<'a> {
+    ready: &'a Ready,
+    params: Params,
+    /// The limit on pairs that are cut.
+    cut: Option<PairCut>,
+}
+
+impl ClassifierJob<'_> {
+    /// Returns the prompt of an input and its parameters.
+    async fn prompt(&self, app: &App, input: ClassifierInput) -> Result<(Prompt, Params), ServiceError> {
+        let params = self.params.clone();
+        match input {
+            ClassifierInput::Text(text) if text.is_empty() => {
+                Err(ServiceError::invalid("inputs", "`inputs` cannot be empty"))
+            }
+            ClassifierInput::Text(text) => Ok((Prompt::Text(text, SpecialTokens::Add), params)),
+            ClassifierInput::Pair(first, second) => {
+                let service = &app.service;
+                let second = service.tokenize_of_pair(second, self.cut).await?;
+                let pair = service.pair_form(self.ready)?.join(&first, &second, self.cut);
+                // The texts of the pair have been cut, and the tokens around them stay.
+                let (truncate, second_type_start) = (None, pair.second_type_start);
+                Ok((Prompt::Ids(pair.ids), Params { truncate, second_type_start, ..params }))
+            }
         }
     }
-    pair.join(query, &text)
 }
 
 /// Returns the places of the texts, those with the highest outputs first. Equal outputs keep their

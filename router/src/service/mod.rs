@@ -8,6 +8,7 @@
 //! | `setup` | builds the service from a model folder |
 //! | `model` | the model as clients see it |
 //! | `limits`, `params` | limits of the server, and the parameters of a request |
+//! | `pairs` | joins the texts of a pair |
 //! | `text` | renders conversations and tokenizes texts |
 //! | `encode` | encodes texts on blocking threads, in turns of tenants |
 //! | `turn` | runs the work of a long request in a turn of its tenant |
@@ -34,6 +35,7 @@ mod generate;
 mod late_system;
 mod limits;
 mod model;
+mod pairs;
 mod params;
 mod prepare;
 mod prepared;
@@ -56,6 +58,7 @@ pub(crate) use self::context::{RequestContext, TokenCounts};
 pub use self::error::{AtIndex, ContextOverflow, ServiceError};
 pub use self::limits::{PayloadLimit, RequestLimits, TokenLimits};
 pub use self::model::ModelInfo;
+pub use self::pairs::{PairCut, PairForm};
 pub(crate) use self::params::{BYTES_PER_TOKEN, priority};
 pub use self::params::{Params, Prompt, TruncationSide};
 pub use self::prepared::Prepared;

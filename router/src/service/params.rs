@@ -129,6 +129,8 @@ pub struct Params {
     pub pooling: Option<Pooling>,
     /// Number of states at the beginning of the prompt that are not pooled.
     pub pooling_start: usize,
+    /// Position from which on the tokens of a pooled prompt have the model's second token type.
+    pub second_type_start: Option<usize>,
     /// Watermark the answer with the server's parameters.
     pub watermark: bool,
     /// Whether sampling parameters that are `None` come from the model's `generation_config.json`.
@@ -174,6 +176,7 @@ impl Default for Params {
             echoes: false,
             pooling: None,
             pooling_start: 0,
+            second_type_start: None,
             watermark: false,
             model_defaults: false,
         }

@@ -151,6 +151,7 @@ impl Service {
             prompt_logprobs: params.prompt_logprobs,
             pooling: params.pooling,
             pooling_start: params.pooling_start as u32,
+            second_type_start: params.second_type_start.map(|start| start as u32),
         };
         self.log_prompt(context.as_deref(), &request.prompt);
         Ok(Prepared {

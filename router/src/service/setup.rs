@@ -7,7 +7,7 @@ use millrace_answers::reasoning::{ReasoningFormat, ReasoningParser};
 use millrace_answers::tools::ToolFormat;
 use millrace_proto::Ready;
 use millrace_text::assets::AssetError;
-use millrace_text::{ChatTemplate, PairAffixes, TemplateError, TextError, Tokenizer, end_tokens};
+use millrace_text::{ChatTemplate, TemplateError, TextError, Tokenizer, end_tokens};
 
 use super::budget::AnswerBudget;
 use super::context::RequestContext;
@@ -17,6 +17,7 @@ use super::error::ServiceError;
 use super::late_system;
 use super::limits::RequestLimits;
 use super::model::{ModelInfo, TokenizerDescription};
+use super::pairs::PairForm;
 use crate::assets::{Assets, SamplingDefaults};
 use crate::embedding::{EmbeddingError, EmbeddingFiles, EmbeddingModel, PoolingMode};
 use crate::engine::{Engine, EngineState, Place, Places};
@@ -57,7 +58,8 @@ pub(super) struct Inner {
     pub(super) embedding: Result<Arc<EmbeddingModel>, EmbeddingError>,
     /// The names of the classes of the model's classifier, as far as its files have them.
     pub(super) class_names: Vec<String>,
-    pub(super) has_token_types: bool,
+    /// Whether all tokens have the first type, whatever the tokenizer says.
+    pub(super) omits_token_types: bool,
     pub(super) limits: RequestLimits,
     pub(super) engine: Engine,
     pub(super) model: ModelInfo,
@@ -145,7 +147,7 @@ impl Service {
             reasoning,
             embedding,
             class_names: assets.class_names.clone(),
-            has_token_types: assets.has_token_types,
+            omits_token_types: assets.omits_token_types,
             limits,
             engine,
             model,
@@ -165,18 +167,20 @@ impl Service {
         self.0.class_names.get(class).cloned().unwrap_or_else(|| format!("LABEL_{class}"))
     }
 
-    /// Returns the tokens around a pair of texts.
+    /// Returns the form in which the loaded model, which has announced `ready`, reads pairs of texts.
     ///
     /// # Errors
-    /// If the tokenizer has no form for pairs, or the second text has another type of tokens than
-    /// the first one, which shards do not compute.
-    pub fn pair_affixes(&self) -> Result<&PairAffixes, ServiceError> {
+    /// If the tokenizer has no form for pairs, or gives their tokens types in an order that a
+    /// request cannot describe.
+    pub fn pair_form(&self, ready: &Ready) -> Result<PairForm<'_>, ServiceError> {
         let refusal = |reason: &str| Err(ServiceError::invalid("model", reason));
+        let has_types = ready.second_token_type && !self.0.omits_token_types;
         match self.0.tokenizer.pair_affixes() {
-            Some(pair) if pair.has_types() && self.0.has_token_types => refusal(
-                "the model cannot read pairs of texts: they have different token types, which are not supported",
+            Some(affixes) if has_types && !affixes.has_usual_types() => refusal(
+                "the model cannot read pairs of texts: its tokenizer gives them token types in an order other than \
+                 0 for the first text and 1 for the second",
             ),
-            Some(pair) => Ok(pair),
+            Some(affixes) => Ok(PairForm { affixes, has_types }),
             None => refusal("the model cannot read pairs of texts: its tokenizer has no form for them"),
         }
     }

@@ -10,6 +10,7 @@ use super::context::RequestContext;
 use super::encode::{NeededTokens, TextToEncode};
 use super::error::ServiceError;
 use super::limits::TokenLimits;
+use super::pairs::PairCut;
 use super::params::{Params, TruncationSide};
 use super::setup::Service;
 
@@ -78,6 +79,31 @@ impl Service {
         let tenant = RequestContext::current_tenant();
         let encoded = self.0.encoder.encode_first(text, specials, usize::MAX, &tenant).await;
         encoded.map_err(|error| Self::reject(encode_refusal(&error)))
+    }
+
+    /// Tokenizes a text of a pair, without special tokens. If the pair is cut, only the part of a
+    /// very long text that can be kept is tokenized, so the text may have any size.
+    ///
+    /// # Errors
+    /// Those of [`Service::tokenize`].
+    pub(crate) async fn tokenize_of_pair(
+        &self,
+        text: String,
+        cut: Option<PairCut>,
+    ) -> Result<Vec<u32>, ServiceError> {
+        let specials = SpecialTokens::Omit;
+        let Some(PairCut { longest, side }) = cut else {
+            return Ok(self.tokenize(text.into(), specials).await?.ids);
+        };
+        let _place = self.enter().map_err(Self::reject)?;
+        let text = TextToEncode { text: text.into(), specials, salt: None };
+        Self::check_not_empty(&text.text).map_err(Self::reject)?;
+        let needed = match side {
+            TruncationSide::Left => NeededTokens::Last(longest),
+            TruncationSide::Right => NeededTokens::First(longest),
+        };
+        let ids = self.0.encoder.ids(text, needed, &RequestContext::current_tenant()).await;
+        ids.map_err(|error| Self::reject(encode_refusal(&error)))
     }
 
     /// Reserves memory for the tokens of a text of `bytes` bytes until the answer has been sent.

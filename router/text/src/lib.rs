@@ -53,7 +53,7 @@ pub use detokenize::Detokenizer;
 pub use encoded::{EncodedText, SpecialTokens};
 pub use end_tokens::end_tokens;
 pub use error::TextError;
-pub use pair_affixes::PairAffixes;
+pub use pair_affixes::{JoinedPair, PairAffixes};
 pub use rendered::RenderedPrompt;
 pub use stop::{StopMatcher, StopText};
 pub use substring::SubstringMatcher;

@@ -10,6 +10,7 @@ use super::group::RankGroup;
 use super::host_layers::HostForward;
 use super::layer_stack::LayerStack;
 use super::step_context::StepContext;
+use super::token_types::SecondType;
 use super::workspace::HiddenStates;
 use crate::Error;
 
@@ -24,6 +25,8 @@ pub(super) struct ForwardPass<B: Backend> {
     pub(super) embedding_norm: Option<Norm<B::Vector>>, // [hidden]
     /// Learned positions, `[positions, hidden]`.
     pub(super) positions: Option<B::Matrix>,
+    /// What tokens of the second type get in addition.
+    pub(super) second_type: Option<SecondType<B>>,
     /// The first layers of the model, if the host computes them.
     pub(super) host_layers: Option<HostForward<B>>,
     /// The layers that the device computes: all others, or this rank's in a pipeline.
@@ -81,6 +84,9 @@ impl<B: Backend> ForwardPass<B> {
         if let Some(table) = &self.positions {
             backend.embed_positions(step, table, normed)?;
             backend.add(n, normed, residual)?;
+        }
+        if let Some(second_type) = &self.second_type {
+            second_type.add(backend, input.rows, residual, normed)?;
         }
         if let Some(norm) = &self.embedding_norm {
             backend.norm(n, residual, norm, normed)?;

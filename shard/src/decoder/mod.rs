@@ -21,6 +21,7 @@ mod recurrent;
 mod residual;
 mod softmax;
 mod step_context;
+mod token_types;
 mod weight_loader;
 mod weights;
 mod workspace;
@@ -44,6 +45,7 @@ use forward::{ForwardPass, Head};
 use group::RankGroup;
 use layer_stack::{LayerStack, StackWeights};
 use per_layer::LayerInputs;
+use token_types::SecondType;
 use workspace::HiddenStates;
 
 /// A model that is ready to compute steps: weights, KV pool and every buffer that a step needs but
@@ -112,6 +114,7 @@ impl<B: Backend> Decoder<B> {
             embedding_factor,
             embedding_norm,
             positions,
+            second_type,
             per_layer,
             ropes,
             query_scale,
@@ -134,12 +137,15 @@ impl<B: Backend> Decoder<B> {
         if let Some((plan, weights)) = spec.per_layer.zip(per_layer) {
             states.layer_inputs = Some(LayerInputs::new(backend, &spec, plan, weights, limits)?);
         }
+        let second_type =
+            second_type.map(|row| SecondType::new(backend, &row, limits.max_step_tokens)).transpose()?;
         let forward = ForwardPass {
             embedding,
             first_row: spec.vocab_rows.start,
             embedding_factor,
             embedding_norm,
             positions,
+            second_type,
             host_layers: None,
             layers: stack,
             pipeline_norm,

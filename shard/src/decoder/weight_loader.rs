@@ -56,6 +56,8 @@ impl<B: Backend> Weights<B> {
         };
         let positions_of_ends = spec.embedding.positions.filter(|_| has_ends);
         let learned = positions_of_ends.map(|table| loader.positions(&table)).transpose()?;
+        let has_second_type = has_ends && spec.embedding.has_second_type();
+        let second_type = has_second_type.then(|| loader.second_type()).transpose()?;
         let has_per_layer = has_ends && spec.per_layer.is_some();
         let per_layer = has_per_layer.then(|| loader.per_layer()).transpose()?;
         let layers = loader.layers(part.layers.clone())?;
@@ -73,6 +75,7 @@ impl<B: Backend> Weights<B> {
             embedding_factor,
             embedding_norm,
             positions: learned,
+            second_type,
             per_layer,
             ropes: ropes(backend, spec, positions)?,
             query_scale: query_scale(backend, spec, positions)?,
@@ -479,6 +482,13 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         let (rows, cols) = self.spec.shape(slot);
         self.advance(self.backend.embedding_bytes(rows, cols, dtype))?;
         Ok(positions)
+    }
+
+    /// Reads what tokens of the second type get in addition, which stays on the host.
+    fn second_type(&mut self) -> Result<Vec<f32>, Error> {
+        let values = flatten(&self.parts(WeightSlot::SecondType)?)?;
+        self.advance(values.len() * size_of::<f32>())?;
+        Ok(values)
     }
 
     /// Loads a matrix that adapters may change, and its bias if it has one.

@@ -19,6 +19,9 @@ pub struct Weights<B: Backend> {
     pub(super) embedding_factor: f32,
     pub(super) embedding_norm: Option<Norm<B::Vector>>, // [hidden]
     pub(super) positions: Option<B::Matrix>,            // [positions, hidden]
+    /// What tokens of the second type get in addition, `[hidden]`. It stays on the host until a
+    /// decoder makes a row of it for each token of a step.
+    pub(super) second_type: Option<Vec<f32>>,
     pub(super) per_layer: Option<PerLayerWeights<B>>,
     pub(super) ropes: Vec<RopeSpec<B::Vector>>,
     pub(super) query_scale: Option<B::Vector>, // [positions]

@@ -47,6 +47,7 @@ pub(crate) fn announcement(model: &Model, world_size: usize, options: &ShardOpti
         headless: spec.head.is_absent,
         prompt_handling: prompt_handling(spec).into(),
         classes: spec.head.classifier.map_or(0, |plan| plan.classes) as u32,
+        second_token_type: spec.embedding.has_second_type(),
         max_positions: clamped(spec.max_positions),
         max_sequence_tokens: clamped(longest),
         block_size: clamped(block_size),

@@ -415,6 +415,7 @@ fn describe(spec: &DecoderSpec, plan: &MemoryPlan) -> Ready {
         headless: spec.head.is_absent,
         prompt_handling: prompt_handling(spec).into(),
         classes: spec.head.classifier.map_or(0, |plan| plan.classes) as u32,
+        second_token_type: spec.embedding.has_second_type(),
         rotation: rotation(spec),
         max_positions: u32::try_from(spec.max_positions).unwrap_or(u32::MAX),
         max_sequence_tokens: limits.max_sequence_tokens as u32,

@@ -1,7 +1,10 @@
 //! The inputs of one step, gathered from the slots.
 
+use std::ops::Range;
+
 use millrace_backend::StateCopy;
 use millrace_model::ShardLimits;
+use millrace_proto::Pooling;
 
 use super::StepError;
 
@@ -61,6 +64,37 @@ pub(super) struct ExpectedToken {
     pub(super) draft: Option<u32>,
     /// Whether the token is dropped.
     pub(super) dropped: bool,
+}
+
+/// Prompt tokens to be scored after a step.
+#[derive(Debug, Clone)]
+pub struct Scoring<'a> {
+    /// The sequence's slot.
+    pub slot: usize,
+    /// Indices among the step's tokens of the tokens before the scored ones. Their states score
+    /// `tokens`.
+    pub states: Range<usize>,
+    /// The tokens to score.
+    pub tokens: &'a [u32],
+    /// Number of most likely tokens to report for each of them.
+    pub top_n: u32,
+}
+
+/// A row of a sequence that is pooled.
+#[derive(Debug, Clone)]
+pub struct PooledRow {
+    /// The sequence's slot.
+    pub slot: usize,
+    /// The kind of pooling. It is not [`Pooling::None`].
+    pub pooling: Pooling,
+    /// Whether a new vector begins with this row.
+    pub begins: bool,
+    /// Indices among the step's tokens of the states that are pooled.
+    pub states: Range<usize>,
+    /// The position in the prompt of the first of these states.
+    pub position: usize,
+    /// Whether all states of the prompt have been pooled after this row.
+    pub is_complete: bool,
 }
 
 impl Batch {

@@ -85,6 +85,19 @@ pub enum StepError {
         /// The adapter.
         adapter: u32,
     },
+    /// Tokens of the second type in a sequence that is not pooled or for a model without that type,
+    /// or from a position on that is not in the prompt.
+    #[error(
+        "the prompt of slot {slot} has {prompt_len} tokens, and from token {start} on a second type, which cannot be computed"
+    )]
+    TokenTypes {
+        /// The slot.
+        slot: u32,
+        /// First position of the second type.
+        start: u32,
+        /// Length of the prompt.
+        prompt_len: u32,
+    },
     /// An admission without sampling parameters.
     #[error("the admission to slot {slot} has no sampling parameters")]
     NoSampling {
@@ -308,6 +321,7 @@ impl StepError {
             | StepError::UnknownToken { .. }
             | StepError::PromptLength { .. }
             | StepError::UnknownAdapter { .. }
+            | StepError::TokenTypes { .. }
             | StepError::NoSampling { .. }
             | StepError::Sampling { .. }
             | StepError::Mask { .. }

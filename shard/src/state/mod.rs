@@ -17,14 +17,12 @@ mod error;
 mod masks;
 mod sampling;
 
-use std::ops::Range;
-
 use millrace_backend::{SampleRow, Sampled, SamplingParams, SeqRow, SequencePrefix, StateCopy};
 use millrace_model::{ClassifierKind, PrefixRule, ShardLimits};
 use millrace_proto::rules::{MAX_TOP_N, is_mask, mask_words};
 use millrace_proto::{Admission, Pooling, Row, Step};
 
-pub use batch::Batch;
+pub use batch::{Batch, PooledRow, Scoring};
 use batch::{BatchRow, ExpectedToken};
 pub use error::StepError;
 
@@ -43,6 +41,8 @@ pub struct SlotTable {
     in_order: bool,
     /// The kind of the model's classifier, if it has one.
     classifier: Option<ClassifierKind>,
+    /// Whether tokens may have the second type.
+    has_second_type: bool,
     /// The position at which the states of each checkpoint were saved.
     checkpoints: Vec<Option<usize>>,
     /// The number of the adapter in each place of the pools.
@@ -77,6 +77,8 @@ struct SequenceSlot {
     pooling: Pooling,
     /// Number of states at the beginning of the prompt that are not pooled.
     pooling_start: usize,
+    /// Position from which on tokens have the second type, if some have it.
+    second_type_start: Option<usize>,
     /// The tokens that the row of this step may sample, as in [`SampleRow::allowed`]; empty for
     /// all.
     allowed: Vec<u32>,
@@ -88,37 +90,6 @@ struct SequenceSlot {
     last_row: u64,
     /// The reason why the sequence is refused. None of its rows is computed then.
     refused: Option<StepError>,
-}
-
-/// Prompt tokens to be scored after a step.
-#[derive(Debug, Clone)]
-pub struct Scoring<'a> {
-    /// The sequence's slot.
-    pub slot: usize,
-    /// Indices among the step's tokens of the tokens before the scored ones. Their states score
-    /// `tokens`.
-    pub states: Range<usize>,
-    /// The tokens to score.
-    pub tokens: &'a [u32],
-    /// Number of most likely tokens to report for each of them.
-    pub top_n: u32,
-}
-
-/// A row of a sequence that is pooled.
-#[derive(Debug, Clone)]
-pub struct PooledRow {
-    /// The sequence's slot.
-    pub slot: usize,
-    /// The kind of pooling. It is not [`Pooling::None`].
-    pub pooling: Pooling,
-    /// Whether a new vector begins with this row.
-    pub begins: bool,
-    /// Indices among the step's tokens of the states that are pooled.
-    pub states: Range<usize>,
-    /// The position in the prompt of the first of these states.
-    pub position: usize,
-    /// Whether all states of the prompt have been pooled after this row.
-    pub is_complete: bool,
 }
 
 impl SlotTable {
@@ -139,6 +110,7 @@ impl SlotTable {
             sampling: SamplingParams::default(),
             pooling: Pooling::None,
             pooling_start: 0,
+            second_type_start: None,
             allowed: Vec::with_capacity(mask_words(vocab)),
             awaits_mask: false,
             deferrals: 0,
@@ -154,6 +126,7 @@ impl SlotTable {
             prefix: None,
             in_order: false,
             classifier: None,
+            has_second_type: false,
             checkpoints: vec![None; limits.state_checkpoints],
             adapters: vec![None; limits.adapters.count],
         }
@@ -177,6 +150,12 @@ impl SlotTable {
     #[must_use]
     pub fn with_classifier(self, classifier: Option<ClassifierKind>) -> Self {
         SlotTable { classifier, ..self }
+    }
+
+    /// Accepts prompts with tokens of the second type, if the model has such a type.
+    #[must_use]
+    pub fn with_second_type(self, has_second_type: bool) -> Self {
+        SlotTable { has_second_type, ..self }
     }
 
     /// Applies a step's releases, admissions and rows, in this order. Puts the rows to be computed
@@ -244,14 +223,14 @@ impl SlotTable {
         batch.rows.iter().map(|row| {
             let blocks = (row.start + row.count).div_ceil(self.limits.block_size);
             let &BatchRow { slot, start, count, decodes, .. } = row;
-            let SequenceSlot { prefix, adapter, blocks: ref all, .. } = self.slots[slot];
+            let SequenceSlot { prefix, adapter, second_type_start, blocks: ref all, .. } = self.slots[slot];
             let blocks = &all[..blocks];
             let row = if decodes {
                 SeqRow::decode(slot, start, blocks)
             } else {
                 SeqRow::prefill(slot, start..start + count, blocks)
             };
-            row.with_prefix(prefix).with_adapter(adapter)
+            row.with_prefix(prefix).with_adapter(adapter).with_second_type_start(second_type_start)
         })
     }
 
@@ -375,6 +354,7 @@ impl SlotTable {
     fn admit(&mut self, admission: &Admission) -> Result<(), StepError> {
         let Admission { slot, ref tokens, prompt_len, ref sampling, pooling, pooling_start, .. } = *admission;
         let (limits, vocab, classifies) = (self.limits, self.vocab, self.classifier.is_some());
+        let has_second_type = self.has_second_type;
         let restore_state = admission.restore_state;
         let adapter = admission.adapter.map(|number| self.adapter_place(slot, number));
         let saved = restore_state.map(|id| self.saved_position(slot, id)).transpose()?;
@@ -414,6 +394,11 @@ impl SlotTable {
             }
             _ => return Err(StepError::Pooling { slot, pooling, tokens: tokens.len(), prompt_len }),
         };
+        let second_type_start = admission.second_type_start;
+        let may_have_types = has_second_type && pooling != Pooling::None;
+        if let Some(start) = second_type_start.filter(|&start| !may_have_types || start >= prompt_len) {
+            return Err(StepError::TokenTypes { slot, start, prompt_len });
+        }
         let sampling = sampling.as_ref().ok_or(StepError::NoSampling { slot })?;
         place.sampling = sampling::check(sampling, vocab).map_err(|of| {
             let (field, value) = (of.field, of.value);
@@ -425,6 +410,7 @@ impl SlotTable {
         // Generated tokens that a sequence is admitted with are behind the prefix.
         place.prefix = prefix.map(|rule| rule.of(&tokens[..prompt_len as usize])).unwrap_or_default();
         (place.pooling, place.pooling_start) = (pooling, pooling_start as usize);
+        place.second_type_start = second_type_start.map(|start| start as usize);
         Ok(())
     }
 

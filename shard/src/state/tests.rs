@@ -201,6 +201,10 @@ fn each_contradiction_has_its_error() {
             admit(Admission { pooling: 2, pooling_start: 1, ..admission(2, &[1]) }),
             E::Pooling { slot: 2, pooling: 2, tokens: 1, prompt_len: 1 },
         ),
+        (
+            admit(Admission { pooling: 2, second_type_start: Some(0), ..admission(2, &[1]) }),
+            E::TokenTypes { slot: 2, start: 0, prompt_len: 1 },
+        ),
         (admit(Admission { sampling: None, ..admission(2, &[1]) }), E::NoSampling { slot: 2 }),
         (
             admit(Admission { adapter: Some(2), ..admission(2, &[1]) }),
@@ -370,18 +374,23 @@ fn steps() -> impl Strategy<Value = Step> {
     let checkpoint = || prop::option::weighted(0.2, 0u32..4);
     let pooling = prop_oneof![3 => Just(0), 1 => 0..7];
     let adapter = prop::option::weighted(0.3, 0u32..3);
-    let admit = (number(), list(6), number(), sampling, pooling, checkpoint(), adapter).prop_map(
-        |(slot, tokens, prompt_len, sampling, pooling, restore_state, adapter)| Admission {
-            slot,
-            tokens,
-            prompt_len,
-            sampling,
-            pooling,
-            pooling_start: pooling as u32 / 2,
-            restore_state,
-            adapter,
-        },
-    );
+    let second_type = prop::option::weighted(0.2, 0u32..7);
+    let admit = (number(), list(6), number(), sampling, pooling, checkpoint(), adapter, second_type)
+        .prop_map(
+            |(slot, tokens, prompt_len, sampling, pooling, restore_state, adapter, second_type_start)| {
+                Admission {
+                    slot,
+                    tokens,
+                    prompt_len,
+                    sampling,
+                    pooling,
+                    pooling_start: pooling as u32 / 2,
+                    restore_state,
+                    adapter,
+                    second_type_start,
+                }
+            },
+        );
     let mask = prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(any::<u32>(), 0..3), 1 => (1u32..1 << 20).prop_map(|word| vec![word])];
     let score = prop::option::weighted(0.3, number());
     let late = prop::bool::weighted(0.2);

@@ -25,24 +25,23 @@ fn cpu(threads: usize) -> Cpu {
     Cpu::new(CpuOptions { threads: Some(threads), ..CpuOptions::default() }).unwrap()
 }
 
+/// A prompt, and the index of its first token of the second type, if it has such tokens.
+type Prompt = (Vec<u32>, Option<usize>);
+
 /// Computes the states of each prompt, all prompts in one step.
-fn states<B: Backend>(
-    backend: &B,
-    spec: &DecoderSpec,
-    seed: u64,
-    prompts: &[Vec<u32>],
-) -> Vec<Vec<Vec<f32>>> {
+fn states<B: Backend>(backend: &B, spec: &DecoderSpec, seed: u64, prompts: &[Prompt]) -> Vec<Vec<Vec<f32>>> {
     let weights = MemoryWeights::random(spec, seed);
     let mut harness = Harness::new(backend, spec, &weights, DType::F32, &limits(DType::F32));
     let blocks: Vec<Vec<u32>> =
         (0..prompts.len() as u32).map(|i| (i * 4..i * 4 + 4).rev().collect()).collect();
-    let chunk = |(tokens, blocks)| Chunk { tokens, start: 0, blocks };
-    let chunks: Vec<Chunk<'_>> = prompts.iter().zip(&blocks).map(|(t, b)| chunk((&t[..], &b[..]))).collect();
-    let n = prompts.iter().map(Vec::len).sum();
+    let chunks: Vec<Chunk<'_>> =
+        prompts.iter().zip(&blocks).map(|((tokens, _), blocks)| Chunk { tokens, start: 0, blocks }).collect();
+    prompts.iter().zip(&blocks).for_each(|((_, start), b)| harness.set_second_type_start(b[0], *start));
+    let n = prompts.iter().map(|(tokens, _)| tokens.len()).sum();
     harness.forward(&chunks, &[0]);
     let all = harness.states(n);
     let mut rows = all.chunks_exact(spec.hidden).map(<[f32]>::to_vec);
-    prompts.iter().map(|prompt| rows.by_ref().take(prompt.len()).collect()).collect()
+    prompts.iter().map(|(tokens, _)| rows.by_ref().take(tokens.len()).collect()).collect()
 }
 
 proptest! {
@@ -50,19 +49,21 @@ proptest! {
 
     #[test]
     fn encoders_compute_what_their_definition_says(
-        spec in specs().prop_map(encoder), seed: u64, lengths in prop::collection::vec(1usize..40, 1..4),
+        spec in specs().prop_map(encoder), seed: u64,
+        lengths in prop::collection::vec((1usize..40, prop::option::of(0usize..40)), 1..4),
     ) {
         let mut random = Random(!seed);
-        let mut prompt = |length: &usize| -> Vec<u32> {
-            (0..*length).map(|_| random.below(spec.vocab) as u32).collect()
+        let mut prompt = |&(length, start): &(usize, Option<usize>)| -> Prompt {
+            let tokens = (0..length).map(|_| random.below(spec.vocab) as u32).collect();
+            (tokens, start.filter(|&start| start < length))
         };
-        let prompts: Vec<Vec<u32>> = lengths.iter().map(&mut prompt).collect();
+        let prompts: Vec<Prompt> = lengths.iter().map(&mut prompt).collect();
         let weights = MemoryWeights::random(&spec, seed);
         let found = states(&Reference, &spec, seed, &prompts);
         let on_cpu = states(&cpu(1), &spec, seed, &prompts);
         naive::take_closest_choice();
         for ((prompt, found), on_cpu) in prompts.iter().zip(&found).zip(&on_cpu) {
-            let expected = naive::states(&spec, &weights, prompt);
+            let expected = naive::typed_states(&spec, &weights, &prompt.0, prompt.1);
             prop_assume!(naive::take_closest_choice() > 1e-4);
             for ((found, on_cpu), expected) in found.iter().zip(on_cpu).zip(&expected) {
                 prop_assert!(row_error(found, expected) < 5e-5, "{:e}", row_error(found, expected));
@@ -157,6 +158,8 @@ fn folder() -> PathBuf {
 /// A text of a checkpoint.
 struct Text {
     ids: Vec<u32>,
+    /// The index of the first token of the second type, if there are such tokens.
+    second_type_start: Option<usize>,
     /// The states of transformers, `[tokens, hidden]`.
     states: Vec<f64>,
 }
@@ -173,7 +176,9 @@ fn texts(folder: &Path) -> Vec<Text> {
         let ids = words(&format!("ids.{index}"))?.into_iter().map(u32::from_le_bytes).collect();
         let states = words(&format!("states.{index}")).unwrap();
         let states = states.into_iter().map(|word| f64::from(f32::from_le_bytes(word))).collect();
-        Some(Text { ids, states })
+        let start = words(&format!("second_type_start.{index}"));
+        let second_type_start = start.map(|start| u32::from_le_bytes(start[0]) as usize);
+        Some(Text { ids, second_type_start, states })
     };
     (0..).map_while(text).collect()
 }
@@ -192,9 +197,10 @@ fn long_limits() -> ShardLimits {
 /// Compares the states of some texts, each in a step of its own, with those of transformers.
 fn assert_states<B: Backend>(harness: &mut Harness<'_, B>, name: &str, texts: &[Text]) {
     let hidden = harness.decoder.spec().hidden;
-    for (index, Text { ids, states }) in texts.iter().enumerate() {
+    for (index, Text { ids, second_type_start, states }) in texts.iter().enumerate() {
         let blocks = [5, 0, 3, 1, 7, 2, 9, 4];
         harness.admit(blocks[0], ids);
+        harness.set_second_type_start(blocks[0], *second_type_start);
         harness.forward(&[Chunk { tokens: ids, start: 0, blocks: &blocks }], &[0]);
         let found = harness.states(ids.len());
         let rows = found.chunks_exact(hidden).zip(states.chunks_exact(hidden));
@@ -222,7 +228,7 @@ fn folders() -> Vec<PathBuf> {
         .filter(|folder| folder.join("config.json").exists())
         .collect();
     folders.sort();
-    assert!(folders.len() >= 23, "{} checkpoints", folders.len());
+    assert!(folders.len() >= 30, "{} checkpoints", folders.len());
     folders
 }
 
@@ -267,7 +273,7 @@ fn two_shards_give_the_states_of_transformers() {
             assert_states(&mut harness, &folder.display().to_string(), &texts(&folder));
         });
     }
-    assert!(split >= 23, "only {split} checkpoints were split");
+    assert!(split >= 27, "only {split} checkpoints were split");
 }
 
 /// The GPU under test computes in float32, so that the bound is that of the CPU.

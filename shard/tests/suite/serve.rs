@@ -194,7 +194,9 @@ fn a_prompt_becomes_a_vector_however_it_is_cut() {
 
 #[test]
 fn classifiers_give_the_outputs_of_transformers() {
-    for name in ["xlm_roberta_scores", "modernbert_scores", "modernbert_scores_mean"] {
+    let typed = ["bert_scores", "xlm_roberta_types", "nomic_bert_scores", "jina_v3_scores"];
+    for name in ["xlm_roberta_scores", "modernbert_scores", "modernbert_scores_mean"].into_iter().chain(typed)
+    {
         let folder = repository().join("integration-tests/golden-encoders");
         let folder = folder.join(name);
         let pairs: Vec<Value> =
@@ -214,11 +216,16 @@ fn classifiers_give_the_outputs_of_transformers() {
             let words = |key: &str| -> Vec<u32> {
                 pair[key].as_str().unwrap().split(' ').map(|word| word[1..].parse().unwrap()).collect()
             };
-            // <s> the query </s> </s> the text </s>
-            let prompt = [&[0], &words("query")[..], &[2, 2], &words("text"), &[2]].concat();
+            // <s> the query </s> </s> the text </s>, and BERT has one token between the texts.
+            let between: &[u32] =
+                if ["bert_scores", "nomic_bert_scores"].contains(&name) { &[2] } else { &[2, 2] };
+            let first = [&[0], &words("query")[..], between].concat();
+            let prompt = [&first[..], &words("text"), &[2]].concat();
+            let second_type_start = typed.contains(&name).then_some(first.len() as u32);
             let count = prompt.len() as u32;
             let blocks: Vec<u32> = (12 * slot..12 * slot + count.div_ceil(4)).collect();
-            let admit = vec![Admission { pooling: Pooling::Classes.into(), ..admission(slot, &prompt) }];
+            let pooling = Pooling::Classes.into();
+            let admit = vec![Admission { pooling, second_type_start, ..admission(slot, &prompt) }];
             let rows = vec![row(slot, 0, count, &blocks, false)];
             router.send_step(Step { id: slot.into(), admit, rows, ..Step::default() });
             let pooled = router.output().pooled;

@@ -27,7 +27,7 @@ fn many_answers_to_a_long_cached_prompt_are_admitted_a_few_at_a_time() {
         block_size: 16,
         num_blocks: 30_000,
         vocab_size: 150_000,
-        hidden_size: 64,
+        max_vector_len: 64,
         max_frame_bytes: MAX_FRAME,
         ..LIMITS
     };
@@ -100,7 +100,7 @@ proptest! {
         max_frame_bytes in 10_000usize..30_000,
         max_sequences in 1usize..12,
     ) {
-        let limits = SchedulerLimits { max_frame_bytes, max_sequences, max_step_tokens: 200, num_blocks: 64, hidden_size: 2, ..LIMITS };
+        let limits = SchedulerLimits { max_frame_bytes, max_sequences, max_step_tokens: 200, num_blocks: 64, max_vector_len: 2, ..LIMITS };
         let mut pair = Pair::new(limits);
         let taken = requests.iter().filter(|request| pair.scheduler.add((*request).clone()).is_ok()).count();
         prop_assert_eq!(taken, requests.len());

@@ -39,7 +39,7 @@ const LIMITS: SchedulerLimits = SchedulerLimits {
     block_size: 16,
     num_blocks: 16,
     vocab_size: 100,
-    hidden_size: 8,
+    max_vector_len: 8,
     max_frame_bytes: millrace_proto::MAX_FRAME,
     prompt_handling: PromptHandling::Shared,
     state_checkpoints: 0,
@@ -70,5 +70,6 @@ fn request(prompt: usize, max_new_tokens: u32) -> Request {
         prompt_logprobs: None,
         pooling: None,
         pooling_start: 0,
+        second_type_start: None,
     }
 }

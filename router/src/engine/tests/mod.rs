@@ -75,6 +75,7 @@ fn request(seed: u64, prompt: usize, max_new_tokens: u32) -> Request {
         prompt_logprobs: None,
         pooling: None,
         pooling_start: 0,
+        second_type_start: None,
     }
 }
 

@@ -125,6 +125,8 @@ const UNSERVED: &[UnservedField] = &[
     refused("stop_token_ids", &["[]"]),
     hint("store", &["false"]),
     refused("suffix", &["\"\""]),
+    // The vector would be that of another task.
+    refused("task", &[]),
     refused("tool_choice", &["\"none\"", "\"auto\""]),
     refused("tools", &["[]"]),
     refused("truncate_prompt_tokens", &[]),

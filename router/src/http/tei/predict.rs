@@ -2,7 +2,6 @@
 
 use axum::extract::State;
 use axum::response::Response;
-use millrace_text::SpecialTokens;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -16,13 +15,17 @@ use crate::service::ServiceError;
 /// The most inputs of a request.
 const MAX_INPUTS: usize = 2048;
 
+/// The most predictions of a response: classes of all inputs together.
+const MAX_PREDICTIONS: usize = MAX_INPUTS * 32;
+
 /// Bytes of a prediction without its label in JSON.
 const PREDICTION_BYTES: usize = 40;
 
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct PredictRequest {
     inputs: PredictInput,
-    /// Whether texts that are too long are cut, and not refused. Of a pair, the second text is cut.
+    /// Whether texts that are too long are cut, and not refused. The longer text of a pair is cut
+    /// first.
     truncate: Option<bool>,
     /// The side from which long texts are cut: `Right`, the default, keeps the first tokens.
     #[serde(default)]
@@ -80,21 +83,23 @@ pub(super) async fn predict(
         PredictInput::Pair([first, second]) => (vec![(first, Some(second))], false),
         PredictInput::Many(inputs) => (inputs.into_iter().map(OneOrTwo::split).collect(), true),
     };
-    if inputs.is_empty() || inputs.len() > MAX_INPUTS {
-        let message = format!("`inputs` must have 1 to {MAX_INPUTS} texts. Given: {}", inputs.len());
+    let classes = app.service.ready()?.classes as usize;
+    let most = (MAX_PREDICTIONS / classes.max(1)).min(MAX_INPUTS);
+    if inputs.is_empty() || inputs.len() > most {
+        let message = format!("`inputs` must have 1 to {most} texts. Given: {}", inputs.len());
         return Err(ServiceError::invalid("inputs", message).into());
     }
+    let side = truncation_direction.side(truncate == Some(true));
     let mut texts = Vec::with_capacity(inputs.len());
     for (first, second) in inputs {
         texts.push(match second {
             None => ClassifierInput::Text(first),
             Some(second) => {
-                let first = app.service.tokenize(first.into(), SpecialTokens::Omit).await?.ids;
+                let first = scores::first_of_pair(&app, first, side).await?;
                 ClassifierInput::Pair(first.into(), second)
             }
         });
     }
-    let side = truncation_direction.side(truncate == Some(true));
     let (outputs, _) = scores::classify(&app, None, texts, side).await?;
     let mut answers: Vec<_> = outputs.iter().map(|outputs| predictions(&app, outputs, raw_scores)).collect();
     let of_answer = |answer: &Vec<Prediction>| -> usize {

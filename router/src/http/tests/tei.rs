@@ -235,21 +235,63 @@ async fn a_classifier_with_one_output_returns_its_sigmoid() {
     assert!((score - 1.0 / (1.0 + (-6f64).exp())).abs() < 1e-6, "{score}");
 }
 
-/// The second text of the test's tokenizer has another type, which changes nothing unless the model
-/// has embeddings of types.
+/// The second text of the test's tokenizer has another type, which the request has only if the
+/// model has that type, too.
 #[tokio::test]
-async fn pairs_with_token_types_are_refused() {
-    let assets = crate::assets::Assets { has_token_types: true, ..crate::test_support::assets() };
-    let limits = RequestLimits::default();
-    let server = Server::serving(&assets, Script::Say("x".into()), limits, HttpConfig::default());
-    for (path, body) in
-        [("/predict", json!({"inputs": ["a", "b"]})), ("/rerank", json!({"query": "a", "texts": ["b"]}))]
+async fn the_second_text_of_a_pair_has_the_second_token_type() {
+    for (omits_token_types, second_token_type, start) in
+        [(false, true, Some(3)), (false, false, None), (true, true, None)]
     {
-        let reply = server.post(path, body).await;
-        assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY, "{path}");
-        assert!(reply.body.contains("token types"), "{}", reply.body);
+        let assets = crate::assets::Assets { omits_token_types, ..crate::test_support::assets() };
+        let limits = RequestLimits::default();
+        let mut server = Server::serving(&assets, Script::Say("x".into()), limits, HttpConfig::default());
+        let ready = Ready { second_token_type, ..Ready::clone(&server.engine.ready()) };
+        server.engine.state.send_replace(EngineState::Ready(Arc::new(ready)));
+        let documents = json!({"query": "a", "documents": ["b"]});
+        for (path, body) in [
+            ("/predict", json!({"inputs": ["a", "b"]})),
+            ("/rerank", json!({"query": "a", "texts": ["b"]})),
+            ("/v1/rerank", documents),
+        ] {
+            assert_eq!(server.post(path, body).await.status, StatusCode::OK, "{path}");
+            let request = server.engine.requests.recv().await.unwrap();
+            assert_eq!(request.prompt, [BOS, 97, EOS, 98, EOS]);
+            assert_eq!(request.second_type_start, start, "{path}");
+        }
+        assert_eq!(server.post("/predict", json!({"inputs": "a"})).await.status, StatusCode::OK);
+        assert_eq!(server.engine.requests.recv().await.unwrap().second_type_start, None);
     }
-    assert_eq!(server.post("/predict", json!({"inputs": "a"})).await.status, StatusCode::OK);
+}
+
+/// Both texts of a pair lose tokens, and the type begins where the second one does after that.
+#[tokio::test]
+async fn both_texts_of_a_long_pair_are_cut() {
+    let mut server = classifier(2, &[]);
+    let ready = Ready { second_token_type: true, ..Ready::clone(&server.engine.ready()) };
+    server.engine.state.send_replace(EngineState::Ready(Arc::new(ready)));
+    for (first, second, start) in
+        [(2000, 3000, 512), (2000, 10, 1012), (10, 3000, 12), (600, 600, 512), (9000, 9000, 512)]
+    {
+        let inputs = ["a".repeat(first), "b".repeat(second)];
+        let request = json!({"inputs": inputs, "truncate": true});
+        assert_eq!(server.post("/predict", request).await.status, StatusCode::OK);
+        let request = server.engine.requests.recv().await.unwrap();
+        let found = (request.prompt.len(), request.second_type_start, request.prompt[start - 1]);
+        assert_eq!(found, (1023, Some(start as u32), EOS), "{first} and {second}");
+    }
+}
+
+/// A response has a bounded number of classes, whatever the model has.
+#[tokio::test]
+async fn a_model_with_many_classes_takes_fewer_texts_at_once() {
+    let server = classifier(1000, &[]);
+    let inputs = |count: usize| json!({"inputs": vec![["a"]; count]});
+    let refused = server.post("/predict", inputs(66)).await;
+    assert_eq!(refused.status, StatusCode::UNPROCESSABLE_ENTITY, "{}", refused.body);
+    assert!(refused.body.contains("1 to 65 texts. Given: 66"), "{}", refused.body);
+    // The test's shard answers with fewer numbers, which is no answer of such a model.
+    let failed = server.post("/predict", inputs(65)).await;
+    assert!(failed.body.contains("not finite"), "{}", failed.body);
 }
 
 #[tokio::test]

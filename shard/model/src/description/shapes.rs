@@ -21,6 +21,7 @@ impl DecoderSpec {
             (WeightSlot::EmbeddingNorm, self.embedding.norm),
             (WeightSlot::EmbeddingNormBias, self.embedding.norm && bias),
             (WeightSlot::Positions, self.embedding.positions.is_some()),
+            (WeightSlot::SecondType, self.embedding.has_second_type()),
             (WeightSlot::PerLayerEmbedding, self.per_layer.is_some()),
             (WeightSlot::PerLayerProjection, self.per_layer.is_some()),
             (WeightSlot::PerLayerProjectionNorm, self.per_layer.is_some()),

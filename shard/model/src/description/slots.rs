@@ -22,6 +22,9 @@ pub enum WeightSlot {
     EmbeddingNormBias,
     /// The table of learned positions.
     Positions,
+    /// The embedding of the second token type minus the embedding of the first one, which is part
+    /// of the rows of another table ([`EmbeddingPlan::token_types`](super::EmbeddingPlan)).
+    SecondType,
     /// The table of per-layer embeddings.
     PerLayerEmbedding,
     /// The projection of the embedding of tokens to the inputs of all layers.
@@ -600,6 +603,7 @@ impl WeightSlot {
             WeightSlot::Positions => {
                 WeightInfo::matrix(POSITIONS, hidden, &[("model.embed_positions", POSITIONS)])
             }
+            WeightSlot::SecondType => WeightInfo::parameter(HIDDEN, &[]),
             WeightSlot::PerLayerEmbedding => WeightInfo::matrix(
                 PER_LAYER_VOCABULARY,
                 FeatureBlock::AllLayers,

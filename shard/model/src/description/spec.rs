@@ -123,10 +123,18 @@ pub struct EmbeddingPlan {
     pub norm: bool,
     /// The table of learned positions, which is added to the embedding.
     pub positions: Option<LearnedPositions>,
-    /// Number of rows of the table of token types, if the checkpoint has one (BERT). All tokens are
-    /// of type 0, whose row is added to every row of `positions` when that is loaded, or to every
-    /// row of the embedding if there are no learned positions (Nomic's BERT).
+    /// Number of rows of the table of token types, if the checkpoint has one (BERT). The row of the
+    /// first type is added to every row of `positions` when that is loaded, or to every row of the
+    /// embedding if there are no learned positions (Nomic's BERT). Tokens of the second type get
+    /// the difference of the first two rows in addition. Further types are not used.
     pub token_types: Option<usize>,
+}
+
+impl EmbeddingPlan {
+    /// Returns whether tokens may have a second type, as those of the second text of a pair do.
+    pub fn has_second_type(&self) -> bool {
+        self.token_types.is_some_and(|types| types > 1)
+    }
 }
 
 impl Default for EmbeddingPlan {

@@ -54,7 +54,7 @@ families! {
     smollm3, apertus, ernie4_5, arcee, cwm, hunyuan_v1_dense, granite, olmo2, olmo3, cohere, cohere2, exaone4, seed_oss, starcoder2, stablelm, phi,
     opt, gpt_neox, gpt2, gpt_bigcode,
     gptj, bloom, falcon, mpt, qwen, internlm2, internlm3, mixtral, phimoe, qwen2_moe, qwen3_moe, qwen3_vl_moe_text,
-    llama4_text, glm4_moe, solar_open, dots1, hy_v3, hunyuan_v1_moe, exaone_moe, ernie4_5_moe, olmoe, granitemoe, bert, roberta, xlm_roberta, modernbert, nomic_bert, mpnet,
+    llama4_text, glm4_moe, solar_open, dots1, hy_v3, hunyuan_v1_moe, exaone_moe, ernie4_5_moe, olmoe, granitemoe, bert, roberta, xlm_roberta, modernbert, nomic_bert, jina_embeddings_v3, mpnet,
     gpt_oss, minimax_m2, minimax_m3_vl_text, deepseek_v2, deepseek_v3, deepseek_v32, kimi_k2, glm_moe_dsa, glm4_moe_lite, youtu, minicpm3, mistral4,
     qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe, granitemoehybrid, falcon_h1, nemotron_h, mamba2, kimi_linear,
 }

@@ -2,16 +2,18 @@
 
 use super::config::Config;
 use super::decoder::{self, Keys, NormTrait, Traits, USUAL_KEYS};
-use super::encoder::{MAX_TYPES, normalize_sums};
+use super::encoder::{self, MAX_TYPES, normalize_sums};
 use super::error::ConfigError;
 use super::family::Family;
 use super::names::{LLAMA, Names};
 use super::rope::MAX_POSITIONS;
-use crate::description::{DecoderSpec, FeatureBlock, LayerSlot, StoredTensors, WeightSlot};
+use crate::description::{
+    ClassifierKind, ClassifierPlan, DecoderSpec, FeatureBlock, LayerSlot, StoredTensors, WeightSlot,
+};
 
 pub(super) const FAMILY: Family = Family {
     model_type: "nomic_bert",
-    architectures: &["NomicBertModel", "NomicBertForMaskedLM"],
+    architectures: &["NomicBertModel", "NomicBertForMaskedLM", "NomicBertForSequenceClassification"],
     spec,
     names: Names {
         layers: "nomic_bert.encoder.layers.",
@@ -34,11 +36,15 @@ const OWN_KEYS: Keys = Keys {
 };
 
 fn tensors(slot: WeightSlot) -> StoredTensors {
-    use FeatureBlock::{Gate, Hidden, Key, Query, Up, Value, Vocabulary};
+    use FeatureBlock::{Classes, Gate, Hidden, Key, Query, Up, Value, Vocabulary};
     use LayerSlot as Slot;
     match slot {
         WeightSlot::Embedding => &[("nomic_bert.embeddings.word_embeddings", &[Vocabulary])],
         WeightSlot::EmbeddingNorm | WeightSlot::EmbeddingNormBias => &[("nomic_bert.emb_ln", &[Hidden])],
+        WeightSlot::ClassifierDense | WeightSlot::ClassifierDenseBias => {
+            &[("nomic_bert.pooler.dense", &[Hidden])]
+        }
+        WeightSlot::ClassifierOut | WeightSlot::ClassifierOutBias => &[("classifier", &[Classes])],
         WeightSlot::Layer(_, Slot::Qkv) => &[("attn.Wqkv", &[Query, Key, Value])],
         WeightSlot::Layer(_, Slot::Out) => &[("attn.out_proj", &[Hidden])],
         WeightSlot::Layer(_, Slot::MlpNorm | Slot::MlpNormBias) => &[("norm1", &[Hidden])],
@@ -64,6 +70,8 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     };
     spec.embedding.token_types = Some(config.optional_size("type_vocab_size", MAX_TYPES)?.unwrap_or(2));
     normalize_sums(&mut spec);
+    let plan = |classes| ClassifierPlan { classes, kind: ClassifierKind::Tanh };
+    spec.head.classifier = encoder::classes(config)?.map(plan);
     Ok(spec)
 }
 

@@ -64,6 +64,9 @@ impl StoredWeights {
 
     /// Returns the pieces that, stacked, are the weight for `slot`.
     fn pieces(&self, slot: WeightSlot) -> Vec<Piece> {
+        if slot == WeightSlot::SecondType {
+            return self.token_types().into_iter().collect();
+        }
         let stacked = self.names.stacked_piece(&self.spec, slot);
         let stacked = stacked.map(|piece| Piece { tensor: self.resolve(&piece.tensor), ..piece });
         match stacked.filter(|piece| self.checkpoint.contains(&piece.tensor)) {
@@ -367,6 +370,16 @@ fn with_first_row_added(tensor: &HostTensor, table: &HostTensor, dtype: DType) -
     HostTensor::dense(dtype, tensor.rows, tensor.cols, bytes.into())
 }
 
+/// Returns the second row of a table minus its first row, as a vector in single precision.
+fn second_row_minus_first(table: &HostTensor) -> HostTensor {
+    let part = Part::whole(table.clone());
+    let [mut first, mut second] = [0, 1].map(|_| vec![0.0; table.cols]);
+    part.read_row(0, &mut first);
+    part.read_row(1, &mut second);
+    let bytes: Vec<u8> = second.iter().zip(&first).flat_map(|(x, y)| (x - y).to_le_bytes()).collect();
+    HostTensor::dense(DType::F32, 1, table.cols, bytes.into())
+}
+
 /// Converts a stored tensor. Returns `None` if the kernels cannot load its element type.
 pub fn host_tensor(tensor: &Tensor<'_>) -> Option<HostTensor> {
     let encoding = match tensor.dtype {
@@ -392,6 +405,9 @@ impl WeightSource for StoredWeights {
         self.checkpoint.check_readable()?;
         let part = |piece: Piece| {
             let mut tensor = self.tensor(&piece)?;
+            if slot == WeightSlot::SecondType {
+                return Ok(Part::whole(second_row_minus_first(&tensor)));
+            }
             if slot == WeightSlot::Head && self.spec.head.unit_rows {
                 tensor = with_unit_rows(&tensor);
             }

@@ -199,9 +199,10 @@ pub(crate) fn activation_elements(spec: &DecoderSpec, limits: &ShardLimits) -> u
     let (tokens, outputs) = (limits.max_step_tokens, limits.max_outputs());
     let of_layers = LayerBuffer::ACTIVATIONS.into_iter();
     let of_layers = of_layers.flat_map(|buffer| buffer.widths(&spec.layers, spec.hidden));
-    // Beside the buffers of layers are the residual stream, its norm, the output of a branch, and
-    // per-layer embeddings.
-    let others = spec.per_layer_columns().saturating_add(3 * spec.hidden);
+    // Beside the buffers of layers are the residual stream, its norm, the output of a branch, the
+    // rows that tokens of the second type get, and per-layer embeddings.
+    let states = 3 + usize::from(spec.embedding.has_second_type());
+    let others = spec.per_layer_columns().saturating_add(states * spec.hidden);
     let of_adapters = adapter_ranks(spec, limits.adapters).into_iter();
     let columns = of_layers.chain(of_adapters).fold(others, usize::saturating_add);
     tokens.saturating_mul(columns).saturating_add(outputs.saturating_mul(spec.hidden))

@@ -179,6 +179,8 @@ pub struct Harness<'b, B: Backend> {
     prefixes: HashMap<u32, SequencePrefix>,
     /// The adapter of each sequence that has one, by its first block.
     pub adapters: HashMap<u32, usize>,
+    /// For each slot the position from which on tokens have the second type.
+    second_type_starts: HashMap<u32, usize>,
 }
 
 impl<'b, B: Backend> Harness<'b, B> {
@@ -224,6 +226,7 @@ impl<'b, B: Backend> Harness<'b, B> {
             vocab,
             prefixes: HashMap::new(),
             adapters: HashMap::new(),
+            second_type_starts: HashMap::new(),
         }
     }
 
@@ -246,6 +249,14 @@ impl<'b, B: Backend> Harness<'b, B> {
     pub fn admit(&mut self, slot: u32, tokens: &[u32]) {
         let Harness { backend, queue, .. } = self;
         backend.admit(queue, slot as usize, tokens, &SamplingParams::default()).unwrap();
+    }
+
+    /// Sets the position from which on the sequence in `slot` has tokens of the second type.
+    pub fn set_second_type_start(&mut self, slot: u32, start: Option<usize>) {
+        match start {
+            Some(start) => self.second_type_starts.insert(slot, start),
+            None => self.second_type_starts.remove(&slot),
+        };
     }
 
     /// Runs a step and returns the logits of all its tokens.
@@ -281,7 +292,11 @@ impl<'b, B: Backend> Harness<'b, B> {
                 let blocks = &chunk.blocks[..(start + count).div_ceil(self.block_size)];
                 let prefix = self.prefixes.get(&blocks[0]).copied().unwrap_or_default();
                 let adapter = self.adapters.get(&blocks[0]).copied();
-                SeqRow::prefill(slot, start..start + count, blocks).with_prefix(prefix).with_adapter(adapter)
+                let second_type_start = self.second_type_starts.get(&blocks[0]).copied();
+                SeqRow::prefill(slot, start..start + count, blocks)
+                    .with_prefix(prefix)
+                    .with_adapter(adapter)
+                    .with_second_type_start(second_type_start)
             })
             .collect();
         let input = StepInput { tokens: &tokens, rows: &rows, outputs, samples: &[], ..StepInput::EMPTY };

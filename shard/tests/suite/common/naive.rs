@@ -45,6 +45,17 @@ pub fn logits(spec: &DecoderSpec, weights: &MemoryWeights, tokens: &[u32]) -> Ve
 
 /// Computes the states after the final norm of every position, `[tokens, hidden]`.
 pub fn states(spec: &DecoderSpec, weights: &MemoryWeights, tokens: &[u32]) -> Vec<Vec<f64>> {
+    typed_states(spec, weights, tokens, None)
+}
+
+/// Computes the states like [`states`], where tokens from `second_type_start` on have the second
+/// type.
+pub fn typed_states(
+    spec: &DecoderSpec,
+    weights: &MemoryWeights,
+    tokens: &[u32],
+    second_type_start: Option<usize>,
+) -> Vec<Vec<f64>> {
     let embedding = weights.values(WeightSlot::Embedding);
     let row = |table: &[f64], row: usize| table[row * spec.hidden..(row + 1) * spec.hidden].to_vec();
     let factor = f64::from(spec.embedding.factor);
@@ -53,6 +64,10 @@ pub fn states(spec: &DecoderSpec, weights: &MemoryWeights, tokens: &[u32]) -> Ve
     if let Some(table) = spec.embedding.positions {
         let positions = weights.values(WeightSlot::Positions);
         xs.iter_mut().enumerate().for_each(|(p, x)| add(x, &row(&positions, p + table.first)));
+    }
+    if let Some(start) = second_type_start {
+        let second_type = weights.values(WeightSlot::SecondType);
+        xs[start..].iter_mut().for_each(|x| add(x, &second_type));
     }
     if spec.embedding.norm {
         let norm = Norms { spec, weights };

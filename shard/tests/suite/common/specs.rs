@@ -561,6 +561,7 @@ pub const SEPARATOR: u32 = 3;
 /// causal.
 pub fn encoder(mut spec: DecoderSpec) -> DecoderSpec {
     see_prefixes(&mut spec);
+    spec.embedding.token_types = Some(2);
     // Sums are normalized in layers with both branches only.
     if spec.residual == Residual::Sequential && spec.layers.iter().all(|layer| layer.branches() == 2) {
         spec.norm.place = NormPlace::AfterSums;

@@ -110,6 +110,7 @@ impl Traffic {
             mask: random.random_bool(self.constrained).then(|| pretend_mask(&[], limits.vocab_size)),
             pooling,
             pooling_start: 0,
+            second_type_start: None,
             prompt_logprobs: scored.then(|| random.random_range(0..=limits.vocab_size.min(12) as u32)),
             adapter: random.random_bool(self.adapted).then(|| self.adapter(random)),
             cache_salt: self.salts[random.random_range(0..self.salts.len())].clone(),

@@ -136,7 +136,7 @@ impl World {
             block_size,
             num_blocks: positions.div_ceil(block_size).min(160),
             vocab_size: random.random_range(2..50),
-            hidden_size: 2,
+            max_vector_len: 2,
             max_frame_bytes: if random.random_bool(0.6) {
                 MAX_FRAME
             } else {

@@ -642,6 +642,12 @@ fn what_families_lack_is_refused_by_key() {
             mpnet(&json!({"relative_attention_num_buckets": 16})),
             "relative_attention_num_buckets = 16 is not supported: 32 buckets",
         ),
+        (
+            modernbert(
+                &json!({"id2label": (0..1001).map(|n| (n.to_string(), json!("x"))).collect::<Value>()}),
+            ),
+            "id2label has 1001 entries, more than the limit of 1000",
+        ),
         (nomic_bert(&json!({"prenorm": true})), "prenorm = true is not supported"),
         (nomic_bert(&json!({"qkv_proj_bias": true})), "qkv_proj_bias = true"),
         (nomic_bert(&json!({"num_experts": 8})), "num_experts = 8 is not supported: a mixture of experts"),
