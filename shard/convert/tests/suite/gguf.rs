@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use millrace_convert::convert::{ConvertTarget, GgufKind, convert};
+use millrace_formats::vocabulary::{PieceKind, TokenizerData};
 use millrace_formats::{Checkpoint, DType as StoredDType, Source, Tensor};
 use millrace_model::families;
 use millrace_numbers::{BlockType, DType};
+use serde_json::json;
 
 const F32: GgufKind = GgufKind::Dense(DType::F32);
 
@@ -276,4 +278,62 @@ fn matrices_get_the_type_that_was_asked_for() {
     for precise in ["mlp.gate", "input_layernorm", "self_attn.q_norm"] {
         assert_eq!(dtype(precise), StoredDType::F32, "{precise}");
     }
+}
+
+/// Returns a copy of a golden checkpoint with this `tokenizer.json`.
+fn with_tokenizer(checkpoint: &str, tokenizer: &serde_json::Value) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(tests().join(checkpoint).join(name), copy.path().join(name)).unwrap();
+    }
+    std::fs::write(copy.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    copy
+}
+
+fn tokenizer_of(checkpoint: &str, tokenizer: &serde_json::Value) -> TokenizerData {
+    let from = with_tokenizer(checkpoint, tokenizer);
+    let new = from.path().join("new.gguf");
+    write(&Source::Directory(from.path().to_owned()), &new, F32).unwrap();
+    Source::File(new).tokenizer_data().unwrap().unwrap()
+}
+
+#[test]
+fn tokens_of_word_pieces_mark_the_begin_of_words() {
+    let added = |id: usize, text: &str| json!({"id": id, "content": text, "special": true});
+    let tokenizer = json!({
+        "model": {
+            "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+            "vocab": {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "play": 5, "##ing": 6, "[unused1]": 7},
+        },
+        "added_tokens": [added(0, "[PAD]"), added(1, "[UNK]"), added(2, "[CLS]"), added(3, "[SEP]"), added(4, "[MASK]")],
+    });
+    let data = tokenizer_of("golden-encoders/bert", &tokenizer);
+    assert_eq!(data.model, "bert");
+    assert_eq!(
+        data.tokens[..9],
+        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "\u{2581}play", "ing", "[unused1]", "[PAD8]"]
+    );
+    let special = data.special;
+    assert_eq!((special.cls, special.separator, special.mask), (Some(2), Some(3), Some(4)));
+    assert_eq!((special.padding, special.unknown, special.bos), (Some(0), Some(1), Some(2)));
+    assert_eq!(data.huggingface_json, Some(tokenizer.to_string()));
+}
+
+#[test]
+fn gemma_4_has_merges_where_others_have_scores() {
+    let tokenizer = json!({
+        "model": {
+            "type": "BPE", "byte_fallback": true, "unk_token": "<unk>",
+            "vocab": {"<unk>": 0, "<0x0A>": 1, "a": 2, "b": 3, "ab": 4}, "merges": [["a", "b"]],
+        },
+    });
+    let gemma4 = tokenizer_of("golden/gemma4_text", &tokenizer);
+    assert_eq!(
+        (&*gemma4.model, &gemma4.merges[..], gemma4.scores.len()),
+        ("gemma4", &["a b".to_owned()][..], 0)
+    );
+    assert_eq!(gemma4.kinds[1], PieceKind::Byte);
+    let gemma = tokenizer_of("golden/gemma", &tokenizer);
+    assert_eq!((&*gemma.model, gemma.merges.len(), gemma.scores[4]), ("llama", 0, 0.0));
+    assert_eq!(gemma.scores[2], -1.0);
 }

@@ -63,6 +63,11 @@ impl Keys {
         Keys { architecture, list }
     }
 
+    /// Returns whether the file is of this architecture.
+    pub(super) fn is_of(&self, architecture: &str) -> bool {
+        self.architecture == architecture
+    }
+
     /// Adds a key of the architecture.
     pub(super) fn add(&mut self, name: &str, value: GgufValue) {
         self.list.push((format!("{}.{name}", self.architecture), value));

@@ -60,7 +60,7 @@ pub(super) fn write(
     }
     let stored = StoredModel::open(model.source)?;
     let mut new = describe(model, &stored, kind)?;
-    let mut notes = other_keys(model, &mut new.keys)?;
+    let mut notes = other_keys(model, stored.spec().vocab, &mut new.keys)?;
     let error = |source| ConvertError::File { path: place.display().to_string(), source };
     let headers = new.headers();
     let header = gguf_header(&new.keys.list, &headers).map_err(error)?;
@@ -206,7 +206,7 @@ impl Reordered<'_> {
 
 /// Adds the name of the model, the pooling of its vectors and its tokenizer. Returns what the user
 /// should know.
-fn other_keys(model: &Model<'_>, keys: &mut Keys) -> Result<Vec<String>, ConvertError> {
+fn other_keys(model: &Model<'_>, rows: usize, keys: &mut Keys) -> Result<Vec<String>, ConvertError> {
     let name = match model.source {
         Source::Directory(path) | Source::File(path) => {
             path.file_stem().unwrap_or_default().to_string_lossy().into()
@@ -221,7 +221,7 @@ fn other_keys(model: &Model<'_>, keys: &mut Keys) -> Result<Vec<String>, Convert
     if let Some(number) = pooling {
         keys.count("pooling_type", number as usize);
     }
-    tokenizer_keys::add(model, &mut keys.list, &mut notes)?;
+    tokenizer_keys::add(model, rows, keys, &mut notes)?;
     Ok(notes)
 }
 

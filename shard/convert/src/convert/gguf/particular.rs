@@ -136,7 +136,7 @@ fn delta_layers(model: &Described<'_>, keys: &mut Keys) {
     let kinds: Vec<bool> =
         model.spec.layers.iter().map(|layer| layer.attention.recurrent().is_some()).collect();
     let every = kinds.iter().position(|is_recurrent| !is_recurrent).map_or(USUAL_INTERVAL, |first| first + 1);
-    let is_even = kinds.iter().enumerate().all(|(layer, kind)| *kind == !(layer + 1).is_multiple_of(every));
+    let is_even = kinds.iter().enumerate().all(|(layer, kind)| *kind != (layer + 1).is_multiple_of(every));
     match is_even {
         true => keys.count("full_attention_interval", every),
         false => keys.add("attention.recurrent_layers", GgufValue::Bools(kinds)),

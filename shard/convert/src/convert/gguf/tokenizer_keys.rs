@@ -7,16 +7,22 @@ use serde_json::Value;
 use super::super::error::ConvertError;
 use super::super::model::Model;
 use super::super::tokenizer::{self, ModelTokenizer};
+use super::described::Keys;
 
 type List = Vec<(String, GgufValue)>;
 
 /// Adds the tokenizer: that of the file, or that of `tokenizer.json`, which is also added as it is.
-pub(super) fn add(model: &Model<'_>, keys: &mut List, notes: &mut Vec<String>) -> Result<(), ConvertError> {
-    let ModelTokenizer { json, data } = tokenizer::of(model)?;
+pub(super) fn add(
+    model: &Model<'_>,
+    rows: usize,
+    keys: &mut Keys,
+    notes: &mut Vec<String>,
+) -> Result<(), ConvertError> {
+    let ModelTokenizer { json, data } = tokenizer::of(model, Some(rows))?;
     if let Some(text) = json {
-        keys.push(("tokenizer.huggingface.json".into(), GgufValue::Text(text)));
+        keys.list.push(("tokenizer.huggingface.json".into(), GgufValue::Text(text)));
     }
-    let Some(data) = data else {
+    let Some(mut data) = data else {
         notes.push("other programs need a tokenizer in the file, and this one cannot be written".to_owned());
         return Ok(());
     };
@@ -25,7 +31,14 @@ pub(super) fn add(model: &Model<'_>, keys: &mut List, notes: &mut Vec<String>) -
             "GGUF has no name for the pattern of this tokenizer: Millrace reads the file, but llama.cpp may not".to_owned(),
         );
     }
-    add_tokenizer(model, data, keys);
+    if data.model == "llama" {
+        // Gemma 4 has merges, and others scores in their place.
+        match keys.is_of("gemma4") && !data.merges.is_empty() {
+            true => (data.model, data.scores) = ("gemma4".to_owned(), Vec::new()),
+            false => data.merges.clear(),
+        }
+    }
+    add_tokenizer(model, data, &mut keys.list);
     Ok(())
 }
 
@@ -56,6 +69,10 @@ fn add_tokenizer(model: &Model<'_>, data: TokenizerData, keys: &mut List) {
         ("eos", id(data.special.eos, "eos_token_id")),
         ("padding", id(data.special.padding, "pad_token_id")),
         ("unknown", data.special.unknown.map(u64::from)),
+        ("cls", data.special.cls.map(u64::from)),
+        // The format spells it so.
+        ("seperator", data.special.separator.map(u64::from)),
+        ("mask", data.special.mask.map(u64::from)),
     ] {
         if let Some(id) = id.and_then(|id| u32::try_from(id).ok()) {
             add(&format!("ggml.{key}_token_id"), GgufValue::U32(id));
