@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use millrace_formats::Source;
+use millrace_formats::{GgufOrder, Source};
 use millrace_numbers::Part;
 
 use super::error::LoadError;
@@ -78,17 +78,12 @@ impl StoredModel {
 
     /// Returns the rows of all tensors of a file that has the model's tensors under those of its
     /// names for which `is_known` returns true. Where the family and the usual layout have
-    /// different tensors, one of them must be known. `stacked_qkv` and `by_output` are properties
-    /// of the new file, as in [`GgufOrder`](millrace_formats::GgufOrder).
+    /// different tensors, one of them must be known. `order` is the order of the new file.
     ///
     /// # Errors
     /// Returns the name of a tensor that is not known.
-    pub fn rows(
-        &self,
-        (stacked_qkv, by_output): (bool, bool),
-        is_known: &dyn Fn(&str) -> bool,
-    ) -> Result<Vec<NewRows>, String> {
-        let names = self.names.in_order(stacked_qkv, by_output);
+    pub fn rows(&self, order: GgufOrder, is_known: &dyn Fn(&str) -> bool) -> Result<Vec<NewRows>, String> {
+        let names = self.names.in_order(order.stacked_qkv, order.by_output);
         let mut all = Vec::new();
         for slot in self.spec.slots() {
             let mut first = 0;

@@ -48,9 +48,8 @@ pub(super) fn plan(
 ) -> Result<Vec<Planned>, String> {
     let listed = layer_number_slots(architecture);
     let is_known = |name: &str| architecture.place(name).is_some() || listed(name);
-    let order = architecture.order();
     let rows = model
-        .rows((order.stacked_qkv, order.by_output), &is_known)
+        .rows(architecture.order(), &is_known)
         .map_err(|tensor| format!("it has the tensor {tensor}, which has no name in GGUF"))?;
     let mut planned: Vec<Planned> = Vec::new();
     let mut places: HashMap<String, usize> = HashMap::new();
