@@ -39,7 +39,8 @@ pub use error::{Error, HeaderFault, IndexFault, TensorFault};
 pub use fault::FileFault;
 pub use flm::{FlmKind, FlmTensor, FlmToken, flm_header};
 pub use gguf::{
-    GgufTensor, GgufType, GgufValue, gguf_header, gguf_padding, gguf_tensor_name, split_model_name,
+    GgufArchitecture, GgufOrder, GgufPlace, GgufTensor, GgufType, GgufValue, gguf_config, gguf_header,
+    gguf_padding, split_model_name,
 };
 pub use identity::identity_of;
 pub use llama2c::{Llama2cItem, Llama2cModel};

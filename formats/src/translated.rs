@@ -111,6 +111,21 @@ impl Derivation {
     }
 }
 
+impl Derivation {
+    /// Undoes the change of a number in single precision: returns what is stored for it.
+    pub(crate) fn undo(&self, number: f32) -> f32 {
+        match self {
+            Derivation::LessOne => number + 1.0,
+            // The exponential in single precision would differ from the one of others.
+            Derivation::LogOfNegated => -(f64::from(number).exp() as f32),
+            Derivation::Same
+            | Derivation::Bytes(_)
+            | Derivation::SwappedNibbles
+            | Derivation::Codes { .. } => number,
+        }
+    }
+}
+
 /// Applies `change` to each number in single precision.
 fn each_number(stored: &[u8], change: impl Fn(f32) -> f32) -> Vec<u8> {
     let numbers = stored.as_chunks().0.iter().map(|bytes| change(f32::from_le_bytes(*bytes)));

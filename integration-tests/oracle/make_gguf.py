@@ -58,12 +58,14 @@ CASES = {
     "mamba2": "mamba2", "mamba2_tied": "mamba2", "gpt2": "gpt2", "gpt_bigcode": "starcoder",
     "gpt_neox": "gptneox", "gpt_neox_no_bias": "gptneox", "gpt_neox_sequential": "gptneox", "bloom": "bloom",
     "bloom_heads": "bloom", "falcon": "falcon", "falcon_11b": "falcon", "mpt": "mpt", "mpt_heads": "mpt",
+    "glm_moe_dsa": "glm-dsa", "glm_moe_dsa_shared": "glm-dsa",
 }
 PERMUTED = ("llama", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee")
 FUSED = ("qwen3_moe", "seed_oss_all_biases", "exaone4_hybrid")
 FUSED_EXPERTS = ("qwen3_5_moe_text",)
 ONE_LATENT_UP = ("deepseek_v2",)
 LATER = ("qwen3_5", "qwen3_5_moe_text")
+LATENT = ("deepseek2", "mistral4", "glm-dsa")
 
 
 def halves_to_pairs(rows, heads):
@@ -305,7 +307,7 @@ def write(case, architecture):
     if architecture == "gemma4":
         own = gemma4_heads(config)
         head, kv_heads = max(head for head, _ in own), [kv_heads for _, kv_heads in own]
-    if architecture in ("deepseek2", "mistral4"):
+    if architecture in LATENT:
         kv_heads = kv_heads if case in ONE_LATENT_UP else 1
         add_deepseek2(writer, config, case)
     writer.add_head_count_kv(kv_heads)
@@ -320,9 +322,9 @@ def write(case, architecture):
         writer.add_q_lora_rank(config["q_lora_rank"])
         writer.add_rope_dimension_count(config["qk_rope_head_dim"])
         writer.add_key_length(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
-    elif architecture not in ("deepseek2", "mistral4"):
+    elif architecture not in LATENT:
         writer.add_rope_dimension_count(int(head * share))
-    if config.get("head_dim") and architecture not in ("deepseek2", "mistral4", "minicpm3"):
+    if config.get("head_dim") and architecture not in (*LATENT, "minicpm3"):
         writer.add_key_length(head)
         writer.add_value_length(head)
     rms_eps = [config[key] for key in ("rms_norm_eps", "norm_eps", "layer_norm_epsilon") if key in config]
@@ -383,12 +385,16 @@ def write(case, architecture):
     if architecture == "mistral4":
         writer.add_rope_scaling_yarn_log_mul(0.1 * full["mscale_all_dim"])
         writer.add_attn_temperature_scale(full["llama_4_scaling_beta"])
+    if architecture == "glm-dsa":
+        writer.add_indexer_head_count(config["index_n_heads"])
+        writer.add_indexer_key_length(config["index_head_dim"])
+        writer.add_indexer_top_k(config["index_topk"])
     if architecture == "mistral3":
         writer.add_rope_scaling_yarn_log_mul(full["mscale_all_dim"])
         writer.add_attn_temperature_scale(full["llama_4_scaling_beta"])
     if architecture.startswith(("qwen2vl", "qwen3vl")):
         writer.add_rope_dimension_sections([*full["mrope_section"], 0])
-    if architecture in ("glm4moe", "deepseek2", "dots1", "lfm2moe", "mistral4", "exaone-moe"):
+    if architecture in ("glm4moe", *LATENT, "dots1", "lfm2moe", "exaone-moe"):
         dense = config.get("first_k_dense_replace", config.get("num_dense_layers", 1))
         dense = {"youtu": layers, "solar_open": 0}.get(config["model_type"], dense)
         writer.add_leading_dense_block_count(dense)
@@ -398,7 +404,7 @@ def write(case, architecture):
         writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
         writer.add_leading_dense_block_count(config["moe_layer_start_index"])
         writer.add_expert_shared_count(config["moe_num_shared_experts"])
-    has_shared = architecture in ("glm4moe", "nemotron_h_moe", "deepseek2", "dots1", "mistral4", "exaone-moe")
+    has_shared = architecture in ("glm4moe", "nemotron_h_moe", *LATENT, "dots1", "exaone-moe")
     if has_shared and config["model_type"] != "youtu":
         writer.add_expert_shared_count(config.get("n_shared_experts") or config["num_shared_experts"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])

@@ -15,6 +15,9 @@ pub(super) struct Architecture {
     /// The values of `model_type` and `architectures` of the same model in Hugging Face layout.
     pub(super) model_type: &'static str,
     pub(super) class: &'static str,
+    /// Other values of `model_type` whose models have this architecture. The keys of the file say
+    /// which one it is, or both compute the same.
+    pub(super) also: &'static [&'static str],
     /// Whether features `2 * i` and `2 * i + 1` are rotated together where the original model
     /// rotates others together, because the converter has reordered the rows of query and key.
     pub(super) interleaved: bool,
@@ -36,6 +39,8 @@ pub(super) struct Architecture {
     pub(super) has_linear_biases: bool,
     /// Keys with a number for each layer, and the tensor of a layer that has it.
     pub(super) layer_numbers: &'static [(&'static str, &'static str)],
+    /// Whether files have tensors that models are loaded without, so that none can be written.
+    pub(super) is_only_read: bool,
     pub(super) window: Window,
     pub(super) kv_heads: KvHeads,
     /// Whether tensors with all experts are known.
@@ -63,6 +68,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     name: "llama",
     model_type: "llama",
     class: "LlamaForCausalLM",
+    also: &["mistral", "mixtral"],
     interleaved: true,
     naming: names::LLAMA,
     epsilon: RMS,
@@ -72,6 +78,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     by_output: false,
     has_linear_biases: false,
     layer_numbers: &[],
+    is_only_read: false,
     window: Window::Mistral,
     kv_heads: KvHeads::AllLayers,
     has_experts: true,
@@ -80,6 +87,7 @@ pub(super) const LLAMA: Architecture = Architecture {
 
 /// A model in the layout of Llama without its peculiarities.
 pub(super) const PLAIN: Architecture = Architecture {
+    also: &[],
     interleaved: false,
     window: Window::Unknown,
     has_experts: false,

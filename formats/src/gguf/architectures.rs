@@ -47,7 +47,7 @@ const NEMOTRON_H: Architecture = Architecture {
 const ARCHITECTURES: &[Architecture] = &[
     LLAMA,
     // With query, key and value in tensors of their own, Baichuan 7B is a Llama.
-    Architecture { name: "baichuan", interleaved: true, ..PLAIN },
+    Architecture { name: "baichuan", also: &["baichuan"], interleaved: true, ..PLAIN },
     Architecture { name: "qwen2", model_type: "qwen2", class: "Qwen2ForCausalLM", ..PLAIN },
     Architecture { name: "qwen3", model_type: "qwen3", class: "Qwen3ForCausalLM", ..PLAIN },
     Architecture {
@@ -63,6 +63,8 @@ const ARCHITECTURES: &[Architecture] = &[
         name: "qwen3moe",
         model_type: "qwen3_moe",
         class: "Qwen3MoeForCausalLM",
+        // The text part of a model with images.
+        also: &["qwen3_vl_moe_text"],
         has_experts: true,
         naming: names::QWEN_MOE,
         adapt: experts::qwen3_moe,
@@ -161,6 +163,7 @@ const ARCHITECTURES: &[Architecture] = &[
         name: "olmo2",
         model_type: "olmo2",
         class: "Olmo2ForCausalLM",
+        also: &["olmo3"],
         naming: names::OLMO2,
         window: Window::ByFamily,
         adapt: dense::olmo2,
@@ -200,6 +203,7 @@ const ARCHITECTURES: &[Architecture] = &[
         name: "glm4moe",
         model_type: "glm4_moe",
         class: "Glm4MoeForCausalLM",
+        also: &["solar_open"],
         has_experts: true,
         naming: names::GLM4_MOE,
         adapt: experts::glm4_moe,
@@ -210,9 +214,20 @@ const ARCHITECTURES: &[Architecture] = &[
         name: "deepseek2",
         model_type: "deepseek_v3",
         class: "DeepseekV3ForCausalLM",
+        also: &["deepseek_v2", "kimi_k2", "glm4_moe_lite", "youtu"],
         has_experts: true,
         naming: names::DEEPSEEK2,
         adapt: latent::deepseek2,
+        ..PLAIN
+    },
+    Architecture {
+        name: "glm-dsa",
+        model_type: "glm_moe_dsa",
+        class: "GlmMoeDsaForCausalLM",
+        has_experts: true,
+        naming: names::GLM_DSA,
+        is_only_read: true,
+        adapt: latent::glm_dsa,
         ..PLAIN
     },
     Architecture {
@@ -291,7 +306,7 @@ const ARCHITECTURES: &[Architecture] = &[
         model_type: "dots1",
         class: "Dots1ForCausalLM",
         has_experts: true,
-        naming: names::GLM4_MOE,
+        naming: names::DOTS1,
         adapt: experts::dots1,
         ..PLAIN
     },
@@ -436,7 +451,7 @@ const ARCHITECTURES: &[Architecture] = &[
         name: "minicpm3",
         model_type: "minicpm3",
         class: "MiniCPM3ForCausalLM",
-        naming: names::DEEPSEEK2,
+        naming: names::MINICPM3,
         adapt: latent::minicpm3,
         ..PLAIN
     },

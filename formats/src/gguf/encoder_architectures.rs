@@ -9,6 +9,7 @@ const BERT: Architecture = Architecture {
     name: "bert",
     model_type: "bert",
     class: "BertModel",
+    also: &["roberta", "xlm-roberta"],
     epsilon: ("attention.layer_norm_epsilon", "layer_norm_eps"),
     naming: encoder_names::BERT,
     adapt: encoders::bert,
@@ -22,6 +23,7 @@ pub(super) const ENCODERS: &[Architecture] = &[
         name: "nomic-bert",
         model_type: "nomic_bert",
         class: "NomicBertModel",
+        also: &[],
         naming: encoder_names::NOMIC_BERT,
         ..BERT
     },

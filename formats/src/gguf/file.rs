@@ -58,6 +58,11 @@ struct Listed {
 impl<'a> Header<'a> {
     /// Reads the header of the file at `path`, whose contents are `bytes`.
     pub(super) fn read(path: &'a str, bytes: &'a [u8]) -> Result<Self, Error> {
+        Self::read_begin(path, bytes, bytes.len())
+    }
+
+    /// Reads the header of the file at `path`, which has `length` bytes and begins with `bytes`.
+    pub(super) fn read_begin(path: &'a str, bytes: &'a [u8], length: usize) -> Result<Self, Error> {
         let fault = |fault| Error::ModelFile { file: path.to_owned(), format: FORMAT, fault };
         let mut cursor = Cursor::new(bytes);
         let (lengths, tensors, keys) = counts(&mut cursor).map_err(fault)?;
@@ -75,7 +80,7 @@ impl<'a> Header<'a> {
         }
         let data = (cursor.at() as u64).next_multiple_of(alignment);
         for tensor in listed {
-            let tensor = header.place(tensor, data, alignment, bytes.len())?;
+            let tensor = header.place(tensor, data, alignment, length)?;
             header.tensors.push(tensor);
         }
         header.check_names()?;

@@ -11,6 +11,7 @@ mod config;
 mod encoder_architectures;
 mod encoder_names;
 mod file;
+mod inverse;
 mod model;
 #[cfg(test)]
 mod model_tests;
@@ -32,8 +33,8 @@ use std::sync::Arc;
 use architecture::Architecture;
 pub(crate) use file::{GgmlType, MAGIC};
 use file::{Header, StoredTensor};
+pub use inverse::{GgufArchitecture, GgufOrder, GgufPlace, gguf_config};
 use model::{Model, QkvRows};
-pub use names::gguf_tensor_name;
 use naming::{LONG_ROPE, ROPE_DIVISORS};
 pub use split::split_model_name;
 pub use writer::{GgufTensor, GgufType, GgufValue, gguf_header, gguf_padding};
@@ -167,12 +168,15 @@ impl Contents {
     }
 }
 
-/// Returns how the converter has changed the numbers of a tensor, if it has.
+/// Returns how the numbers of a tensor of a model follow from those that the converter has stored,
+/// if it has changed them.
 fn derivation(architecture: &Architecture, tensor: &StoredTensor) -> Option<Derivation> {
-    let name = &tensor.name;
-    if tensor.dtype != DType::F32 {
-        None
-    } else if name.ends_with(".ssm_a") {
+    (tensor.dtype == DType::F32).then(|| change_of_numbers(architecture, &tensor.name))?
+}
+
+/// Returns the same for a tensor with this name, which has single precision.
+fn change_of_numbers(architecture: &Architecture, name: &str) -> Option<Derivation> {
+    if name.ends_with(".ssm_a") {
         Some(Derivation::LogOfNegated)
     } else if architecture.norms_plus_one
         && name.ends_with("norm.weight")
@@ -187,8 +191,15 @@ fn derivation(architecture: &Architecture, tensor: &StoredTensor) -> Option<Deri
 fn read(files: &[MappedFile]) -> Result<Contents, Error> {
     let headers: Vec<Header<'_>> =
         files.iter().map(|file| Header::read(&file.path, file)).collect::<Result<_, _>>()?;
+    let bytes: Vec<&[u8]> = files.iter().map(|file| &**file).collect();
+    read_contents(&headers, &bytes)
+}
+
+/// Reads the model of these headers. Their files begin with `bytes`, and may be longer behind the
+/// divisors of frequencies.
+fn read_contents(headers: &[Header<'_>], files: &[&[u8]]) -> Result<Contents, Error> {
     let Some(header) = headers.first() else { return Ok(Contents::default()) };
-    split::check(&headers)?;
+    split::check(headers)?;
     let architecture = config::architecture(header)?;
     let all: Vec<_> = headers.iter().flat_map(|header| &header.tensors).collect();
     let mut model = Model {
@@ -208,7 +219,8 @@ fn read(files: &[MappedFile]) -> Result<Contents, Error> {
     let mut contents = Contents::default();
     for (index, (header, file)) in headers.iter().zip(files).enumerate() {
         for tensor in &header.tensors {
-            let divisors = || config::divisors(header, tensor, &file[tensor.range.clone()]).map(Some);
+            let bytes = file.get(tensor.range.clone()).unwrap_or_default();
+            let divisors = || config::divisors(header, tensor, bytes).map(Some);
             if tensor.name == ROPE_DIVISORS {
                 model.divisors = divisors()?;
                 continue;

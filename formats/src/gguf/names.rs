@@ -113,8 +113,8 @@ pub(super) const FALCON_H1: Naming = Naming {
         ("output", "lm_head"),
     ],
     special: &[
-        ("ffn_norm.weight", "pre_ff_layernorm.weight"),
         ("ffn_norm", "pre_ff_layernorm.weight"),
+        ("ffn_norm.weight", "pre_ff_layernorm.weight"),
         ("ffn_gate", "feed_forward.gate_proj"),
         ("ffn_up", "feed_forward.up_proj"),
         ("ffn_down", "feed_forward.down_proj"),
@@ -184,10 +184,23 @@ pub(super) const NEMOTRON_H: Naming = Naming {
     experts: &[("ffn_up_exps", "mixer.experts.*.up_proj"), ("ffn_down_exps", "mixer.experts.*.down_proj")],
 };
 
-/// GLM-4.5 and its successors, and dots.llm1.
+/// GLM-4.5 and its successors, whose norm before the MLP has the name of one after attention.
 pub(super) const GLM4_MOE: Naming = Naming {
     special: &[
         ("post_attention_norm", "post_attention_layernorm"),
+        ("ffn_gate_inp", "mlp.gate"),
+        ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
+        ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+        ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+        ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+    ],
+    experts: EXPERTS,
+    ..LLAMA
+};
+
+/// Experts beside shared ones, chosen with a bias (dots.llm1).
+pub(super) const DOTS1: Naming = Naming {
+    special: &[
         ("ffn_gate_inp", "mlp.gate"),
         ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
         ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
@@ -217,6 +230,36 @@ pub(super) const DEEPSEEK2: Naming = Naming {
         ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
     ],
     experts: EXPERTS,
+    ..LLAMA
+};
+
+/// The same with what chooses keys in long contexts (GLM-5), which is not loaded.
+pub(super) const GLM_DSA: Naming = Naming {
+    inner: &[
+        ("attn_norm", "input_layernorm"),
+        ("attn_output", "self_attn.o_proj"),
+        ("ffn_norm", "post_attention_layernorm"),
+        ("ffn_gate", "mlp.gate_proj"),
+        ("ffn_up", "mlp.up_proj"),
+        ("ffn_down", "mlp.down_proj"),
+        ("indexer.k_norm", "self_attn.indexer.k_norm"),
+        ("indexer.proj", "self_attn.indexer.weights_proj"),
+        ("indexer.attn_k", "self_attn.indexer.wk"),
+        ("indexer.attn_q_b", "self_attn.indexer.wq_b"),
+    ],
+    ..DEEPSEEK2
+};
+
+/// Latent attention without experts, and with one projection of latents (MiniCPM3).
+pub(super) const MINICPM3: Naming = Naming {
+    special: &[
+        ("attn_q_a", "self_attn.q_a_proj"),
+        ("attn_q_a_norm", "self_attn.q_a_layernorm"),
+        ("attn_q_b", "self_attn.q_b_proj"),
+        ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+        ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+        ("attn_kv_b", "self_attn.kv_b_proj"),
+    ],
     ..LLAMA
 };
 
@@ -410,12 +453,6 @@ pub(super) const EXAONE_MOE: Naming = Naming {
     ..LLAMA
 };
 
-/// Returns the name in GGUF of a tensor of Llama, or of a model in its layout, that is `name` in
-/// Hugging Face layout. Returns nothing if GGUF has no name for it.
-pub fn gguf_tensor_name(name: &str) -> Option<String> {
-    LLAMA.reverse(name)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -436,11 +473,21 @@ mod tests {
         let bias = GLM4_MOE.translate("blk.2.exp_probs_b.bias");
         assert_eq!(bias, "model.layers.2.mlp.gate.e_score_correction_bias");
         for name in ["model.layers.12.mlp.down_proj.bias", "model.norm.weight", "lm_head.weight"] {
-            assert_eq!(LLAMA.translate(&gguf_tensor_name(name).unwrap()), name);
+            assert_eq!(LLAMA.translate(&LLAMA.reverse(name).unwrap()), name);
         }
         for unknown in ["model.layers.1.model.norm.weight", "model.layers.x.mlp.down_proj.weight", "output"] {
-            assert_eq!(gguf_tensor_name(unknown), None, "{unknown}");
+            assert_eq!(LLAMA.reverse(unknown), None, "{unknown}");
         }
+        let matrix = "model.layers.2.mlp.experts.11.up_proj.weight";
+        assert_eq!(GLM4_MOE.reverse_expert(matrix), Some(("blk.2.ffn_up_exps.weight".to_owned(), 11)));
+        assert_eq!(GLM4_MOE.reverse_expert("model.layers.2.mlp.up_proj.weight"), None);
+        assert_eq!(
+            GLM4_MOE.reverse("model.layers.2.mlp.gate.e_score_correction_bias").unwrap(),
+            "blk.2.exp_probs_b.bias"
+        );
+        // Llama's norm before the MLP has this name, but Gemma's has another.
+        let norm = "model.layers.1.post_attention_layernorm.weight";
+        assert_eq!(SANDWICH.reverse(norm).unwrap(), "blk.1.post_attention_norm.weight");
         for norm in ["blk.1.ffn_norm", "blk.1.ffn_norm.weight"] {
             assert_eq!(FALCON_H1.translate(norm), "model.layers.1.pre_ff_layernorm.weight");
         }

@@ -82,17 +82,43 @@ impl Naming {
     /// Returns the name in GGUF of the tensor that is `name` in Hugging Face layout, the reverse of
     /// [`translate`](Self::translate). Returns nothing if GGUF has no name for it.
     pub(super) fn reverse(&self, name: &str) -> Option<String> {
-        let find = |pairs: &[(&'static str, &str)], name: &str| {
-            let (module, suffix) = name.rsplit_once('.')?;
-            let (translated, _) = pairs.iter().find(|(_, from)| *from == module)?;
-            Some(format!("{translated}.{suffix}"))
-        };
-        match name.strip_prefix(self.layers).and_then(|rest| rest.split_once('.')) {
+        let (tables, before, rest) = match self.in_layer(name) {
+            None => ([self.outer, &[], &[]], String::new(), name),
             Some((layer, rest)) => {
-                Some(format!("{LAYERS}{}.{}", layer.parse::<u32>().ok()?, find(self.inner, rest)?))
+                let before = format!("{LAYERS}{}.", layer.parse::<u32>().ok()?);
+                ([self.special, self.recurrent, self.inner], before, rest)
             }
-            None => find(self.outer, name),
-        }
+        };
+        // Of several pairs, the first one whose name in GGUF is read as this one. Names with their
+        // suffix precede those of modules.
+        let find = |wanted: &str, suffix: &str| {
+            let pairs = tables.iter().flat_map(|pairs| pairs.iter());
+            let mut names = pairs
+                .filter(|(_, translated)| *translated == wanted)
+                .map(|(stored, _)| format!("{before}{stored}{suffix}"));
+            names.find(|stored| self.translate(stored) == name)
+        };
+        let of_module = || rest.rfind('.').and_then(|dot| find(&rest[..dot], &rest[dot..]));
+        find(rest, "").or_else(of_module)
+    }
+
+    /// Returns the name in GGUF of the tensor with the matrices of all experts of a layer, one of
+    /// which is `name` in Hugging Face layout, and the number of that expert. This is the reverse
+    /// of [`matrices_of_expert`](Self::matrices_of_expert).
+    pub(super) fn reverse_expert(&self, name: &str) -> Option<(String, usize)> {
+        let (layer, rest) = self.in_layer(name)?;
+        let layer = layer.parse::<u32>().ok()?;
+        let (module, suffix) = rest.rsplit_once('.')?;
+        self.experts.iter().find_map(|(stacked, one)| {
+            let (before, after) = one.split_once('*')?;
+            let expert = module.strip_prefix(before)?.strip_suffix(after)?.parse().ok()?;
+            Some((format!("{LAYERS}{layer}.{stacked}.{suffix}"), expert))
+        })
+    }
+
+    /// Splits the name of a layer's tensor in Hugging Face layout after the number of the layer.
+    fn in_layer<'a>(&self, name: &'a str) -> Option<(&'a str, &'a str)> {
+        name.strip_prefix(self.layers)?.split_once('.')
     }
 }
 

@@ -26,6 +26,8 @@ pub enum GgufValue {
     F32s(Vec<f32>),
     /// A list of signed numbers of 32 bits.
     I32s(Vec<i32>),
+    /// A list of truth values.
+    Bools(Vec<bool>),
 }
 
 /// The type of a tensor that is written.
@@ -133,6 +135,10 @@ fn write_value(bytes: &mut Vec<u8>, value: &GgufValue) {
         GgufValue::F32s(numbers) => {
             array(bytes, 6, numbers.len());
             bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+        }
+        GgufValue::Bools(values) => {
+            array(bytes, 7, values.len());
+            bytes.extend(values.iter().map(|&value| u8::from(value)));
         }
         GgufValue::I32s(numbers) => {
             array(bytes, 5, numbers.len());

@@ -221,7 +221,7 @@ fn check(folder: &Path) -> usize {
 }
 
 /// The folders of all checkpoints.
-fn folders() -> Vec<PathBuf> {
+pub(crate) fn folders() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = std::fs::read_dir(folder())
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -248,14 +248,18 @@ fn gguf_files_give_the_states_of_transformers() {
         .collect();
     assert!(files.len() >= 10, "{} files", files.len());
     for file in files {
-        let case = folder().join(file.file_stem().unwrap());
-        let model = families::load(&Source::File(file.clone()), &Overrides::default()).unwrap();
-        let texts = texts(&case);
-        assert!(texts.len() >= 2, "{}", file.display());
-        let (cpu, limits) = (cpu(2), long_limits());
-        let mut harness = Harness::new(&cpu, &model.spec, &*model.weights, DType::F32, &limits);
-        assert_states(&mut harness, &file.display().to_string(), &texts);
+        check_file(&folder().join(file.file_stem().unwrap()), &file);
     }
+}
+
+/// Computes the states of a checkpoint from a file with its weights.
+pub(crate) fn check_file(checkpoint: &Path, file: &Path) {
+    let model = families::load(&Source::File(file.to_owned()), &Overrides::default()).unwrap();
+    let texts = texts(checkpoint);
+    assert!(texts.len() >= 2, "{}", file.display());
+    let (cpu, limits) = (cpu(2), long_limits());
+    let mut harness = Harness::new(&cpu, &model.spec, &*model.weights, DType::F32, &limits);
+    assert_states(&mut harness, &file.display().to_string(), &texts);
 }
 
 #[test]

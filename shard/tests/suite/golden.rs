@@ -112,7 +112,7 @@ pub(crate) fn assert_rows(case: &str, found: &[Vec<f32>], expected: &[Vec<f64>])
 }
 
 /// Compares one checkpoint, whose weights are in `source`, and returns how many prompts it has.
-fn check(name: &str, source: &Source) -> usize {
+pub(crate) fn check(name: &str, source: &Source) -> usize {
     let folder = folder().join(name);
     let model =
         families::load(source, &Overrides::default()).unwrap_or_else(|error| panic!("{name}: {error}"));

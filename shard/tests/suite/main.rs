@@ -12,6 +12,7 @@ mod allocations;
 mod collective;
 mod common;
 mod convert_files;
+mod convert_gguf;
 mod decoder;
 mod encoders;
 mod golden;

@@ -31,6 +31,19 @@ pub(in super::super) fn deepseek2(model: &Model<'_>, config: &mut Config) -> Res
     Ok(())
 }
 
+/// Adds the experts of GLM-5, and how many keys it chooses in long contexts.
+pub(in super::super) fn glm_dsa(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    latent_attention(model, config)?;
+    let keys = [
+        ("leading_dense_block_count", "first_k_dense_replace"),
+        ("attention.indexer.head_count", "index_n_heads"),
+        ("attention.indexer.key_length", "index_head_dim"),
+        ("attention.indexer.top_k", "index_topk"),
+    ];
+    copy_counts(model, config, &keys)?;
+    sigmoid_experts(model, config)
+}
+
 /// Adds the sizes of latent attention. In newer files, the lengths of keys and values are the
 /// sizes of a cached row, and the sizes of heads have keys of their own.
 fn latent_attention(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {

@@ -79,7 +79,9 @@ pub fn convert(
     let json = |source_error| ConvertError::Json { file: source.path("config.json"), source: source_error };
     let config = serde_json::from_slice(&source.config()?).map_err(json)?;
     let model = Model { source, checkpoint: Checkpoint::open(source)?, config };
-    model.check_order()?;
+    if !matches!(target, ConvertTarget::Gguf { .. }) {
+        model.check_order()?;
+    }
     let job = job(&model, &target);
     match target {
         ConvertTarget::Safetensors { dtype, max_file_bytes, vocabulary } => {

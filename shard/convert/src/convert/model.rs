@@ -64,9 +64,14 @@ impl Model<'_> {
         ConvertError::Quantized { place: self.source.place(), method }
     }
 
+    /// Returns a value of the configuration, or of the one of the text part that it has.
+    pub(super) fn value(&self, key: &str) -> Option<&Value> {
+        self.config.get(key).or_else(|| self.config.get("text_config")?.get(key))
+    }
+
     /// Returns a number of the configuration.
     pub(super) fn count(&self, key: &str) -> Result<usize, ConvertError> {
-        let count = self.config.get(key).and_then(Value::as_u64);
+        let count = self.value(key).and_then(Value::as_u64);
         count.map(|count| count as usize).ok_or_else(|| self.unsupported(format!("config.json has no {key}")))
     }
 

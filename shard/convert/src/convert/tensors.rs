@@ -12,7 +12,7 @@ use super::error::ConvertError;
 pub(super) const BLOCK: usize = 32;
 
 /// Bytes that are written at once.
-const CHUNK: usize = 16 << 20;
+pub(super) const CHUNK: usize = 16 << 20;
 
 /// The order of the rows of query and key: halves of a head, or pairs that are rotated together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub(super) struct HeadOrder {
 
 impl HeadOrder {
     /// Returns the stored row that becomes this row.
-    fn stored_row(self, row: usize) -> usize {
+    pub(super) fn stored_row(self, row: usize) -> usize {
         let (head, row, half) = (row / self.head_dim, row % self.head_dim, self.head_dim / 2);
         let stored = match self.to_pairs {
             true => row % 2 * half + row / 2,
@@ -141,7 +141,11 @@ pub(super) fn numbers(
     Ok(())
 }
 
-fn encode(numbers: &[f32], to: RowType, bytes: &mut Vec<u8>) -> Result<(), millrace_numbers::Error> {
+pub(super) fn encode(
+    numbers: &[f32],
+    to: RowType,
+    bytes: &mut Vec<u8>,
+) -> Result<(), millrace_numbers::Error> {
     match to {
         RowType::Dense(dtype) => numbers.iter().for_each(|&number| dtype.push(number, bytes)),
         RowType::Q8_0 => {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use millrace_formats::Source;
-use millrace_formats::vocabulary::{PieceKind, TokenizerData};
+use millrace_formats::vocabulary::{PieceKind, SpecialTokenIds, TokenizerData};
 use serde_json::Value;
 
 use super::error::ConvertError;
@@ -33,8 +33,9 @@ pub(super) struct ModelTokenizer {
     pub(super) data: Option<TokenizerData>,
 }
 
-/// Finds the tokenizer of a model.
-pub(super) fn of(model: &Model<'_>) -> Result<ModelTokenizer, ConvertError> {
+/// Finds the tokenizer of a model whose embedding has `rows` rows, or as many as the configuration
+/// says.
+pub(super) fn of(model: &Model<'_>, rows: Option<usize>) -> Result<ModelTokenizer, ConvertError> {
     const NAME: &str = "tokenizer.json";
     let text = match model.source {
         Source::File(path) => {
@@ -49,7 +50,8 @@ pub(super) fn of(model: &Model<'_>) -> Result<ModelTokenizer, ConvertError> {
     let mut data = match &json {
         Some(text) => {
             let json = |source| ConvertError::Json { file: model.source.path(NAME), source };
-            read(&serde_json::from_str(text).map_err(json)?, model.count("vocab_size")?)
+            let rows = rows.map_or_else(|| model.count("vocab_size"), Ok)?;
+            read(&serde_json::from_str(text).map_err(json)?, rows)
         }
         None => inside,
     };
@@ -65,24 +67,27 @@ pub(super) fn of(model: &Model<'_>) -> Result<ModelTokenizer, ConvertError> {
     Ok(ModelTokenizer { json, data })
 }
 
-/// Reads a `tokenizer.json` of byte-pair encoding for a model with `rows` rows in its embedding.
-/// Returns `None` for another kind.
+/// Reads a `tokenizer.json` for a model with `rows` rows in its embedding. Returns `None` for a
+/// kind that no file has: all but byte-pair encoding and WordPiece.
 fn read(json: &Value, rows: usize) -> Option<TokenizerData> {
+    match json.pointer("/model/type")?.as_str()? {
+        _ if rows > MAX_TOKENS => None,
+        "BPE" => merged(json, rows),
+        "WordPiece" => word_pieces(json, rows),
+        _ => None,
+    }
+}
+
+/// Returns the tokens with their kinds, and the token for unknown text.
+fn vocabulary(json: &Value, rows: usize) -> Option<TokenizerData> {
     let model = json.get("model")?;
     let vocab = model.get("vocab")?.as_object()?;
-    if model.get("type").and_then(Value::as_str) != Some("BPE") || rows > MAX_TOKENS {
-        return None;
-    }
-    let merges: Vec<(&str, &str)> =
-        model.get("merges")?.as_array()?.iter().map(merge).collect::<Option<_>>()?;
     // Rows without a token have one that is never used.
     let mut tokens: Vec<String> = (0..rows).map(|id| format!("[PAD{id}]")).collect();
     let mut kinds = vec![PieceKind::Unused; rows];
-    let is_bytes = model.get("byte_fallback").and_then(Value::as_bool) == Some(true);
     for (text, id) in vocab {
         let id = usize::try_from(id.as_u64()?).ok().filter(|&id| id < rows)?;
-        let is_byte = is_bytes && text.len() == 6 && text.starts_with("<0x") && text.ends_with('>');
-        kinds[id] = if is_byte { PieceKind::Byte } else { PieceKind::Normal };
+        kinds[id] = PieceKind::Normal;
         tokens[id].clone_from(text);
     }
     let unknown = model.get("unk_token").and_then(Value::as_str);
@@ -98,22 +103,19 @@ fn read(json: &Value, rows: usize) -> Option<TokenizerData> {
     }
     let mut data = TokenizerData { tokens, kinds, ..TokenizerData::default() };
     data.special.unknown = unknown.and_then(|text| vocab.get(text)?.as_u64()).map(|id| id as u32);
-    let template = json.pointer("/post_processor/single/0/SpecialToken");
-    data.add_bos = Some(template.is_some());
-    if is_bytes {
-        let mut ranks: HashMap<String, usize> = HashMap::with_capacity(merges.len());
-        for (rank, (left, right)) in merges.iter().enumerate() {
-            ranks.entry(format!("{left}{right}")).or_insert(rank);
-        }
-        let score = |text: &String| -(ranks.get(text).copied().unwrap_or(merges.len()) as f32);
-        data.model = "llama".to_owned();
-        data.scores = data.tokens.iter().map(score).collect();
-        let text = json.get("normalizer").map(Value::to_string).unwrap_or_default();
-        let metaspace = json.get("pre_tokenizer").map(Value::to_string).unwrap_or_default();
-        let prefix = text.contains("\"Prepend\"")
-            || metaspace.contains("\"prepend_scheme\":\"first\"")
-            || metaspace.contains("\"prepend_scheme\":\"always\"");
-        data.add_space_prefix = Some(prefix);
+    Some(data)
+}
+
+/// Reads byte-pair encoding of bytes, or of characters with bytes for those without a token.
+fn merged(json: &Value, rows: usize) -> Option<TokenizerData> {
+    let model = json.get("model")?;
+    let merges: Vec<(&str, &str)> =
+        model.get("merges")?.as_array()?.iter().map(merge).collect::<Option<_>>()?;
+    let mut data = vocabulary(json, rows)?;
+    data.add_bos = Some(json.pointer("/post_processor/single/0/SpecialToken").is_some());
+    data.merges = merges.iter().map(|(left, right)| format!("{left} {right}")).collect();
+    if model.get("byte_fallback").and_then(Value::as_bool) == Some(true) {
+        with_scores(&mut data, &merges, json);
         return Some(data);
     }
     if !json.get("pre_tokenizer")?.to_string().contains("\"ByteLevel\"") {
@@ -121,7 +123,61 @@ fn read(json: &Value, rows: usize) -> Option<TokenizerData> {
     }
     data.model = "gpt2".to_owned();
     data.pre = pattern(json.get("pre_tokenizer")?).map(str::to_owned);
-    data.merges = merges.iter().map(|(left, right)| format!("{left} {right}")).collect();
+    Some(data)
+}
+
+/// Adds what a vocabulary of characters has: scores that fall with the rank of the merge, and the
+/// kinds of tokens for single bytes.
+fn with_scores(data: &mut TokenizerData, merges: &[(&str, &str)], json: &Value) {
+    let mut ranks: HashMap<String, usize> = HashMap::with_capacity(merges.len());
+    for (rank, (left, right)) in merges.iter().enumerate() {
+        ranks.entry(format!("{left}{right}")).or_insert(rank);
+    }
+    for (text, kind) in data.tokens.iter().zip(&mut data.kinds) {
+        let is_byte = text.len() == 6 && text.starts_with("<0x") && text.ends_with('>');
+        if *kind == PieceKind::Normal && is_byte {
+            *kind = PieceKind::Byte;
+        }
+    }
+    let score = |text: &String| -(ranks.get(text).copied().unwrap_or(merges.len()) as f32);
+    data.model = "llama".to_owned();
+    data.scores = data.tokens.iter().map(score).collect();
+    let text = json.get("normalizer").map(Value::to_string).unwrap_or_default();
+    let metaspace = json.get("pre_tokenizer").map(Value::to_string).unwrap_or_default();
+    let prefix = text.contains("\"Prepend\"")
+        || metaspace.contains("\"prepend_scheme\":\"first\"")
+        || metaspace.contains("\"prepend_scheme\":\"always\"");
+    data.add_space_prefix = Some(prefix);
+}
+
+/// Reads the tokens of WordPiece. A file marks the tokens that begin a word, where `tokenizer.json`
+/// marks the others.
+fn word_pieces(json: &Value, rows: usize) -> Option<TokenizerData> {
+    const INNER: &str = "##";
+    const WORD: char = '\u{2581}';
+    if json.pointer("/model/continuing_subword_prefix").and_then(Value::as_str) != Some(INNER) {
+        return None;
+    }
+    let mut data = vocabulary(json, rows)?;
+    let id = |text: &str| data.tokens.iter().position(|token| token == text).map(|id| id as u32);
+    data.special = SpecialTokenIds {
+        cls: id("[CLS]"),
+        separator: id("[SEP]"),
+        padding: id("[PAD]"),
+        mask: id("[MASK]"),
+        ..data.special
+    };
+    (data.special.bos, data.special.eos) = (data.special.cls, data.special.separator);
+    for (token, kind) in data.tokens.iter_mut().zip(&data.kinds) {
+        if *kind != PieceKind::Normal || token.starts_with('[') && token.ends_with(']') {
+            continue;
+        }
+        *token = match token.strip_prefix(INNER) {
+            Some(rest) => rest.to_owned(),
+            None => format!("{WORD}{token}"),
+        };
+    }
+    data.model = "bert".to_owned();
     Some(data)
 }
 

@@ -4,4 +4,5 @@
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
 
 mod files;
+mod gguf;
 mod quantize;

@@ -29,13 +29,9 @@ use crate::description::{DecoderSpec, Model, ModelWarnings, WeightKind, WeightSl
 /// # Errors
 /// If the model is not supported, or its files are incomplete, damaged or contradict each other.
 pub fn load(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> {
-    let Description { config, family, names, mut spec, warnings } = read(source, overrides)?;
-    let checkpoint = Checkpoint::open(source)?;
-    tied_head::resolve(&config, family, &checkpoint, &mut spec)?;
+    let (Description { config, spec, warnings, .. }, weights) = open(source, overrides)?;
     let intended = config.dtype()?;
-    let scheme = quantization::read(&config, source)?;
-    let quantized = scheme.as_ref().map(Scheme::name);
-    let weights = StoredWeights::new(checkpoint, spec.clone(), names, scheme)?;
+    let quantized = quantization::read(&config, source)?.as_ref().map(Scheme::name);
     let quantized = quantized.or(weights.has_blocks().then_some(ggml::NAME));
     let embedding = weights.parts(WeightSlot::Embedding)?;
     // The type of an embedding that is quantized is that of the activations.
@@ -43,6 +39,19 @@ pub fn load(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> 
     let (dtype, dtype_warning) = memory_dtype(source, intended, stored);
     let warnings = ModelWarnings { configuration: warnings, dtype: dtype_warning };
     Ok(Model { spec, dtype, quantized, weights: Box::new(weights), warnings })
+}
+
+/// Reads the description of the model in `source`, and maps its weights.
+pub(super) fn open(
+    source: &Source,
+    overrides: &Overrides,
+) -> Result<(Description, StoredWeights), LoadError> {
+    let mut found = read(source, overrides)?;
+    let checkpoint = Checkpoint::open(source)?;
+    tied_head::resolve(&found.config, found.family, &checkpoint, &mut found.spec)?;
+    let scheme = quantization::read(&found.config, source)?;
+    let weights = StoredWeights::new(checkpoint, found.spec.clone(), found.names, scheme)?;
+    Ok((found, weights))
 }
 
 /// Makes random weights for the `config.json` of `source`, which needs no other file.
@@ -67,6 +76,15 @@ pub fn load_dummy(source: &Source, overrides: &Overrides) -> Result<Model, LoadE
 /// If the model is not supported.
 pub fn spec(source: &Source) -> Result<DecoderSpec, LoadError> {
     Ok(read(source, &Overrides::default())?.spec)
+}
+
+/// Reads the specification of the decoder from `config`, the content of a `config.json` that `file`
+/// names in messages.
+///
+/// # Errors
+/// If the model is not supported.
+pub fn spec_of_config(file: String, config: &[u8]) -> Result<DecoderSpec, LoadError> {
+    Ok(describe(Config::parse(file, config)?, &Overrides::default())?.spec)
 }
 
 /// The names of a checkpoint's tensors, as a tool that quantizes them needs them.
@@ -148,7 +166,11 @@ pub(super) struct Description {
 
 /// Reads the description of the model in `source` from its configuration.
 pub(super) fn read(source: &Source, overrides: &Overrides) -> Result<Description, LoadError> {
-    let config = Config::parse(source.path("config.json"), &source.config()?)?;
+    describe(Config::parse(source.path("config.json"), &source.config()?)?, overrides)
+}
+
+/// Reads the description of the model with this configuration.
+fn describe(config: Config, overrides: &Overrides) -> Result<Description, LoadError> {
     let mut config = text_part::of(config)?;
     overrides.write(&mut config);
     chatglm_6b::distinguish(&mut config)?;

@@ -23,6 +23,7 @@ mod modules;
 mod names;
 mod overrides;
 mod quantization;
+mod rewriting;
 mod rope;
 mod stored;
 #[cfg(test)]
@@ -31,9 +32,10 @@ mod text_part;
 mod tied_head;
 
 pub use error::{ConfigError, LoadError};
-pub use load::{MatrixNames, load, load_dummy, matrix_names, spec, vocabulary_tensors};
+pub use load::{MatrixNames, load, load_dummy, matrix_names, spec, spec_of_config, vocabulary_tensors};
 pub(crate) use modules::{ModulePiece, Modules, modules};
 pub use overrides::{Overrides, RopeKind};
+pub use rewriting::{NewRows, RowSource, StoredModel};
 pub use stored::host_tensor;
 pub use tied_head::are_equal_tensors;
 

@@ -135,12 +135,17 @@ impl Names {
     /// model files say so in an object of its own.
     pub(super) fn converted(self, config: &Config) -> Result<Names, ConfigError> {
         let Some(changes) = config.object("millrace")? else { return Ok(self) };
-        let (stacked, by_output) = (changes.flag("stacked_qkv", false)?, changes.flag("by_output", false)?);
-        Ok(Names {
-            grouped_qkv: self.grouped_qkv && !stacked,
+        Ok(self.in_order(changes.flag("stacked_qkv", false)?, changes.flag("by_output", false)?))
+    }
+
+    /// Returns the names for weights in another order: all queries before all keys and values in a
+    /// tensor with all three, or matrices by output feature.
+    pub(super) fn in_order(self, stacked_qkv: bool, by_output: bool) -> Names {
+        Names {
+            grouped_qkv: self.grouped_qkv && !stacked_qkv,
             transposed: self.transposed && !by_output,
             ..self
-        })
+        }
     }
 
     /// Returns the pieces that, stacked, are the weight for `slot`.

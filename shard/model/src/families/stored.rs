@@ -214,6 +214,25 @@ impl StoredWeights {
                 || name.ends_with(".bias") && zeros())
     }
 
+    /// Returns the parts of a weight as they are stored, without what is added or divided when they
+    /// are loaded.
+    pub(super) fn stored_parts(&self, slot: WeightSlot) -> Result<Vec<Part>, WeightError> {
+        self.checkpoint.check_readable()?;
+        self.pieces(slot).into_iter().map(|piece| self.part(slot.is_vector(), piece)).collect()
+    }
+
+    /// Returns the table of token types, if the model has one.
+    pub(super) fn token_type_part(&self) -> Result<Option<Part>, WeightError> {
+        self.token_types().map(|types| self.part(false, types)).transpose()
+    }
+
+    fn part(&self, is_vector: bool, piece: Piece) -> Result<Part, WeightError> {
+        let tensor = self.tensor(&piece)?;
+        // A vector is one row, whose elements are the output features.
+        let (rows, cols) = if is_vector { (0..1, piece.rows) } else { (piece.rows, 0..tensor.cols) };
+        Ok(Part { tensor, rows, cols })
+    }
+
     /// Returns the stored tensor of a piece, as the kernels take it.
     fn tensor(&self, piece: &Piece) -> Result<HostTensor, WeightError> {
         if let (Some(scheme), Some(name), &[rows, cols]) = (&self.scheme, piece.module(), &piece.shape[..]) {
@@ -404,27 +423,24 @@ impl WeightSource for StoredWeights {
         // A truncated file reads as zeros. There is no point in loading the rest of it.
         self.checkpoint.check_readable()?;
         let part = |piece: Piece| {
-            let mut tensor = self.tensor(&piece)?;
             if slot == WeightSlot::SecondType {
-                return Ok(Part::whole(second_row_minus_first(&tensor)));
+                return Ok(Part::whole(second_row_minus_first(&self.tensor(&piece)?)));
             }
+            let mut part = self.part(slot.is_vector(), piece)?;
             if slot == WeightSlot::Head && self.spec.head.unit_rows {
-                tensor = with_unit_rows(&tensor);
+                part.tensor = with_unit_rows(&part.tensor);
             }
             if slot == self.typed_slot()
                 && let Some(types) = self.token_types()
             {
                 // A narrow embedding stays narrow: it is rounded, as transformers rounds the sum.
                 let dtype = match slot {
-                    WeightSlot::Embedding => tensor.encoding.dense().unwrap_or(DType::F32),
+                    WeightSlot::Embedding => part.tensor.encoding.dense().unwrap_or(DType::F32),
                     _ => DType::F32,
                 };
-                tensor = with_first_row_added(&tensor, &self.tensor(&types)?, dtype);
+                part.tensor = with_first_row_added(&part.tensor, &self.tensor(&types)?, dtype);
             }
-            // A vector is one row, whose elements are the output features.
-            let (rows, cols) =
-                if slot.is_vector() { (0..1, piece.rows) } else { (piece.rows, 0..tensor.cols) };
-            Ok(Part { tensor, rows, cols })
+            Ok(part)
         };
         self.pieces(slot).into_iter().map(part).collect()
     }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 pub(super) use facts::FILES;
 use facts::{Fact, QUANTIZATIONS, TEMPLATES, UNTESTED_IN_GGUF};
-use millrace_formats::Source;
+use millrace_formats::{GgufArchitecture, Source};
 
 use crate::description::{DecoderSpec, ExpertsSpec, Mlp};
 use crate::families::load::find_family;
@@ -136,8 +136,8 @@ fn templates(page: &str) -> BTreeMap<String, [String; 2]> {
 fn families(page: &str) -> String {
     let (cases, gguf, templates) = (cases(), gguf_cases(), templates(page));
     let mut table =
-        "| `model_type` | CPU | CUDA (simulated) | two shards | prefix cache | GGUF | tools | reasoning |\n\
-                     |---|---|---|---|---|---|---|---|\n"
+        "| `model_type` | CPU | CUDA (simulated) | two shards | prefix cache | GGUF | to GGUF | tools | reasoning |\n\
+                     |---|---|---|---|---|---|---|---|---|\n"
             .to_owned();
     for family in FAMILIES {
         let found = cases.get(family.model_type).map_or(&[][..], Vec::as_slice);
@@ -159,6 +159,12 @@ fn families(page: &str) -> String {
             None if UNTESTED_IN_GGUF.contains(&family.model_type) => "untested".to_owned(),
             None => "no".to_owned(),
         };
+        // A test writes all golden checkpoints.
+        let written = match GgufArchitecture::of(family.model_type).find(|found| found.can_be_written()) {
+            None => "no",
+            Some(_) if found.is_empty() => "untested",
+            Some(_) => "yes",
+        };
         let [tools, reasoning] = match TEMPLATES.iter().find(|(name, _)| *name == family.model_type) {
             Some((_, of_family)) => [0, 1].map(|column| {
                 let cells: BTreeSet<&str> = of_family
@@ -173,7 +179,9 @@ fn families(page: &str) -> String {
             None if is_encoder => ["no".to_owned(), "no".to_owned()],
             None => ["untested".to_owned(), "untested".to_owned()],
         };
-        table += &format!("| {name} | {cpu} | {gpu} | {two} | {prefix} | {gguf} | {tools} | {reasoning} |\n");
+        table += &format!(
+            "| {name} | {cpu} | {gpu} | {two} | {prefix} | {gguf} | {written} | {tools} | {reasoning} |\n"
+        );
     }
     table
 }
