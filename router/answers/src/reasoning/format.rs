@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use millrace_text::Tokenizer;
 
+use crate::tools::Channels;
+
 /// A format of reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReasoningFormat {
@@ -24,6 +26,10 @@ pub enum ReasoningFormat {
     Hy3,
     /// The channel `analysis` of gpt-oss.
     Harmony,
+    /// The element `think` of Kimi K3.
+    KimiK3,
+    /// The messages of Muse Glimmer to itself.
+    Muse,
 }
 
 /// The server's setting for reasoning.
@@ -59,7 +65,7 @@ pub enum ReasoningStart {
 }
 
 /// All formats with the names that users give them, and with the names that vLLM has for the same.
-const NAMES: [(ReasoningFormat, &[&str]); 8] = [
+const NAMES: [(ReasoningFormat, &[&str]); 10] = [
     (
         ReasoningFormat::Think,
         &["think", "deepseek_r1", "deepseek_v3", "qwen3", "glm45", "minimax_m2", "kimi_k2", "step3"],
@@ -71,6 +77,8 @@ const NAMES: [(ReasoningFormat, &[&str]); 8] = [
     (ReasoningFormat::Apertus, &["apertus"]),
     (ReasoningFormat::Hy3, &["hy3"]),
     (ReasoningFormat::Harmony, &["harmony", "openai_gptoss", "gpt_oss"]),
+    (ReasoningFormat::KimiK3, &["kimi_k3"]),
+    (ReasoningFormat::Muse, &["muse"]),
 ];
 
 /// The error for an unknown name of a format.
@@ -125,6 +133,13 @@ impl ReasoningFormat {
             (ReasoningFormat::Think, "</think>"),
             (ReasoningFormat::Think, "<think>"),
         ];
+        let contains = |marks: &[&str]| marks.iter().all(|mark| template.contains(mark));
+        if contains(&["<|open|>", "<|sep|>", "'think'"]) {
+            return Some(ReasoningFormat::KimiK3);
+        }
+        if contains(&["to=self<|message|>"]) {
+            return Some(ReasoningFormat::Muse);
+        }
         // The template of Hunyuan 3 puts its tags together.
         let is_hy3 = template.contains("<think{}>") && template.contains(":opensource");
         let found = marks.into_iter().find(|(_, mark)| template.contains(mark)).map(|(format, _)| format);
@@ -154,20 +169,9 @@ impl ReasoningFormat {
             ReasoningFormat::Apertus => {
                 marks("<|inner_prefix|>", "<|inner_suffix|>", &["<|inner_prefix|>", "<|inner_suffix|>"])
             }
-            // Everything before the last channel is reasoning or calls.
-            ReasoningFormat::Harmony => marks(
-                "<|channel|>",
-                "<|channel|>final<|message|>",
-                &[
-                    "<|start|>",
-                    "<|channel|>",
-                    "<|constrain|>",
-                    "<|message|>",
-                    "<|end|>",
-                    "<|call|>",
-                    "<|return|>",
-                ],
-            ),
+            ReasoningFormat::Harmony | ReasoningFormat::KimiK3 | ReasoningFormat::Muse => {
+                self.channels().map_or(marks("", "", &[]), Channels::marks)
+            }
         }
     }
 
@@ -175,11 +179,10 @@ impl ReasoningFormat {
     /// in channels, the model chooses the channel of its next message.
     pub fn forced_close(self, calls_in_channels: bool) -> String {
         let close = self.marks().close;
-        match self {
-            ReasoningFormat::Harmony if calls_in_channels => "<|end|><|start|>assistant".to_owned(),
-            ReasoningFormat::Think | ReasoningFormat::SeedOss => format!("\n{close}"),
-            ReasoningFormat::Harmony => format!("<|end|><|start|>assistant{close}"),
-            _ => close.to_owned(),
+        match (self, self.channels()) {
+            (_, Some(channels)) => channels.forced_close(calls_in_channels).to_owned(),
+            (ReasoningFormat::Think | ReasoningFormat::SeedOss, None) => format!("\n{close}"),
+            (_, None) => close.to_owned(),
         }
     }
 
@@ -208,16 +211,18 @@ impl ReasoningFormat {
 
     /// Returns the state of the reasoning after this prompt.
     pub fn start(self, prompt: &str) -> ReasoningStart {
-        // A long prompt ends with few white spaces, so this looks at its end only.
-        if self != ReasoningFormat::Harmony && prompt.trim_end().ends_with(self.marks().open) {
-            ReasoningStart::Inside
-        } else {
-            ReasoningStart::Possible
-        }
+        let may_open = !matches!(self, ReasoningFormat::Harmony | ReasoningFormat::Muse);
+        if may_open { self.marks().start(prompt) } else { ReasoningStart::Possible }
     }
 }
 
 impl ReasoningMarks {
+    /// Returns the state of the reasoning after a prompt that may open it.
+    pub fn start(&self, prompt: &str) -> ReasoningStart {
+        // A long prompt ends with few white spaces, so this looks at its end only.
+        if prompt.trim_end().ends_with(self.open) { ReasoningStart::Inside } else { ReasoningStart::Possible }
+    }
+
     /// Returns the special tokens in the marks, which are shown as text.
     pub fn special_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let ids = self.tokens.iter().filter_map(|mark| tokenizer.token_id(mark));
@@ -267,6 +272,8 @@ mod tests {
             ("<|start|>assistant<|channel|>analysis<|message|>", Some(ReasoningFormat::Harmony)),
             ("{{ '<seed:think>' }}", Some(ReasoningFormat::SeedOss)),
             ("{% set h = ':opensource' %}{{ '<think{}>'.format(h) }}", Some(ReasoningFormat::Hy3)),
+            ("{{ '<|open|>' + tag + '<|sep|>' }}{{ open_tag('think') }}", Some(ReasoningFormat::KimiK3)),
+            ("{{ '<|start|>assistant to=self<|message|>' }}", Some(ReasoningFormat::Muse)),
             ("{{ messages }}", None),
         ] {
             assert_eq!(ReasoningFormat::of(Some(template)), format, "{template}");
@@ -276,9 +283,10 @@ mod tests {
 
     #[test]
     fn names_are_parsed_with_those_of_vllm() {
-        for name in
-            ["auto", "none", "think", "mistral", "cohere", "seed_oss", "gemma4", "apertus", "hy3", "harmony"]
-        {
+        for name in [
+            "auto", "none", "think", "mistral", "cohere", "seed_oss", "gemma4", "apertus", "hy3", "harmony",
+            "kimi_k3", "muse",
+        ] {
             assert_eq!(name.parse::<ReasoningParser>().unwrap().to_string(), name);
         }
         for name in ["deepseek_r1", "qwen3", "glm45"] {
@@ -287,7 +295,7 @@ mod tests {
         let unknown = "granite".parse::<ReasoningParser>().unwrap_err().to_string();
         assert!(
             unknown
-                .ends_with("are auto, none, think, mistral, cohere, seed_oss, gemma4, apertus, hy3, harmony"),
+                .ends_with("are auto, none, think, mistral, cohere, seed_oss, gemma4, apertus, hy3, harmony, kimi_k3, muse"),
             "{unknown}"
         );
     }
