@@ -64,15 +64,15 @@ impl AnswerFormat {
         }
     }
 
-    /// The format of answers to a prompt after which tools may be called.
+    /// The format of answers to this prompt.
     #[cfg(test)]
-    pub(super) fn with_tools(
+    pub(super) fn after(
         format: ToolFormat,
         reasoning: Option<ReasoningFormat>,
-        tools: AllowedTools,
+        tools: Option<AllowedTools>,
         prompt: &str,
     ) -> Self {
-        let mut answer = AnswerFormat { tools: Some(tools), ..AnswerFormat::of(format, reasoning) };
+        let mut answer = AnswerFormat { tools, ..AnswerFormat::of(format, reasoning) };
         answer.read_prompt(prompt);
         answer
     }

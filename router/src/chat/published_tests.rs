@@ -177,7 +177,7 @@ fn the_calls_that_published_templates_write_are_read() {
             let reasoning = reasoning.filter(|_| prompt.is_some());
             let tools = allowed(conversation.tools.as_deref().unwrap());
             let format =
-                AnswerFormat::with_tools(format, reasoning, tools, prompt.as_deref().unwrap_or_default());
+                AnswerFormat::after(format, reasoning, Some(tools), prompt.as_deref().unwrap_or_default());
             let whole = parse(&format, std::iter::once(answer));
             let streamed =
                 parse(&format, answer.char_indices().map(|(at, c)| &answer[at..at + c.len_utf8()]));
@@ -228,7 +228,7 @@ fn the_reasoning_that_published_templates_write_is_read() {
         if rest.contains("because") {
             let calls = ToolFormat::of(Some(&source(name)), &tokenizer);
             let tools = AllowedTools { tools: Vec::new(), choice: ToolChoice::Auto, parallel: true };
-            let format = AnswerFormat::with_tools(calls, Some(format), tools, &prompt);
+            let format = AnswerFormat::after(calls, Some(format), Some(tools), &prompt);
             let whole = format.parser().push(rest, true);
             let mut parser = format.parser();
             let mut streamed = AnswerDelta::default();

@@ -237,7 +237,7 @@ impl Model {
     }
 
     fn answer_format(&self, prompt: &str) -> AnswerFormat {
-        AnswerFormat::with_tools(self.format, self.reasoning, self.allowed(), prompt)
+        AnswerFormat::after(self.format, self.reasoning, Some(self.allowed()), prompt)
     }
 
     fn read(&self, prompt: &str, answer: &str) -> Said {
@@ -297,5 +297,32 @@ async fn models_may_say_what_their_templates_write() {
     assert!(checked >= 150, "{checked}");
     for format in ["gemma4", "hy3", "minicpm5", "kimi_k3", "muse", "functionary"] {
         assert!(called.contains(format), "{called:?}");
+    }
+}
+
+/// The headers of messages are no part of an answer, also without tools and without a reasoning
+/// parser.
+#[test]
+#[ignore = "needs the published templates of MILLRACE_TEST_DATA"]
+fn headers_are_no_part_of_an_answer() {
+    let text = Said { content: ANSWER.into(), ..Said::default() };
+    let thought = Said { reasoning: REASONING.into(), content: ANSWER.into(), calls: Vec::new() };
+    for (name, said) in [
+        ("Kimi-K3", &text),
+        ("Kimi-K3", &thought),
+        ("muse-glimmer", &text),
+        ("muse-glimmer", &thought),
+        ("meetkai-functionary-medium-v3.2", &text),
+    ] {
+        let model = Model::load(name, true);
+        let (prompt, answer, _) = model.written(said).unwrap();
+        let format = AnswerFormat::after(model.format, model.reasoning, None, &prompt);
+        let delta = format.parser().push(&answer, true);
+        assert_eq!((&delta.reasoning, &delta.content), (&said.reasoning, &said.content), "{name}");
+        // Kimi K3's and Muse Glimmer's tokens are shown to the parser.
+        let shown = format.shown_tokens(&model.tokenizer);
+        assert_eq!(shown.is_empty(), model.reasoning.is_none(), "{name}");
+        let unsplit = AnswerFormat::after(model.format, None, None, &prompt);
+        assert_eq!(unsplit.parser().push(&answer, true).content, said.content, "{name}");
     }
 }

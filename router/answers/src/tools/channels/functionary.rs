@@ -86,34 +86,21 @@ impl ChannelFormat for Functionary {
     /// Returns the grammar of a text for the user, and of calls. Other text than a known recipient
     /// may follow the mark in a text.
     fn call_grammar(&self, tools: &AllowedTools, answer: Option<&Value>, tokens: MarkTokens) -> Grammar {
-        let (mut calls, mut spoken, mut rules) = (Vec::new(), Vec::new(), String::new());
-        let (mut names, mut schemas) = (vec![USER.to_owned()], Vec::new());
-        let others = tokens.others(&[]).map_or_else(String::new, |others| format!("(TEXT? {others})* "));
-        for (index, tool) in tools.callable().enumerate() {
-            let name = escape(&tool.name);
-            calls.push(format!("{} json_{index}", quoted(&format!("{}\n", tool.name))));
-            spoken.push(format!("{others}before_{index} json_{index}"));
-            rules += &format!("before_{index}[lazy]: /(?s:.*)>>>{name}\\n/\n");
-            names.push(name);
-            schemas.push((format!("json_{index}"), tool.parameters.clone()));
-        }
+        let name_call =
+            |(index, tool): (usize, &Tool)| format!("{} json_{index}", quoted(&format!("{}\n", tool.name)));
+        let calls: Vec<String> = tools.callable().enumerate().map(name_call).collect();
+        let schemas = tools.callable().enumerate();
+        let schemas =
+            schemas.map(|(index, tool)| (format!("json_{index}"), tool.parameters.clone())).collect();
         let again = if tools.parallel { format!(" (SPACE? \"{MARK}\" call)*") } else { String::new() };
-        let start = match (tools.choice != ToolChoice::Auto, answer) {
-            (true, _) => "calls".to_owned(),
-            (false, Some(_)) => "calls | \"all\\n\" answer".to_owned(),
-            (false, None) => {
-                let names = names.join("|");
-                rules += &format!("TEXT: /(?s:.+)/ & ~/(?s:.*)>>>({names})\\n(?s:.*)/\n");
-                rules += &format!("spoken: ({}){again} SPACE?\n", spoken.join(" | "));
-                format!("calls | \"all\\n\" ({others}TEXT? | spoken)")
-            }
+        let (start, said) = match (tools.choice != ToolChoice::Auto, answer) {
+            (true, _) => ("calls", String::new()),
+            (false, Some(_)) => ("calls | \"all\\n\" answer", String::new()),
+            (false, None) => ("calls | \"all\\n\" (said | said_before)", said_rules(tools, tokens, &again)),
         };
-        if !start.contains("spoken") {
-            rules.clear();
-        }
         let calls = calls.join(" | ");
         let rules = format!(
-            "start: {start}\ncalls: call{again} SPACE?\ncall: {calls}\n{rules}SPACE: /[ \\n]{{1,8}}/\n"
+            "start: {start}\ncalls: call{again} SPACE?\ncall: {calls}\n{said}SPACE: /[ \\n]{{1,8}}/\n"
         );
         Grammar::Calls { rules, schemas, answer: answer.cloned() }
     }
@@ -125,4 +112,22 @@ impl ChannelFormat for Functionary {
             ReasoningStart::Possible => "start: @answer\n".to_owned(),
         }
     }
+}
+
+/// Returns the rules for any text for the user, alone and with calls after it. `again` stands for
+/// further calls.
+fn said_rules(tools: &AllowedTools, tokens: MarkTokens, again: &str) -> String {
+    let others = tokens.others(&[]).map_or_else(String::new, |others| format!("(TEXT? {others})* "));
+    let (mut rules, mut before, mut names) = (String::new(), Vec::new(), vec![USER.to_owned()]);
+    for (index, tool) in tools.callable().enumerate() {
+        let name = escape(&tool.name);
+        rules += &format!("before_{index}[lazy]: /(?s:.*)>>>{name}\\n/\n");
+        before.push(format!("{others}before_{index} json_{index}"));
+        names.push(name);
+    }
+    let (before, names) = (before.join(" | "), names.join("|"));
+    format!(
+        "said: {others}TEXT?\nsaid_before: ({before}){again} SPACE?\n{rules}\
+         TEXT: /(?s:.+)/ & ~/(?s:.*)>>>({names})\\n(?s:.*)/\n"
+    )
 }

@@ -135,9 +135,11 @@ impl ChannelParser {
             }
             // A model that does not use the format, and a header without an end.
             Header::Undecided | Header::Absent => {
-                let text = std::mem::take(&mut self.held);
-                self.begin_body(Message::new(MessageKind::Content), delta);
-                text.chars().for_each(|c| self.character(c, delta));
+                let mut text = std::mem::take(&mut self.held);
+                // Only the last character may begin the end of the message.
+                let last = text.pop();
+                self.begin_body(Message::with_text(MessageKind::Content, &text), delta);
+                last.into_iter().for_each(|c| self.character(c, delta));
             }
         }
     }

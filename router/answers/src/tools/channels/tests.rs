@@ -198,6 +198,32 @@ fn the_prompt_has_the_beginning_of_the_answer() {
     assert!(parser.is_reasoning());
 }
 
+/// Headers and ends that are repeated without a message, and headers without an end.
+#[test]
+fn repeated_pieces_are_read_to_their_end() {
+    for piece in [
+        "<|start|>",
+        "<|end|><|start|>x",
+        "<|open|>",
+        "<|open|>tools<|sep|>",
+        "<|close|>",
+        ">>>",
+        ">>>get\n",
+        "to=",
+    ] {
+        let text = piece.repeat(20_000 / piece.len());
+        for channels in [HARMONY, MUSE, KIMI_K3, FUNCTIONARY] {
+            let whole = read(channels, "", &[&text], true);
+            let (first, last) = text.split_at(text.len() / 2);
+            assert_eq!(read(channels, "", &[first, last], true), whole, "{piece}");
+            let read: usize = whole.0.len() + whole.1.len();
+            assert!(read <= text.len() + whole.2.len(), "{piece}");
+        }
+    }
+    let endless = format!("<|start|>{}", "x".repeat(1_000));
+    assert_eq!(read(HARMONY, "", &[&endless], true).1, endless);
+}
+
 /// Pieces of answers in all formats.
 fn pieces() -> impl Strategy<Value = Vec<&'static str>> {
     let piece = prop::sample::select(vec![
