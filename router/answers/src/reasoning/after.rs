@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use super::format::{ReasoningFormat, ReasoningStart};
+use super::format::ReasoningFormat;
+use super::marks::ReasoningStart;
 use crate::grammar::{Grammar, MarkTokens};
 
 /// Returns a grammar of answers that begin with any reasoning and continue with a text of `answer`.

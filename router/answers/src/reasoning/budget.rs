@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use millrace_text::{Detokenizer, Tokenizer};
 
-use super::format::{ReasoningMarks, ReasoningStart};
 use super::gate::ReasoningGate;
+use super::marks::{ReasoningMarks, ReasoningStart};
 use crate::tools::{ChannelParser, Channels};
 use crate::{Constraint, Mask};
 

@@ -36,6 +36,7 @@ mod written;
 pub use allowed::{AllowedTools, Tool, ToolChoice};
 pub use call_grammar::call_grammar;
 pub use channels::{ChannelParser, Channels};
+pub(crate) use channels::{HARMONY, KIMI_K3, MUSE};
 pub use delta::{AnswerDelta, CallDelta};
 pub use format::{ToolFormat, UnknownToolFormat};
 pub(crate) use held_text::HeldText;

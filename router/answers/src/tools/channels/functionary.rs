@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::super::allowed::{AllowedTools, Tool, ToolChoice};
 use super::super::call_grammar::quoted;
 use super::super::syntax::{CallSyntax, FormatSyntax, MARKED};
-use super::{ChannelFormat, Channels, End, Header, Message, MessageKind};
+use super::definition::{ChannelFormat, Channels, End, Header, Message, MessageKind};
 use crate::grammar::{Grammar, MarkTokens, escape};
 use crate::reasoning::{ReasoningMarks, ReasoningStart};
 

@@ -9,12 +9,12 @@ use serde_json::Value;
 use super::super::allowed::{AllowedTools, Tool, ToolChoice};
 use super::super::call_grammar::quoted;
 use super::super::syntax::{FormatSyntax, MARKED};
-use super::{ChannelFormat, Channels, End, Header, Message, MessageKind, end_of};
+use super::definition::{ChannelFormat, Channels, End, Header, Message, MessageKind, end_of};
 use crate::grammar::{Grammar, MarkTokens};
 use crate::reasoning::{ReasoningMarks, ReasoningStart};
 
 /// The format.
-pub(in crate::tools) const HARMONY: Channels = Channels(&Harmony);
+pub(crate) const HARMONY: Channels = Channels(&Harmony);
 
 /// The tokens of the format.
 const MARKS: &[&str] =

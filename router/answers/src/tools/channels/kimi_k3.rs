@@ -10,12 +10,12 @@ use super::super::allowed::{AllowedTools, Tool, ToolChoice};
 use super::super::call_grammar::{IndexedTool, ValueSchemas, quoted};
 use super::super::syntax::{CallSyntax, FormatSyntax, MARKED};
 use super::super::tagged_call::{TagSyntax, ValueTypes, is_text};
-use super::{ChannelFormat, Channels, End, Header, Message, MessageKind, end_of};
+use super::definition::{ChannelFormat, Channels, End, Header, Message, MessageKind, end_of};
 use crate::grammar::{Grammar, MarkTokens};
 use crate::reasoning::{ReasoningMarks, ReasoningStart};
 
 /// The format.
-pub(in crate::tools) const KIMI_K3: Channels = Channels(&KimiK3);
+pub(crate) const KIMI_K3: Channels = Channels(&KimiK3);
 
 const OPEN: &str = "<|open|>";
 const CLOSE: &str = "<|close|>";

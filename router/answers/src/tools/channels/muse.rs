@@ -10,12 +10,12 @@ use super::super::allowed::{AllowedTools, Tool, ToolChoice};
 use super::super::call_grammar::{quoted, tagged_calls};
 use super::super::syntax::{CallSyntax, FormatSyntax, MARKED};
 use super::super::tagged_call::{TagSyntax, ValueTypes};
-use super::{ChannelFormat, Channels, End, Header, Message, MessageKind, end_of};
+use super::definition::{ChannelFormat, Channels, End, Header, Message, MessageKind, end_of};
 use crate::grammar::{Grammar, MarkTokens};
 use crate::reasoning::{ReasoningMarks, ReasoningStart};
 
 /// The format.
-pub(in crate::tools) const MUSE: Channels = Channels(&Muse);
+pub(crate) const MUSE: Channels = Channels(&Muse);
 
 const START: &str = "<|start|>";
 const MESSAGE: &str = "<|message|>";

@@ -7,7 +7,7 @@
 use super::super::allowed::AllowedTools;
 use super::super::delta::{AnswerDelta, CallDelta};
 use super::super::parser::ToolCallParser;
-use super::{ChannelFormat, Channels, End, Header, Message, MessageKind};
+use super::definition::{ChannelFormat, Channels, End, Header, Message, MessageKind};
 use crate::tools::ToolChoice;
 
 /// The maximum length of a header in bytes.

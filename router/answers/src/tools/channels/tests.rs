@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 
 use super::super::call_grammar::tests::{check, parse, random, tokenizers, tools};
 use super::*;
+use crate::grammar::Grammar;
+use crate::reasoning::ReasoningStart;
+use crate::tools::{AllowedTools, Tool};
 use crate::tools::{AnswerDelta, ToolChoice, call_grammar};
 
 /// The reasoning, the content, and the names and arguments of the calls.
