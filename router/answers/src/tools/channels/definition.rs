@@ -1,4 +1,4 @@
-//! What a format of answers in messages consists of.
+//! The parts of a format of answers in messages.
 
 use std::fmt::Debug;
 
