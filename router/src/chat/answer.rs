@@ -9,9 +9,9 @@ use millrace_answers::reasoning::{
     ReasoningFormat, ReasoningPlace, ReasoningSplitter, ReasoningStart, after_reasoning,
 };
 use millrace_answers::tools::{
-    AllowedTools, AnswerDelta, HarmonyParser, ToolCallParser, ToolChoice, ToolFormat, call_grammar,
+    AllowedTools, AnswerDelta, ChannelParser, Channels, ToolCallParser, ToolChoice, ToolFormat, call_grammar,
 };
-use millrace_text::RenderedPrompt;
+use millrace_text::{RenderedPrompt, Tokenizer};
 
 use super::error::ChatError;
 use super::tools::CallableTools;
@@ -27,6 +27,8 @@ pub(crate) struct AnswerFormat {
     /// The format of the reasoning, and whether the prompt opens it. `None` if it is not separated
     /// from the answer.
     reasoning: Option<(ReasoningFormat, ReasoningStart)>,
+    /// Set if the answers consist of messages in channels.
+    channels: Option<Channels>,
     /// The beginning of the answer that is part of the prompt, for answers in channels.
     begun: Arc<str>,
     /// Whether the reasoning is left out of the answers.
@@ -46,14 +48,33 @@ pub(crate) struct AnswerEvent<'a> {
 impl AnswerFormat {
     /// The format of answers that are plain text.
     pub(crate) fn plain(service: &Service) -> Self {
+        AnswerFormat { channels: None, ..AnswerFormat::of(service.tool_format(), None) }
+    }
+
+    /// The format of answers in a conversation without tools.
+    fn of(format: ToolFormat, reasoning: Option<ReasoningFormat>) -> Self {
         AnswerFormat {
             tools: None,
             custom: Arc::default(),
-            format: service.tool_format(),
-            reasoning: None,
+            format,
+            reasoning: reasoning.map(|format| (format, ReasoningStart::Possible)),
+            channels: reasoning.and_then(ReasoningFormat::channels).or(format.channels()),
             begun: "".into(),
             hides_reasoning: false,
         }
+    }
+
+    /// The format of answers to this prompt.
+    #[cfg(test)]
+    pub(super) fn after(
+        format: ToolFormat,
+        reasoning: Option<ReasoningFormat>,
+        tools: Option<AllowedTools>,
+        prompt: &str,
+    ) -> Self {
+        let mut answer = AnswerFormat { tools, ..AnswerFormat::of(format, reasoning) };
+        answer.read_prompt(prompt);
+        answer
     }
 
     /// Constrains the answers of `params`: to calls of the tools if one must be called, and
@@ -68,8 +89,7 @@ impl AnswerFormat {
         params: &mut Params,
     ) -> Result<Self, ChatError> {
         let format = service.tool_format();
-        let reasoning = service.reasoning_format().map(|format| (format, ReasoningStart::Possible));
-        let answer = AnswerFormat { reasoning, ..AnswerFormat::plain(service) };
+        let answer = AnswerFormat::of(format, service.reasoning_format());
         let Some(CallableTools { tools, custom }) = callable else { return Ok(answer) };
         let (schema, field) = match params.grammar.take() {
             None => (None, "tools"),
@@ -96,30 +116,54 @@ impl AnswerFormat {
         prompt: &RenderedPrompt,
         params: &mut Params,
     ) -> Self {
-        let tokenizer = service.tokenizer();
-        let mut marks = Vec::new();
-        if self.tools.is_some() {
-            marks.extend(self.format.marks(tokenizer));
-        }
-        if let Some((format, start)) = &mut self.reasoning {
-            *start = format.start(&prompt.text);
-            marks.extend(format.marks().special_tokens(tokenizer));
-            params.reasoning = Some((format.marks(), *start));
-            // The grammar of calls in channels includes the channel of the reasoning.
-            let includes_reasoning = self.tools.is_some() && self.format == ToolFormat::Harmony;
-            if let Some(wanted) = params.grammar.take() {
-                let grammar = match includes_reasoning {
-                    true => wanted.grammar,
-                    false => after_reasoning(wanted.grammar, *format, *start, mark_tokens(service)),
-                };
-                params.grammar = Some(RequestedGrammar { grammar, ..wanted });
-            }
-        }
-        params.marks = marks.into();
-        if self.has_channels() {
-            self.begun = HarmonyParser::begun_answer(&prompt.text).into();
+        self.read_prompt(&prompt.text);
+        params.marks = self.shown_tokens(service.tokenizer()).into();
+        params.reasoning = match (self.reasoning, self.channels) {
+            (Some((format, start)), _) => Some((format.marks(), start)),
+            (None, Some(channels)) => Some((channels.marks(), channels.marks().start(&prompt.text))),
+            (None, None) => None,
+        };
+        if let Some(wanted) = params.grammar.take() {
+            let grammar = self.grammar_after_prompt(wanted.grammar, &prompt.text, mark_tokens(service));
+            params.grammar = Some(RequestedGrammar { grammar, ..wanted });
         }
         self
+    }
+
+    /// Notes how the prompt begins the answer.
+    fn read_prompt(&mut self, prompt: &str) {
+        if let Some((format, start)) = &mut self.reasoning {
+            *start = format.start(prompt);
+        }
+        if let Some(channels) = self.channels {
+            self.begun = channels.begun_answer(prompt).into();
+        }
+    }
+
+    /// Returns the special tokens that the parser reads as text.
+    pub(super) fn shown_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let mut shown = Vec::new();
+        if self.tools.is_some() {
+            shown.extend(self.format.marks(tokenizer));
+        }
+        let reasoning = self.reasoning.map(|(format, _)| format.marks());
+        for marks in reasoning.into_iter().chain(self.channels.map(Channels::marks)) {
+            shown.extend(marks.special_tokens(tokenizer));
+        }
+        shown
+    }
+
+    /// Returns the grammar of an answer whose text or calls follow `grammar`: with the reasoning
+    /// before it, and in the channels in which the model writes it.
+    pub(super) fn grammar_after_prompt(&self, grammar: Grammar, prompt: &str, tokens: MarkTokens) -> Grammar {
+        let calls = self.format.channels().filter(|_| self.tools.is_some());
+        match (self.reasoning, self.channels) {
+            // The grammar of calls includes the reasoning.
+            _ if calls.is_some_and(Channels::call_grammar_has_reasoning) => grammar,
+            (Some((format, start)), _) => after_reasoning(grammar, format, start, tokens),
+            (None, Some(channels)) => channels.around(grammar, channels.marks().start(prompt), tokens),
+            (None, None) => grammar,
+        }
     }
 
     /// Leaves the reasoning out of the answers.
@@ -131,36 +175,36 @@ impl AnswerFormat {
     /// model has none that is separated from the answer.
     pub(super) fn limit_reasoning(&self, tokens: u32, service: &Service, params: &mut Params) -> bool {
         let Some((format, start)) = self.reasoning else { return false };
-        let place = match self.has_channels() {
-            true => ReasoningPlace::Channels { begun: self.begun.clone(), calls: self.tools.is_some() },
-            false => ReasoningPlace::Marks(format.marks(), start),
+        let place = match self.channels {
+            Some(channels) => {
+                let (begun, calls) = (self.begun.clone(), self.tools.is_some());
+                ReasoningPlace::Channels { channels, begun, calls }
+            }
+            None => ReasoningPlace::Marks(format.marks(), start),
         };
         params.reasoning_limit = service.reasoning_limit(tokens, format, place, params.marks.clone());
         params.reasoning_limit.is_some()
     }
 
-    /// Whether the answers consist of messages in channels.
-    fn has_channels(&self) -> bool {
-        let is_harmony = self.reasoning.is_some_and(|(format, _)| format == ReasoningFormat::Harmony);
-        is_harmony || self.tools.is_some() && self.format == ToolFormat::Harmony
+    /// Returns a parser for one answer.
+    pub(super) fn parser(&self) -> AnswerParser {
+        if let Some(channels) = self.channels {
+            let mut parser = ChannelParser::new(channels, self.tools.as_ref());
+            parser.continue_from(&self.begun);
+            return AnswerParser::Channels(parser);
+        }
+        let calls = || self.tools.as_ref().map(|tools| ToolCallParser::new(self.format, tools));
+        let splitter = |(format, start): (ReasoningFormat, ReasoningStart)| {
+            let calls = if self.format.always_has_marker() { calls() } else { None };
+            ReasoningSplitter::new(format.marks(), start).with_calls(calls)
+        };
+        AnswerParser::Marks { reasoning: self.reasoning.map(splitter), calls: calls().map(Box::new) }
     }
 
     /// Returns a reader for one answer.
     pub(crate) fn reader(&self) -> AnswerReader {
-        let parser = if self.has_channels() {
-            let mut parser = HarmonyParser::new(self.tools.as_ref());
-            parser.continue_from(&self.begun);
-            AnswerParser::Channels(parser)
-        } else {
-            let calls = || self.tools.as_ref().map(|tools| ToolCallParser::new(self.format, tools));
-            let splitter = |(format, start): (ReasoningFormat, ReasoningStart)| {
-                let calls = if self.format.always_has_marker() { calls() } else { None };
-                ReasoningSplitter::new(format.marks(), start).with_calls(calls)
-            };
-            AnswerParser::Marks { reasoning: self.reasoning.map(splitter), calls: calls().map(Box::new) }
-        };
         AnswerReader {
-            parser,
+            parser: self.parser(),
             hides_reasoning: self.hides_reasoning,
             separates_reasoning: self.reasoning.is_some(),
             reasoning_tokens: 0,
@@ -193,12 +237,13 @@ pub(crate) struct AnswerReader {
     unclosed_call_tokens: usize,
 }
 
+/// Separates the text of one answer from its reasoning and its tool calls.
 #[derive(Debug)]
-enum AnswerParser {
+pub(super) enum AnswerParser {
     /// Marks surround the reasoning, and calls follow it.
     Marks { reasoning: Option<ReasoningSplitter>, calls: Option<Box<ToolCallParser>> },
     /// The answer consists of messages in channels.
-    Channels(HarmonyParser),
+    Channels(ChannelParser),
 }
 
 impl AnswerParser {
@@ -220,7 +265,8 @@ impl AnswerParser {
         }
     }
 
-    fn push(&mut self, text: &str, is_last: bool) -> AnswerDelta {
+    /// Adds text, which may be the last one, and returns what is certain.
+    pub(super) fn push(&mut self, text: &str, is_last: bool) -> AnswerDelta {
         let (splitter, parser) = match self {
             AnswerParser::Marks { reasoning, calls } => (reasoning, calls),
             AnswerParser::Channels(parser) => {
@@ -269,6 +315,10 @@ impl AnswerReader {
         let was_reasoning = self.parser.is_reasoning();
         let had_call = self.parser.has_unclosed_call();
         let mut delta = self.parser.push(&event.text, event.finished.is_some());
+        if !self.separates_reasoning {
+            // The channel of the reasoning precedes the answer.
+            delta.content.insert_str(0, &std::mem::take(&mut delta.reasoning));
+        }
         if self.hides_reasoning {
             delta.reasoning.clear();
         }

@@ -44,6 +44,8 @@ mod models_page_tests;
 #[cfg(test)]
 mod published_tests;
 #[cfg(test)]
+mod round_trip_tests;
+#[cfg(test)]
 mod spoken_tests;
 
 pub(crate) use answer::{AnswerEvent, AnswerFormat, AnswerReader};

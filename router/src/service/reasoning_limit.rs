@@ -50,7 +50,7 @@ impl Service {
         let Prompt::Text(text, _) = prompt else {
             return Err(ServiceError::invalid(FIELD, format!("`{FIELD}` needs a prompt that is a text")));
         };
-        let format = self.reasoning_format().filter(|&format| format != ReasoningFormat::Harmony);
+        let format = self.reasoning_format().filter(|format| format.channels().is_none());
         let limit = format.and_then(|format| {
             let marks = format.marks();
             let shown = marks.special_tokens(self.tokenizer()).into();

@@ -13,6 +13,8 @@ use crate::assets::TextAssets;
 
 /// The assistant's message in the conversation that shows how a template ends a turn.
 const ANSWER: &str = "millracefirstanswer";
+/// The number of special tokens after the message that are looked at.
+const MAX_FOLLOWING: usize = 32;
 
 /// Returns the tokens that end an answer, without duplicates: those of `generation_config.json` or
 /// else `config.json`, the tokenizer's `eos_token`, and the token with which the chat template
@@ -30,15 +32,24 @@ pub fn end_tokens(assets: &TextAssets, tokenizer: &Tokenizer, template: Option<&
 }
 
 /// Returns the special token that follows an assistant message, with nothing but white space
-/// between them.
+/// between them. If this token follows several times, it closes parts of the message. Then this is
+/// the first token that follows once.
 fn end_of_turn(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<u32> {
     let messages =
         vec![json!({"role": "user", "content": "Hello"}), json!({"role": "assistant", "content": ANSWER})];
     let text = template.render_now(&Conversation { messages, ..Conversation::default() }).ok()?;
     let (_, after) = text.rsplit_once(ANSWER)?;
     let after = after.trim_start();
-    let found = tokenizer.control_tokens().find(after).next().filter(|found| found.start == 0)?;
-    tokenizer.token_id(after.get(found)?)
+    let found: Vec<&str> = tokenizer
+        .control_tokens()
+        .find(after)
+        .take(MAX_FOLLOWING)
+        .filter_map(|found| after.get(found))
+        .collect();
+    let first = found.first().filter(|first| after.starts_with(**first))?;
+    let is_once = |token: &&&str| found.iter().filter(|other| other == token).count() == 1;
+    let last = if is_once(&first) { Some(first) } else { found.iter().find(is_once) };
+    tokenizer.token_id(last?)
 }
 
 #[cfg(test)]
@@ -80,6 +91,12 @@ mod tests {
         for template in [turn("<|user|>", "\n"), turn("", "###\n"), "{{ raise_exception('no') }}".into()] {
             assert_eq!(ends(&template, &["<|user|>", "<|x|>"], |_| ()), [EOS], "{template}");
         }
+    }
+
+    #[test]
+    fn tokens_that_close_parts_of_a_message_do_not_end_an_answer() {
+        let template = "{% for m in messages %}[open]text[sep]{{ m.content }}[close]text[sep][close]turn[sep][end]{% endfor %}";
+        assert_eq!(ends(template, &["[open]", "[close]", "[sep]", "[end]"], |_| ()), [EOS, MARK + 3]);
     }
 
     #[test]

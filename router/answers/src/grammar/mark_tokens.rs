@@ -32,6 +32,25 @@ impl<'a> MarkTokens<'a> {
         self.special(mark).map_or_else(|| Value::from(mark).to_string(), |id| format!("<[{id}]>"))
     }
 
+    /// Returns the rule for a text in which these marks may be special tokens.
+    pub(crate) fn sequence(self, text: &str, marks: &[&str]) -> String {
+        let (mut parts, mut rest) = (Vec::new(), text);
+        while !rest.is_empty() {
+            let found =
+                marks.iter().filter_map(|mark| Some((rest.find(mark)?, mark.len(), self.special(mark)?)));
+            let (at, length, id) = match found.min() {
+                Some((at, length, id)) => (at, length, Some(id)),
+                None => (rest.len(), 0, None),
+            };
+            if at > 0 {
+                parts.push(Value::from(&rest[..at]).to_string());
+            }
+            parts.extend(id.map(|id| format!("<[{id}]>")));
+            rest = &rest[at + length..];
+        }
+        parts.join(" ")
+    }
+
     /// Returns the rule for one special token with none of these texts, or `None` if there is no
     /// such token.
     pub(crate) fn others(self, except: &[&str]) -> Option<String> {

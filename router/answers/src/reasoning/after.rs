@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use super::format::{ReasoningFormat, ReasoningStart};
+use super::format::ReasoningFormat;
+use super::marks::ReasoningStart;
 use crate::grammar::{Grammar, MarkTokens};
 
 /// Returns a grammar of answers that begin with any reasoning and continue with a text of `answer`.
@@ -14,11 +15,10 @@ pub fn after_reasoning(
     start: ReasoningStart,
     tokens: MarkTokens,
 ) -> Grammar {
-    let rules = match format {
-        ReasoningFormat::Harmony => harmony(tokens),
-        _ => marked(format, start, tokens),
-    };
-    Grammar::AfterReasoning { rules, answer: Box::new(answer) }
+    if let Some(channels) = format.channels() {
+        return channels.around(answer, start, tokens);
+    }
+    Grammar::AfterReasoning { rules: marked(format, start, tokens), answer: Box::new(answer) }
 }
 
 /// Returns the rules for reasoning between marks.
@@ -59,16 +59,6 @@ fn text(mark: &str, special: &[&str], tokens: MarkTokens) -> String {
         Some((rest, id)) => format!("<[{id}]> {}", Value::from(rest)),
         None => Value::from(mark).to_string(),
     }
-}
-
-/// Returns the rules for messages in the channel `analysis`, and one in the channel `final`.
-fn harmony(tokens: MarkTokens) -> String {
-    let [channel, message, start] = ["<|channel|>", "<|message|>", "<|start|>"].map(|mark| tokens.mark(mark));
-    let thought = tokens.text_up_to("thought", "<|end|>");
-    format!(
-        "start: before* ({channel} \"final\" {message} @answer | {channel} \"analysis\" {message} thought)\n\
-         before: {channel} \"analysis\" {message} thought_end {start} \"assistant\"\n{thought}"
-    )
 }
 
 #[cfg(test)]

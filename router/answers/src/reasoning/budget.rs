@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use millrace_text::{Detokenizer, Tokenizer};
 
-use super::format::{ReasoningMarks, ReasoningStart};
 use super::gate::ReasoningGate;
-use crate::tools::HarmonyParser;
+use super::marks::{ReasoningMarks, ReasoningStart};
+use crate::tools::{ChannelParser, Channels};
 use crate::{Constraint, Mask};
 
 /// The largest part of an answer's tokens that is kept for the text after the reasoning: one of so
@@ -21,6 +21,8 @@ const ANSWER_SHARE: u32 = 8;
 const MAX_ANSWER_RESERVE: u32 = 1024;
 /// White space that a model may write before it opens its reasoning, in tokens.
 const SPACE_TOKENS: u32 = 2;
+/// The token after the name of a channel.
+const MARK_TOKENS: u32 = 1;
 
 /// The number of tokens that the reasoning of an answer may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +53,8 @@ pub enum ReasoningPlace {
     Marks(ReasoningMarks, ReasoningStart),
     /// In a channel.
     Channels {
+        /// The format of the channels.
+        channels: Channels,
         /// The part of the answer that the prompt contains.
         begun: Arc<str>,
         /// Whether tools may be called in other channels.
@@ -67,8 +71,9 @@ impl ReasoningLimit {
             ReasoningPlace::Marks(marks, ReasoningStart::Possible) => {
                 SPACE_TOKENS + tokens(tokenizer, marks.open)
             }
-            ReasoningPlace::Channels { .. } => {
-                SPACE_TOKENS + tokens(tokenizer, "<|channel|>analysis<|message|>")
+            ReasoningPlace::Channels { channels, .. } => {
+                let (before, name) = channels.reasoning_channel().unwrap_or_default();
+                SPACE_TOKENS + MARK_TOKENS + tokens(tokenizer, before) + tokens(tokenizer, name)
             }
         };
         let other = reserve.saturating_add(opening).saturating_add(self.closing.len() as u32);
@@ -102,25 +107,23 @@ impl ReasoningLimit {
     /// Returns the tokens with which the name of the reasoning's channel may begin, if the model
     /// chooses a channel after the reasoning.
     fn reopening(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let ReasoningPlace::Channels { calls: true, .. } = self.place else { return Vec::new() };
-        let begins = (1..=REASONING_CHANNEL.len()).map(|length| &REASONING_CHANNEL[..length]);
+        let ReasoningPlace::Channels { calls: true, channels, .. } = self.place else { return Vec::new() };
+        let (_, name) = channels.reasoning_channel().unwrap_or_default();
+        let begins = (1..=name.len()).map(|length| &name[..length]);
         begins.filter_map(|begin| tokenizer.token_id(begin)).collect()
     }
 
     fn reader(&self) -> ReasoningReader {
         match &self.place {
             ReasoningPlace::Marks(marks, start) => ReasoningReader::Marks(ReasoningGate::new(*marks, *start)),
-            ReasoningPlace::Channels { begun, .. } => {
-                let mut parser = HarmonyParser::new(None);
+            ReasoningPlace::Channels { channels, begun, .. } => {
+                let mut parser = ChannelParser::new(*channels, None);
                 parser.continue_from(begun);
                 ReasoningReader::Channels(parser)
             }
         }
     }
 }
-
-/// The channel of the reasoning.
-const REASONING_CHANNEL: &str = "analysis";
 
 fn tokens(tokenizer: &Tokenizer, text: &str) -> u32 {
     tokenizer
@@ -131,7 +134,7 @@ fn tokens(tokenizer: &Tokenizer, text: &str) -> u32 {
 /// Finds the reasoning in the text of an answer.
 enum ReasoningReader {
     Marks(ReasoningGate),
-    Channels(HarmonyParser),
+    Channels(ChannelParser),
 }
 
 impl ReasoningReader {
@@ -334,7 +337,11 @@ mod tests {
             tokens: 2,
             closing: closing.clone().into(),
             shown: ids(&marks.concat()).into(),
-            place: ReasoningPlace::Channels { begun: "".into(), calls: true },
+            place: ReasoningPlace::Channels {
+                channels: ToolFormat::Harmony.channels().unwrap(),
+                begun: "".into(),
+                calls: true,
+            },
         };
         let (mut constraint, mut mask) = limit.start(Some((inner, compiled.first())), &tokenizer);
         let mut say = |mask: &mut Mask, text: &str| {

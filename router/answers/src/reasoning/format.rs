@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use millrace_text::Tokenizer;
+use super::marks::{ReasoningMarks, ReasoningStart};
+use crate::tools::{Channels, HARMONY, KIMI_K3, MUSE};
 
 /// A format of reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +25,10 @@ pub enum ReasoningFormat {
     Hy3,
     /// The channel `analysis` of gpt-oss.
     Harmony,
+    /// The element `think` of Kimi K3.
+    KimiK3,
+    /// The messages of Muse Glimmer to itself.
+    Muse,
 }
 
 /// The server's setting for reasoning.
@@ -38,28 +43,8 @@ pub enum ReasoningParser {
     Format(ReasoningFormat),
 }
 
-/// The marks around a model's reasoning.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ReasoningMarks {
-    /// The text before the reasoning; empty if the answer always begins with the reasoning.
-    pub open: &'static str,
-    /// The text after the reasoning.
-    pub close: &'static str,
-    /// The parts of the marks that may be special tokens.
-    pub tokens: &'static [&'static str],
-}
-
-/// The state of the reasoning at the beginning of an answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReasoningStart {
-    /// The prompt ends within the reasoning.
-    Inside,
-    /// The answer may begin with the reasoning.
-    Possible,
-}
-
 /// All formats with the names that users give them, and with the names that vLLM has for the same.
-const NAMES: [(ReasoningFormat, &[&str]); 8] = [
+const NAMES: [(ReasoningFormat, &[&str]); 10] = [
     (
         ReasoningFormat::Think,
         &["think", "deepseek_r1", "deepseek_v3", "qwen3", "glm45", "minimax_m2", "kimi_k2", "step3"],
@@ -71,6 +56,8 @@ const NAMES: [(ReasoningFormat, &[&str]); 8] = [
     (ReasoningFormat::Apertus, &["apertus"]),
     (ReasoningFormat::Hy3, &["hy3"]),
     (ReasoningFormat::Harmony, &["harmony", "openai_gptoss", "gpt_oss"]),
+    (ReasoningFormat::KimiK3, &["kimi_k3"]),
+    (ReasoningFormat::Muse, &["muse"]),
 ];
 
 /// The error for an unknown name of a format.
@@ -125,10 +112,27 @@ impl ReasoningFormat {
             (ReasoningFormat::Think, "</think>"),
             (ReasoningFormat::Think, "<think>"),
         ];
+        let contains = |marks: &[&str]| marks.iter().all(|mark| template.contains(mark));
+        if contains(&["<|open|>", "<|sep|>", "'think'"]) {
+            return Some(ReasoningFormat::KimiK3);
+        }
+        if contains(&["to=self<|message|>"]) {
+            return Some(ReasoningFormat::Muse);
+        }
         // The template of Hunyuan 3 puts its tags together.
         let is_hy3 = template.contains("<think{}>") && template.contains(":opensource");
         let found = marks.into_iter().find(|(_, mark)| template.contains(mark)).map(|(format, _)| format);
         found.or(is_hy3.then_some(ReasoningFormat::Hy3))
+    }
+
+    /// Returns the format of the messages in which a model of this format writes its answers.
+    pub fn channels(self) -> Option<Channels> {
+        match self {
+            ReasoningFormat::Harmony => Some(HARMONY),
+            ReasoningFormat::KimiK3 => Some(KIMI_K3),
+            ReasoningFormat::Muse => Some(MUSE),
+            _ => None,
+        }
     }
 
     /// Returns the marks around the reasoning.
@@ -154,20 +158,9 @@ impl ReasoningFormat {
             ReasoningFormat::Apertus => {
                 marks("<|inner_prefix|>", "<|inner_suffix|>", &["<|inner_prefix|>", "<|inner_suffix|>"])
             }
-            // Everything before the last channel is reasoning or calls.
-            ReasoningFormat::Harmony => marks(
-                "<|channel|>",
-                "<|channel|>final<|message|>",
-                &[
-                    "<|start|>",
-                    "<|channel|>",
-                    "<|constrain|>",
-                    "<|message|>",
-                    "<|end|>",
-                    "<|call|>",
-                    "<|return|>",
-                ],
-            ),
+            ReasoningFormat::Harmony | ReasoningFormat::KimiK3 | ReasoningFormat::Muse => {
+                self.channels().map_or(marks("", "", &[]), Channels::marks)
+            }
         }
     }
 
@@ -175,11 +168,10 @@ impl ReasoningFormat {
     /// in channels, the model chooses the channel of its next message.
     pub fn forced_close(self, calls_in_channels: bool) -> String {
         let close = self.marks().close;
-        match self {
-            ReasoningFormat::Harmony if calls_in_channels => "<|end|><|start|>assistant".to_owned(),
-            ReasoningFormat::Think | ReasoningFormat::SeedOss => format!("\n{close}"),
-            ReasoningFormat::Harmony => format!("<|end|><|start|>assistant{close}"),
-            _ => close.to_owned(),
+        match (self, self.channels()) {
+            (_, Some(channels)) => channels.forced_close(calls_in_channels).to_owned(),
+            (ReasoningFormat::Think | ReasoningFormat::SeedOss, None) => format!("\n{close}"),
+            (_, None) => close.to_owned(),
         }
     }
 
@@ -208,48 +200,8 @@ impl ReasoningFormat {
 
     /// Returns the state of the reasoning after this prompt.
     pub fn start(self, prompt: &str) -> ReasoningStart {
-        // A long prompt ends with few white spaces, so this looks at its end only.
-        if self != ReasoningFormat::Harmony && prompt.trim_end().ends_with(self.marks().open) {
-            ReasoningStart::Inside
-        } else {
-            ReasoningStart::Possible
-        }
-    }
-}
-
-impl ReasoningMarks {
-    /// Returns the special tokens in the marks, which are shown as text.
-    pub fn special_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let ids = self.tokens.iter().filter_map(|mark| tokenizer.token_id(mark));
-        ids.filter(|&id| tokenizer.is_special(id)).collect()
-    }
-}
-
-/// Whether a text is the beginning of an answer that begins with a mark.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Opening {
-    /// The text may become the mark.
-    Undecided,
-    /// The text ends with the mark.
-    Found,
-    /// The answer does not begin with the mark.
-    Absent,
-}
-
-/// White space that may precede the mark, in bytes.
-const MAX_SPACE: usize = 16;
-
-/// Compares the beginning of an answer with a mark. White space may precede the mark.
-pub(super) fn opening(begin: &str, mark: &str) -> Opening {
-    let text = begin.trim_start();
-    if begin.len() - text.len() > MAX_SPACE {
-        Opening::Absent
-    } else if text == mark {
-        Opening::Found
-    } else if mark.starts_with(text) {
-        Opening::Undecided
-    } else {
-        Opening::Absent
+        let may_open = !matches!(self, ReasoningFormat::Harmony | ReasoningFormat::Muse);
+        if may_open { self.marks().start(prompt) } else { ReasoningStart::Possible }
     }
 }
 
@@ -267,6 +219,8 @@ mod tests {
             ("<|start|>assistant<|channel|>analysis<|message|>", Some(ReasoningFormat::Harmony)),
             ("{{ '<seed:think>' }}", Some(ReasoningFormat::SeedOss)),
             ("{% set h = ':opensource' %}{{ '<think{}>'.format(h) }}", Some(ReasoningFormat::Hy3)),
+            ("{{ '<|open|>' + tag + '<|sep|>' }}{{ open_tag('think') }}", Some(ReasoningFormat::KimiK3)),
+            ("{{ '<|start|>assistant to=self<|message|>' }}", Some(ReasoningFormat::Muse)),
             ("{{ messages }}", None),
         ] {
             assert_eq!(ReasoningFormat::of(Some(template)), format, "{template}");
@@ -276,9 +230,10 @@ mod tests {
 
     #[test]
     fn names_are_parsed_with_those_of_vllm() {
-        for name in
-            ["auto", "none", "think", "mistral", "cohere", "seed_oss", "gemma4", "apertus", "hy3", "harmony"]
-        {
+        for name in [
+            "auto", "none", "think", "mistral", "cohere", "seed_oss", "gemma4", "apertus", "hy3", "harmony",
+            "kimi_k3", "muse",
+        ] {
             assert_eq!(name.parse::<ReasoningParser>().unwrap().to_string(), name);
         }
         for name in ["deepseek_r1", "qwen3", "glm45"] {
@@ -287,7 +242,7 @@ mod tests {
         let unknown = "granite".parse::<ReasoningParser>().unwrap_err().to_string();
         assert!(
             unknown
-                .ends_with("are auto, none, think, mistral, cohere, seed_oss, gemma4, apertus, hy3, harmony"),
+                .ends_with("are auto, none, think, mistral, cohere, seed_oss, gemma4, apertus, hy3, harmony, kimi_k3, muse"),
             "{unknown}"
         );
     }

@@ -5,7 +5,7 @@
 
 use millrace_text::SubstringMatcher;
 
-use super::format::{Opening, ReasoningMarks, ReasoningStart, opening};
+use super::marks::{Opening, ReasoningMarks, ReasoningStart, opening};
 
 /// Divides a text into the reasoning with its marks, and the answer.
 #[derive(Debug)]

@@ -3,7 +3,8 @@
 //!
 //! | file | its job |
 //! |---|---|
-//! | `format` | the marks that models write around their reasoning, and how a model's marks are detected |
+//! | `format` | the formats of reasoning, and how a model's format is detected |
+//! | `marks` | the texts around the reasoning, and how an answer may begin with them |
 //! | `splitter` | separates the reasoning of an answer from the rest while it is streamed |
 //! | `gate` | finds the beginning of the answer for the search for stop strings |
 //! | `after` | applies a grammar to the text after the reasoning |
@@ -13,10 +14,12 @@ mod after;
 mod budget;
 mod format;
 mod gate;
+mod marks;
 mod splitter;
 
 pub use after::after_reasoning;
 pub use budget::{ReasoningLimit, ReasoningPlace, ThinkingBudget};
-pub use format::{ReasoningFormat, ReasoningMarks, ReasoningParser, ReasoningStart, UnknownReasoningParser};
+pub use format::{ReasoningFormat, ReasoningParser, UnknownReasoningParser};
 pub use gate::ReasoningGate;
+pub use marks::{ReasoningMarks, ReasoningStart};
 pub use splitter::{ReasoningSplitter, SplitText};

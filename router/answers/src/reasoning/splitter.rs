@@ -8,7 +8,7 @@
 //! the closing mark follows, the model has only rehearsed the call. Therefore the text from the
 //! first call on is held back until the closing mark or the end of the answer.
 
-use super::format::{Opening, ReasoningMarks, ReasoningStart, opening};
+use super::marks::{Opening, ReasoningMarks, ReasoningStart, opening};
 use crate::tools::{HeldText, ToolCallParser};
 
 /// Reads one answer.

@@ -69,13 +69,20 @@ pub enum ToolFormat {
     MiniCpm5,
     /// `<|tool_call>call:NAME{KEY:VALUE,…}<tool_call|>`, the format of Gemma 4.
     Gemma4,
+    /// `<|open|>tools<|sep|>` with an element for each call and argument, the format of Kimi K3.
+    KimiK3,
+    /// ` to=NAME<|message|><atem:function_calls>` with tags for each call and argument, the format
+    /// of Muse Glimmer.
+    Muse,
+    /// `>>>NAME`, a line break and `{…}`, the format of Functionary from version 3.2 on.
+    Functionary,
     /// `{"name", "arguments"}` as the whole answer, for models that were trained on no other
     /// format.
     Json,
 }
 
 /// All formats with the names that users give them.
-const NAMES: [(ToolFormat, &str); 27] = [
+const NAMES: [(ToolFormat, &str); 30] = [
     (ToolFormat::Hermes, "hermes"),
     (ToolFormat::Qwen3Coder, "qwen3_coder"),
     (ToolFormat::Llama3Json, "llama3_json"),
@@ -102,13 +109,16 @@ const NAMES: [(ToolFormat, &str); 27] = [
     (ToolFormat::Hy3, "hy3"),
     (ToolFormat::MiniCpm5, "minicpm5"),
     (ToolFormat::Gemma4, "gemma4"),
+    (ToolFormat::KimiK3, "kimi_k3"),
+    (ToolFormat::Muse, "muse"),
+    (ToolFormat::Functionary, "functionary"),
     (ToolFormat::Json, "json"),
 ];
 
 /// The texts by which a chat template shows its format, the most specific first. A template has
 /// the format of the first row whose texts it contains all. A tag counts only as a whole: `<a>` is
 /// no part of `<<a>>`.
-const TEMPLATE_MARKS: [(ToolFormat, &[&str]); 30] = [
+const TEMPLATE_MARKS: [(ToolFormat, &[&str]); 32] = [
     (ToolFormat::Harmony, &["<|channel|>", "<|message|>"]),
     (ToolFormat::DeepSeekV32, &["DSML｜", "function_calls>"]),
     (ToolFormat::DeepSeekV4, &["DSML｜", "tool_calls>"]),
@@ -123,8 +133,9 @@ const TEMPLATE_MARKS: [(ToolFormat, &[&str]); 30] = [
     (ToolFormat::Hy3, &["<tool_calls{}>", ":opensource"]),
     (ToolFormat::MiniCpm5, &["<function name=\"", "<param name=\""]),
     (ToolFormat::Gemma4, &["<|tool_call>", "<tool_call|>"]),
-    // The calls of this format have recipients, and are not read.
-    (ToolFormat::Json, &["<atem:function_calls>"]),
+    (ToolFormat::Muse, &["<atem:function_calls>", "to=self"]),
+    (ToolFormat::KimiK3, &["<|open|>", "<|close|>", "<|sep|>"]),
+    (ToolFormat::Functionary, &[">>>all", ">>>${recipient}"]),
     (ToolFormat::Nemotron, &["<TOOLCALL>"]),
     (ToolFormat::GigaChat, &["<|function_call|>"]),
     (ToolFormat::Lfm2, &["<|tool_call_start|>"]),
@@ -264,7 +275,14 @@ mod tests {
             ("{{ '<|tool_call>call:' ~ name ~ '<tool_call|>' }}", ToolFormat::Gemma4),
             ("{{ '<function name=\"' ~ name ~ '\"><param name=\"' }}", ToolFormat::MiniCpm5),
             ("{% set h = ':opensource' %}{{ '<tool_calls{}>'.format(h) }}", ToolFormat::Hy3),
-            ("{{ '<atem:function_calls>' }}like {\"name\": n, \"parameters\": p}", ToolFormat::Json),
+            (
+                "{{ ' to=self<|message|>' }}<atem:function_calls>{\"name\": n, \"parameters\": p}",
+                ToolFormat::Muse,
+            ),
+            ("{{ '<|open|>' + tag + '<|sep|>' }}{{ '<|close|>' + tag + '<|sep|>' }}", ToolFormat::KimiK3),
+            (">>>${recipient}\n${content}{{ '>>>all\n' + m.content }}", ToolFormat::Functionary),
+            // The tags alone do not tell the recipients.
+            ("{{ '<atem:function_calls>' }}", ToolFormat::Json),
             // Marks of other formats contain the tag of Hermes.
             ("{{ '<<tool_call>>' ~ call ~ '<</tool_call>>' }}", ToolFormat::Json),
             ("{{ '<|tool_call>' ~ call ~ '<<tool_call>|>' }}", ToolFormat::Json),

@@ -13,16 +13,16 @@
 //! | `tagged_call` | reads one call in tags and writes its arguments as JSON |
 //! | `python_call` | reads one call in Python's syntax and writes its arguments as JSON |
 //! | `gemma_call` | reads one call in Gemma's notation and writes its arguments as JSON |
-//! | `harmony` | reads the channels of gpt-oss: reasoning, text and calls |
+//! | `channels` | reads answers that consist of messages with headers: reasoning, text and calls |
 //! | `text_argument` | reads the text in a call of a tool that takes a text |
 //! | `prompt_text` | writes tools and calls into messages, for templates without support for them |
 
 mod allowed;
 mod call_grammar;
+mod channels;
 mod delta;
 mod format;
 mod gemma_call;
-mod harmony;
 mod held_text;
 mod json_call;
 mod parser;
@@ -35,9 +35,10 @@ mod written;
 
 pub use allowed::{AllowedTools, Tool, ToolChoice};
 pub use call_grammar::call_grammar;
+pub use channels::{ChannelParser, Channels};
+pub(crate) use channels::{HARMONY, KIMI_K3, MUSE};
 pub use delta::{AnswerDelta, CallDelta};
 pub use format::{ToolFormat, UnknownToolFormat};
-pub use harmony::HarmonyParser;
 pub(crate) use held_text::HeldText;
 pub use parser::ToolCallParser;
 pub use prompt_text::{show_calls, show_tools};

@@ -1,7 +1,7 @@
 //! The elements of each format: its markers, and the form of a single call.
 
 use super::format::ToolFormat;
-use super::tagged_call::TagSyntax;
+use super::tagged_call::{TagSyntax, ValueTypes};
 
 /// The markers of Mistral's tokenizers from version 11 on: before the arguments of a call, and
 /// before the optional id of a call.
@@ -99,18 +99,19 @@ const JSON: FormatSyntax = FormatSyntax {
 };
 
 /// A format whose calls always have a marker.
-const MARKED: FormatSyntax = FormatSyntax { bare: BareCalls::None, ..JSON };
+pub(super) const MARKED: FormatSyntax = FormatSyntax { bare: BareCalls::None, ..JSON };
 
 /// Tags with the names of the function and of its parameters in them.
 const NAMED_TAGS: TagSyntax = TagSyntax {
     function: ("<function=", ">"),
     parameter: ("<parameter=", ">"),
     key_end: "",
-    has_type: false,
+    types: ValueTypes::Schema,
     end_of_value: "</parameter>",
     end: "</function>",
     is_padded: true,
     verbatim: None,
+    object: None,
 };
 
 /// Tags around everything, which may be special tokens.
@@ -118,28 +119,32 @@ const HY3_TAGS: TagSyntax = TagSyntax {
     function: ("<tool_call:opensource>", "<tool_sep:opensource>"),
     parameter: ("<arg_key:opensource>", "<arg_value:opensource>"),
     key_end: "</arg_key:opensource>",
-    has_type: false,
+    types: ValueTypes::Schema,
     end_of_value: "</arg_value:opensource>",
     end: "</tool_call:opensource>",
     is_padded: false,
     verbatim: None,
+    object: None,
 };
 
 const DSML_TAGS: TagSyntax = TagSyntax {
     function: ("<｜DSML｜invoke name=\"", "\">"),
     parameter: ("<｜DSML｜parameter name=\"", "\">"),
     key_end: "",
-    has_type: true,
+    types: ValueTypes::IsString,
     end_of_value: "</｜DSML｜parameter>",
     end: "</｜DSML｜invoke>",
     is_padded: false,
     verbatim: None,
+    object: None,
 };
 
 impl ToolFormat {
-    /// Returns the elements of the format. Harmony has a parser of its own and needs only the
-    /// markers.
+    /// Returns the elements of the format.
     pub(super) fn syntax(self) -> FormatSyntax {
+        if let Some(channels) = self.channels() {
+            return channels.syntax();
+        }
         match self {
             ToolFormat::Json => JSON,
             ToolFormat::Hermes => FormatSyntax {
@@ -201,7 +206,6 @@ impl ToolFormat {
             ToolFormat::GigaChat => {
                 FormatSyntax { open: Some("<|function_call|>"), marks: &["<|function_call|>"], ..MARKED }
             }
-            ToolFormat::Harmony => FormatSyntax { marks: super::harmony::MARKS, ..MARKED },
             ToolFormat::Apertus | ToolFormat::Gemma4 | ToolFormat::Hy3 | ToolFormat::MiniCpm5 => {
                 self.syntax_of_one_model()
             }
@@ -250,11 +254,12 @@ impl ToolFormat {
                     function: ("", "\">"),
                     parameter: ("<param name=\"", "\">"),
                     key_end: "",
-                    has_type: false,
+                    types: ValueTypes::Schema,
                     end_of_value: "</param>",
                     end: "</function>",
                     is_padded: false,
                     verbatim: Some(("<![CDATA[", "]]>")),
+                    object: None,
                 }),
                 ..MARKED
             },
@@ -362,11 +367,12 @@ impl ToolFormat {
                     function: ("", "\n"),
                     parameter: ("<arg_key>", "<arg_value>"),
                     key_end: "</arg_key>",
-                    has_type: false,
+                    types: ValueTypes::Schema,
                     end_of_value: "</arg_value>",
                     end: "</tool_call>",
                     is_padded: false,
                     verbatim: None,
+                    object: None,
                 }),
                 marks: &[
                     "<tool_call>",
@@ -385,11 +391,12 @@ impl ToolFormat {
                     function: ("<invoke name=\"", "\">"),
                     parameter: ("<parameter name=\"", "\">"),
                     key_end: "",
-                    has_type: false,
+                    types: ValueTypes::Schema,
                     end_of_value: "</parameter>",
                     end: "</invoke>",
                     is_padded: false,
                     verbatim: None,
+                    object: None,
                 }),
                 marks: &["<minimax:tool_call>", "</minimax:tool_call>"],
                 ..MARKED

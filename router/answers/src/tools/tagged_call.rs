@@ -11,8 +11,70 @@ use super::python_call::PythonCallReader;
 /// The maximum length of a tag in bytes, including the name in it.
 const MAX_TAG_BYTES: usize = 512;
 
-/// The text between the key of an argument and its type, in formats that write the type.
-pub(super) const TYPE: &str = "\" string=\"";
+/// How the tag of an argument says the type of its value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ValueTypes {
+    /// The tag says nothing, so the schema decides.
+    Schema,
+    /// `string="true"` or `string="false"` follows the key. Other values than strings are JSON.
+    IsString,
+    /// The attribute `type` has the name of the JSON type. Other values than strings are JSON, and
+    /// attributes have escapes. The calls are numbered by the attribute `index`.
+    Names,
+}
+
+impl ValueTypes {
+    /// Returns the text between the key of an argument and the type.
+    pub(super) fn mark(self) -> Option<&'static str> {
+        match self {
+            ValueTypes::Schema => None,
+            ValueTypes::IsString => Some("\" string=\""),
+            ValueTypes::Names => Some("\" type=\""),
+        }
+    }
+
+    /// Returns the type of a value as the tag says it.
+    fn name(self, value: &Value) -> &'static str {
+        match (self, value) {
+            (ValueTypes::Schema, _) => "",
+            (ValueTypes::IsString, Value::String(_)) => "true",
+            (ValueTypes::IsString, _) => "false",
+            (ValueTypes::Names, Value::String(_)) => STRING,
+            (ValueTypes::Names, Value::Number(_)) => "number",
+            (ValueTypes::Names, Value::Bool(_)) => "boolean",
+            (ValueTypes::Names, Value::Null) => "null",
+            (ValueTypes::Names, Value::Array(_)) => "array",
+            (ValueTypes::Names, Value::Object(_)) => "object",
+        }
+    }
+
+    /// Whether a tag with this type has a string.
+    fn is_string(self, kind: &str) -> bool {
+        kind == if self == ValueTypes::Names { STRING } else { "true" }
+    }
+
+    /// Writes a text as the value of an attribute.
+    pub(super) fn attribute(self, text: &str) -> String {
+        match self {
+            ValueTypes::Names => text.replace('&', "&amp;").replace('"', "&quot;"),
+            ValueTypes::Schema | ValueTypes::IsString => text.to_owned(),
+        }
+    }
+
+    /// Reads the value of an attribute, up to the next attribute.
+    fn read_attribute(self, value: &str) -> String {
+        match self {
+            ValueTypes::Names => {
+                let value = value.split('"').next().unwrap_or_default();
+                value.replace("&quot;", "\"").replace("&amp;", "&")
+            }
+            ValueTypes::Schema | ValueTypes::IsString => value.to_owned(),
+        }
+    }
+}
+
+/// The name of the type of strings.
+const STRING: &str = "string";
 
 /// The tags of a format.
 #[derive(Debug, Clone, Copy)]
@@ -24,9 +86,8 @@ pub(super) struct TagSyntax {
     pub(super) parameter: (&'static str, &'static str),
     /// A tag that closes the key, before the end of the text after it.
     pub(super) key_end: &'static str,
-    /// Whether `" string="true` or `" string="false` follows the key, which says whether the value
-    /// is a string or JSON.
-    pub(super) has_type: bool,
+    /// How the tag of an argument says the type of its value.
+    pub(super) types: ValueTypes,
     /// The text after a value.
     pub(super) end_of_value: &'static str,
     /// The text after the last argument.
@@ -35,6 +96,8 @@ pub(super) struct TagSyntax {
     pub(super) is_padded: bool,
     /// The texts around a value that contains characters of tags.
     pub(super) verbatim: Option<(&'static str, &'static str)>,
+    /// The texts around one JSON object that takes the place of all arguments.
+    pub(super) object: Option<(&'static str, &'static str)>,
 }
 
 impl TagSyntax {
@@ -52,6 +115,9 @@ impl TagSyntax {
         let arguments = arguments.as_object().unwrap_or(&none);
         let tags: String = arguments.iter().map(|(key, value)| self.write_argument(key, value)).collect();
         let (before, after) = self.function;
+        if self.types == ValueTypes::Names {
+            return format!("{before}{name}\" index=\"1{after}{tags}{}", self.end);
+        }
         let line = if after.ends_with('\n') { "" } else { "\n" };
         let first = if before.is_empty() { "" } else { "\n" };
         format!("{first}{before}{name}{after}{line}{tags}{}{first}", self.end)
@@ -66,13 +132,11 @@ impl TagSyntax {
             _ => text,
         };
         let (before, after) = self.parameter;
-        let kind = match self.has_type {
-            true => format!("{TYPE}{}", value.is_string()),
-            false => String::new(),
-        };
+        let (mark, kind) = (self.types.mark().unwrap_or_default(), self.types.name(value));
         let pad = if self.is_padded { "\n" } else { "" };
-        let TagSyntax { key_end, end_of_value, .. } = self;
-        format!("{before}{key}{kind}{key_end}{after}{pad}{text}{pad}{end_of_value}\n")
+        let line = if self.types == ValueTypes::Names { "" } else { "\n" };
+        let (key, TagSyntax { key_end, end_of_value, .. }) = (self.types.attribute(key), self);
+        format!("{before}{key}{mark}{kind}{key_end}{after}{pad}{text}{pad}{end_of_value}{line}")
     }
 }
 
@@ -94,6 +158,8 @@ pub(super) struct TaggedCallReader {
     is_json: bool,
     /// Whether the call has had an argument.
     any: bool,
+    /// Whether the call has had an object that takes the place of all arguments.
+    has_object: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,6 +173,8 @@ enum TagState {
     Value,
     /// In a value between the texts for values with characters of tags.
     Verbatim,
+    /// In the object that takes the place of all arguments.
+    Object,
 }
 
 /// Whether every value of this schema is a string. Such values are written without quotes.
@@ -162,6 +230,7 @@ impl TaggedCallReader {
             is_text: false,
             is_json: false,
             any: false,
+            has_object: false,
         }
     }
 
@@ -182,17 +251,31 @@ impl TaggedCallReader {
         }
         self.held.push(c);
         let TagSyntax { function, parameter, end, is_padded, .. } = self.syntax;
-        if self.state == TagState::Begin && self.verbatim_begins() {
+        let is_begun = match self.state {
+            TagState::Begin => self.verbatim_begins(),
+            TagState::Tag => self.object_begins(),
+            _ => false,
+        };
+        if is_begun {
             return CallProgress::Nothing;
         }
         match self.state {
             TagState::Function if function == ("", "\n") => self.line(c),
-            TagState::Function => self.tag(function, TagState::Tag, CallProgress::Name),
+            TagState::Function => {
+                let found = self.tag(function, TagState::Tag, CallProgress::Name);
+                self.name = self.syntax.types.read_attribute(&self.name);
+                found
+            }
             TagState::Tag if self.held == end => {
-                arguments.push_str(if self.any { "}" } else { "{}" });
+                match (self.has_object, self.any) {
+                    (true, _) => {}
+                    (false, true) => arguments.push('}'),
+                    (false, false) => arguments.push_str("{}"),
+                }
                 CallProgress::End
             }
             TagState::Tag if end.starts_with(&self.held) => CallProgress::Nothing,
+            TagState::Object => self.object(arguments),
             TagState::Tag => {
                 let found = self.tag(parameter, TagState::Begin, CallProgress::Nothing);
                 if self.state == TagState::Begin && !self.begin_argument(arguments) {
@@ -213,6 +296,33 @@ impl TaggedCallReader {
                 CallProgress::Nothing
             }
         }
+    }
+
+    /// Whether the tag so far begins like the tag before an object that takes the place of all
+    /// arguments. After this tag, the object follows.
+    fn object_begins(&mut self) -> bool {
+        let Some((open, _)) = self.syntax.object.filter(|_| !self.any && !self.has_object) else {
+            return false;
+        };
+        if self.held == open {
+            self.held.clear();
+            self.state = TagState::Object;
+            return true;
+        }
+        open.starts_with(self.held.as_str())
+    }
+
+    /// Releases the object that takes the place of all arguments after it is complete.
+    fn object(&mut self, arguments: &mut String) -> CallProgress {
+        let close = self.syntax.object.map_or("", |(_, close)| close);
+        let Some(object) = self.held.strip_suffix(close) else { return CallProgress::Nothing };
+        if serde_json::from_str::<Map<String, Value>>(object).is_err() {
+            return CallProgress::NotACall;
+        }
+        arguments.push_str(object);
+        self.held.clear();
+        (self.state, self.has_object) = (TagState::Tag, true);
+        CallProgress::Nothing
     }
 
     /// Whether the value so far begins like a value between the texts for characters of tags. After
@@ -264,12 +374,13 @@ impl TaggedCallReader {
     /// Begins an argument whose key, perhaps with its type, is complete. Returns false if the tag
     /// is malformed.
     fn begin_argument(&mut self, arguments: &mut String) -> bool {
-        let mut is_string = None;
-        if self.syntax.has_type
-            && let Some((key, kind)) = self.name.rsplit_once(TYPE)
-        {
-            is_string = Some(kind == "true");
-            self.name = key.to_owned();
+        if self.has_object {
+            return false;
+        }
+        let (mut is_string, types) = (None, self.syntax.types);
+        if let Some((key, kind)) = types.mark().and_then(|mark| self.name.rsplit_once(mark)) {
+            is_string = Some(types.is_string(kind));
+            self.name = types.read_attribute(key);
         }
         let Some(key) = self.name.trim_end().strip_suffix(self.syntax.key_end) else { return false };
         self.name = key.to_owned();

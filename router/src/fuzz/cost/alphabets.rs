@@ -337,6 +337,58 @@ pub(super) const CALLS: Alphabet = Alphabet {
     ],
 };
 
+/// Answers that consist of messages with headers, in all formats.
+pub(super) const CHANNELS: Alphabet = Alphabet {
+    pieces: &[
+        " ",
+        "\n",
+        "a",
+        "é",
+        "{",
+        "}",
+        "\"",
+        "<",
+        "<|",
+        ">",
+        "&quot;",
+        "<|start|>",
+        "assistant",
+        "<|channel|>",
+        "<|channel|>analysis",
+        "<|message|>",
+        "<|end|>",
+        "<|call|>",
+        " to=functions.get",
+        " to=self",
+        " to=get<|message|>",
+        "<|eom|>",
+        "<atem:function_calls>",
+        "<atem:invoke name=\"get\">",
+        "<atem:parameter name=\"s\">",
+        "</atem:parameter>",
+        "</atem:invoke",
+        "<|open|>",
+        "<|close|>",
+        "<|sep|>",
+        "<|open|>think<|sep|>",
+        "<|open|>tools<|sep|>",
+        "<|open|>call tool=\"get\" index=\"1\"<|sep|>",
+        "<|open|>argument key=\"s\" type=\"string\"<|sep|>",
+        "<|open|>argument key=\"n\" type=\"number\"<|sep|>",
+        "<|close|>argument<|sep|>",
+        "<|open|>json type=\"object\"<|sep|>",
+        ">>>",
+        ">>>get\n",
+        "all\n",
+        "ge",
+    ],
+    pairs: &[
+        ("{\"a\":", "}"),
+        ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        (" to=get<|message|><atem:function_calls>", "</atem:function_calls><|eom|><|start|>assistant"),
+    ],
+};
+
 /// Fewer pieces of answers that call tools, for slower targets.
 pub(super) const ANSWER: Alphabet = Alphabet {
     pieces: &[

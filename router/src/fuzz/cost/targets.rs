@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::http::{HeaderName, HeaderValue};
 use millrace_answers::grammar::{self, Grammar, GrammarCompiler};
-use millrace_answers::tools::{AllowedTools, Tool, ToolCallParser, ToolChoice, ToolFormat};
+use millrace_answers::tools::{AllowedTools, ChannelParser, Tool, ToolCallParser, ToolChoice, ToolFormat};
 use millrace_text::assets::TextAssets;
 use millrace_text::{ChatTemplate, Conversation, SpecialTokens, StopMatcher, StopText, Tokenizer};
 use serde_json::{Value, json};
@@ -218,7 +218,18 @@ const CALL_TEMPLATES: [(&str, &str); 2] = [
 ];
 
 /// The names of the tool call formats on the command line.
-const FORMATS: &[&str] = &["hermes", "qwen3_coder", "llama3_json", "mistral", "mistral_v11", "json"];
+const FORMATS: &[(&str, &Alphabet)] = &[
+    ("hermes", &alphabets::CALLS),
+    ("qwen3_coder", &alphabets::CALLS),
+    ("llama3_json", &alphabets::CALLS),
+    ("mistral", &alphabets::CALLS),
+    ("mistral_v11", &alphabets::CALLS),
+    ("json", &alphabets::CALLS),
+    ("harmony", &alphabets::CHANNELS),
+    ("kimi_k3", &alphabets::CHANNELS),
+    ("muse", &alphabets::CHANNELS),
+    ("functionary", &alphabets::CHANNELS),
+];
 
 /// Returns all targets.
 pub fn targets() -> Vec<CostTarget> {
@@ -230,9 +241,9 @@ pub fn targets() -> Vec<CostTarget> {
     all.push(target("headers".into(), 5_000, &[bare(&alphabets::HEADER)], headers));
     all.extend(tokenizers());
     all.extend(templates());
-    for &format in FORMATS {
+    for &(format, alphabet) in FORMATS {
         let read = move |input: &str| calls(format, input);
-        all.push(target(format!("tool calls, {format}"), 2_000, &[bare(&alphabets::CALLS)], read));
+        all.push(target(format!("tool calls, {format}"), 2_000, &[bare(alphabet)], read));
     }
     all.push(target("stop strings".into(), 1_000, &[bare(&alphabets::TEXT), bare(&alphabets::CALLS)], stops));
     all.push(target("detokenizer".into(), 1_000, &[bare(&alphabets::TEXT)], detokenizer));
@@ -366,15 +377,26 @@ fn tools() -> AllowedTools {
 fn calls(format: &str, input: &str) -> Work {
     let (format, tools): (ToolFormat, _) = (format.parse().unwrap(), tools());
     let input = input.to_owned();
+    let characters = |input: &str, push: &mut dyn FnMut(&str)| {
+        let mut buffer = [0; 4];
+        input.chars().for_each(|c| push(c.encode_utf8(&mut buffer)));
+    };
+    let Some(channels) = format.channels() else {
+        return Box::new(move || {
+            let (mut whole, mut parts) =
+                (ToolCallParser::new(format, &tools), ToolCallParser::new(format, &tools));
+            whole.push(&input);
+            whole.finish();
+            characters(&input, &mut |piece| drop(parts.push(piece)));
+            parts.finish();
+        });
+    };
     Box::new(move || {
-        let mut whole = ToolCallParser::new(format, &tools);
+        let (mut whole, mut parts) =
+            (ChannelParser::new(channels, Some(&tools)), ChannelParser::new(channels, Some(&tools)));
         whole.push(&input);
         whole.finish();
-        let mut parts = ToolCallParser::new(format, &tools);
-        let mut buffer = [0; 4];
-        for c in input.chars() {
-            parts.push(c.encode_utf8(&mut buffer));
-        }
+        characters(&input, &mut |piece| drop(parts.push(piece)));
         parts.finish();
     })
 }

@@ -11,7 +11,9 @@ mod tags;
 mod terms;
 
 use serde_json::{Value, json};
-use terms::{definitions, quoted};
+pub(super) use tags::{IndexedTool, ValueSchemas, tagged_calls};
+use terms::definitions;
+pub(super) use terms::quoted;
 
 use super::allowed::{AllowedTools, Tool, ToolChoice};
 use super::format::ToolFormat;
@@ -34,8 +36,8 @@ pub fn call_grammar(
     let writer = GrammarWriter { format, syntax, tokens };
     let must = tools.choice != ToolChoice::Auto;
     let answer = answer.filter(|_| !must);
-    if format == ToolFormat::Harmony {
-        return Some(writer.harmony(tools, answer));
+    if let Some(channels) = format.channels() {
+        return Some(channels.call_grammar(tools, answer, tokens));
     }
     let open = writer.open();
     let calling = match (syntax.bare, syntax.open) {
@@ -56,7 +58,7 @@ pub fn call_grammar(
             (String::new(), vec![("call".to_owned(), json_call_schema(tools, format, syntax.call))])
         }
         CallSyntax::Named { .. } => writer.named(tools),
-        CallSyntax::Tags(tags) => tags::tagged_calls(tags, tools, tokens, syntax.marks),
+        CallSyntax::Tags(tags) => tagged_calls(tags, tools, tokens, syntax.marks),
         CallSyntax::Python => tags::python_calls(tools),
         CallSyntax::Gemma => gemma::gemma_calls(tools, tokens, syntax.marks),
     };
@@ -234,40 +236,6 @@ impl GrammarWriter<'_> {
         (rules, schemas)
     }
 
-    /// Returns the grammar of gpt-oss's messages: any number in the channels for reasoning and
-    /// remarks, and then a call or the answer. The answer may end within the reasoning. The
-    /// recipient of a call is after the role or after the channel.
-    fn harmony(&self, tools: &AllowedTools, answer: Option<&Value>) -> Grammar {
-        let [start, channel, constrain, message] =
-            ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"].map(|mark| self.mark(mark));
-        let must = tools.choice != ToolChoice::Auto;
-        let (mut calls, mut schemas) = (Vec::new(), Vec::new());
-        for (index, tool) in tools.callable().enumerate() {
-            let to = quoted(&format!("to=functions.{}", tool.name));
-            let arguments = format!("SPACE? ({constrain}? \"json\")? {message} json_{index}");
-            calls.push(format!("{channel} CALLING SPACE {to} {arguments}"));
-            calls.push(format!("SPACE? {to} SPACE? {channel} CALLING {arguments}"));
-            schemas.push((format!("json_{index}"), tool.parameters.clone()));
-        }
-        let last = match (must, answer) {
-            (true, _) => "call".to_owned(),
-            (false, Some(_)) => format!("call | {channel} \"final\" {message} answer"),
-            (false, None) => format!("call | {channel} \"final\" {message} said"),
-        };
-        let thought = self.tokens.text_up_to("thought", "<|end|>");
-        // The tokens of the format end a message.
-        let part = self.tokens.others(self.syntax.marks);
-        let part = part.map_or_else(|| "TEXT".to_owned(), |others| format!("TEXT | {others}"));
-        let rules = format!(
-            "start: before* ({last} | {channel} \"analysis\" {message} thought)\n\
-             before: {channel} CHANNEL {message} thought_end {start} \"assistant\"\n\
-             CHANNEL: \"analysis\" | \"commentary\"\nCALLING: \"commentary\" | \"analysis\"\nSPACE: \" \"\n\
-             call: {}\n{thought}said: ({part})*\nTEXT: /(?s:.+)/\n",
-            calls.join(" | ")
-        );
-        Grammar::Calls { rules, schemas, answer: answer.cloned() }
-    }
-
     fn special(&self, mark: &str) -> Option<u32> {
         self.tokens.special(mark)
     }
@@ -332,4 +300,4 @@ fn json_call_schema(tools: &AllowedTools, format: ToolFormat, syntax: CallSyntax
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

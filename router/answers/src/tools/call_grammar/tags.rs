@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::terms::{definitions, quoted, relocate};
 use crate::grammar::{MarkTokens, escape};
 use crate::tools::allowed::{AllowedTools, Tool};
-use crate::tools::tagged_call::{self, TYPE, TagSyntax};
+use crate::tools::tagged_call::{self, TagSyntax};
 
 /// The number of bytes of definitions that are copied into the schemas of arguments. A grammar with
 /// more is refused for its size anyway.
@@ -16,15 +16,15 @@ const MAX_COPIED: usize = 1 << 20;
 
 /// The schemas of the arguments, each of which is a rule.
 #[derive(Default)]
-pub(super) struct ValueSchemas {
-    pub(super) schemas: Vec<(String, Value)>,
+pub(in crate::tools) struct ValueSchemas {
+    pub(in crate::tools) schemas: Vec<(String, Value)>,
     copied: usize,
 }
 
 /// A tool whose arguments become rules.
-pub(super) struct IndexedTool<'a> {
+pub(in crate::tools) struct IndexedTool<'a> {
     index: usize,
-    pub(super) tool: &'a Tool,
+    pub(in crate::tools) tool: &'a Tool,
     required: HashSet<&'a str>,
     /// The tool's definitions, to which the schemas of its arguments may refer.
     shared: Option<Value>,
@@ -33,21 +33,25 @@ pub(super) struct IndexedTool<'a> {
 }
 
 impl<'a> IndexedTool<'a> {
-    pub(super) fn new(index: usize, tool: &'a Tool) -> Self {
+    pub(in crate::tools) fn new(index: usize, tool: &'a Tool) -> Self {
         let required = tool.parameters["required"].as_array().into_iter().flatten();
         let shared = tool.parameters.get("$defs").map(|_| definitions(std::iter::once((index, tool))).into());
         let size = shared.as_ref().map_or(0, |_: &Value| tool.parameters.to_string().len());
         IndexedTool { index, tool, required: required.filter_map(Value::as_str).collect(), shared, size }
     }
 
-    fn arguments(&self) -> impl Iterator<Item = (&'a String, &'a Value)> {
+    pub(in crate::tools) fn is_required(&self, name: &str) -> bool {
+        self.required.contains(name)
+    }
+
+    pub(in crate::tools) fn arguments(&self) -> impl Iterator<Item = (&'a String, &'a Value)> {
         self.tool.parameters["properties"].as_object().into_iter().flatten()
     }
 }
 
 impl ValueSchemas {
     /// Adds the schema of an argument and returns the name of its rule.
-    pub(super) fn rule(&mut self, tool: &IndexedTool, schema: &Value) -> String {
+    pub(in crate::tools) fn rule(&mut self, tool: &IndexedTool, schema: &Value) -> String {
         let index = tool.index;
         let rule = format!("json_{index}_{}", self.schemas.len());
         let mut schema = schema.clone();
@@ -66,7 +70,7 @@ impl ValueSchemas {
 /// Returns the rules for calls in tags. The arguments have the order of their schema. Strings are
 /// written as they are up to the closing tag, with any special tokens but `marks` and the ends of
 /// answers. Other values are JSON.
-pub(super) fn tagged_calls(
+pub(in crate::tools) fn tagged_calls(
     syntax: TagSyntax,
     tools: &AllowedTools,
     tokens: MarkTokens<'_>,
@@ -80,7 +84,7 @@ pub(super) fn tagged_calls(
         .collect();
     let TagSyntax { parameter, key_end, end_of_value, .. } = syntax;
     let pad = if syntax.is_padded { "\\n" } else { "" };
-    let kind = if syntax.has_type { format!("{}(true|false)", escape(TYPE)) } else { String::new() };
+    let kind = syntax.types.mark().map_or_else(String::new, |mark| format!("{}(true|false)", escape(mark)));
     let others = tokens.others_within(marks);
     let text = match syntax.verbatim {
         None => text_rule("text", tokens.special(end_of_value), end_of_value, pad, others),
@@ -98,7 +102,9 @@ pub(super) fn tagged_calls(
             format!("{before} KEY {end} GAP? {after}\nKEY: /[A-Za-z0-9_.-]+/")
         }
     };
-    let rules = format!("call: {}\n{text}any: {any}\nGAP: /[ \\n]{{1,2}}/\n", calls.join(" | "));
+    let names: Vec<String> = (0..calls.len()).map(|index| format!("call_{index}")).collect();
+    let calls: String = names.iter().zip(calls).map(|(name, call)| format!("{name}: {call}\n")).collect();
+    let rules = format!("call: {}\n{calls}{text}any: {any}\nGAP: /[ \\n]{{1,2}}/\n", names.join(" | "));
     (rules, writer.schemas.schemas)
 }
 
@@ -138,7 +144,7 @@ impl TagWriter<'_> {
     fn call(&mut self, tool: &IndexedTool) -> String {
         let mut arguments = String::new();
         for (name, schema) in tool.arguments() {
-            let is_required = tool.required.contains(name.as_str());
+            let is_required = tool.is_required(name);
             let argument = self.argument(tool, name, schema);
             arguments += &format!(" ({argument}){}", if is_required { "" } else { "?" });
         }
@@ -165,7 +171,7 @@ impl TagWriter<'_> {
     }
 
     fn argument(&mut self, tool: &IndexedTool, name: &str, schema: &Value) -> String {
-        let TagSyntax { parameter, key_end, has_type, end_of_value, is_padded, .. } = self.syntax;
+        let TagSyntax { parameter, key_end, types, end_of_value, is_padded, .. } = self.syntax;
         let pad = if is_padded { "\n" } else { "" };
         let end = match self.tokens.special(end_of_value) {
             Some(id) => format!("<[{id}]>"),
@@ -181,7 +187,7 @@ impl TagWriter<'_> {
             None if pad.is_empty() => format!("{} {end}", self.schemas.rule(tool, schema)),
             None => format!("{} {} {end}", self.schemas.rule(tool, schema), quoted(pad)),
         };
-        let kind = if has_type { format!("{TYPE}{is_text}") } else { String::new() };
+        let kind = types.mark().map_or_else(String::new, |mark| format!("{mark}{is_text}"));
         let tag = match key_end {
             "" => quoted(&format!("{}{name}{kind}{}{pad}", parameter.0, parameter.1)),
             _ => {
@@ -220,7 +226,7 @@ pub(super) fn python_rests(tools: &AllowedTools) -> (String, Vec<(String, Value)
                 }
             };
             let argument = format!("{} {value}", quoted(&format!("{name}=")));
-            let is_required = tool.required.contains(name.as_str());
+            let is_required = tool.is_required(name);
             if is_required { required.push(argument) } else { others.push(argument) }
         }
         let arguments = match (required.is_empty(), others.is_empty()) {

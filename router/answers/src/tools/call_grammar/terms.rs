@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::super::allowed::Tool;
 
 /// Returns a text as a string of Lark.
-pub(super) fn quoted(text: &str) -> String {
+pub(in crate::tools) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 

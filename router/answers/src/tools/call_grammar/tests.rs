@@ -11,9 +11,10 @@ use serde_json::Value;
 use super::*;
 use crate::Constraint;
 use crate::grammar::{GrammarCompiler, GrammarMatcher};
-use crate::tools::{AnswerDelta, HarmonyParser, Tool, ToolCallParser};
+use crate::tools::tagged_call::ValueTypes;
+use crate::tools::{AnswerDelta, ChannelParser, Tool, ToolCallParser};
 
-fn tools(choice: ToolChoice, parallel: bool) -> AllowedTools {
+pub(in crate::tools) fn tools(choice: ToolChoice, parallel: bool) -> AllowedTools {
     let get = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false});
     let set = json!({"type": "object", "properties": {"to": {"$ref": "#/$defs/place"}}, "required": ["to"],
                      "additionalProperties": false, "$defs": {"place": {"enum": ["here", "there"]}}});
@@ -23,11 +24,11 @@ fn tools(choice: ToolChoice, parallel: bool) -> AllowedTools {
 
 /// The formats whose answers are not messages in channels.
 fn formats() -> impl Iterator<Item = ToolFormat> {
-    ToolFormat::all().filter(|&format| format != ToolFormat::Harmony)
+    ToolFormat::all().filter(|format| format.channels().is_none())
 }
 
 /// Two tokenizers: the markers are special tokens in one and ordinary text in the other.
-fn tokenizers() -> [Tokenizer; 2] {
+pub(in crate::tools) fn tokenizers() -> [Tokenizer; 2] {
     let marks: std::collections::BTreeSet<&str> = ToolFormat::all()
         .filter(|&format| format != ToolFormat::DeepSeekV32 && format != ToolFormat::DeepSeekV4)
         .flat_map(|format| format.syntax().marks)
@@ -40,7 +41,12 @@ fn tokenizers() -> [Tokenizer; 2] {
 
 /// Generates a random text that the grammar allows, beginning with `leads`. Returns `None` if the
 /// grammar does not allow `leads`.
-async fn random(tokenizer: &Tokenizer, grammar: &Grammar, seed: u64, leads: &str) -> Option<(String, bool)> {
+pub(in crate::tools) async fn random(
+    tokenizer: &Tokenizer,
+    grammar: &Grammar,
+    seed: u64,
+    leads: &str,
+) -> Option<(String, bool)> {
     let vocab_size = tokenizer.size();
     let _still = test_support::still_clock();
     let compiled =
@@ -73,9 +79,9 @@ async fn random(tokenizer: &Tokenizer, grammar: &Grammar, seed: u64, leads: &str
     Some((text, false))
 }
 
-fn parse(text: &str, format: ToolFormat, tools: &AllowedTools) -> AnswerDelta {
-    if format == ToolFormat::Harmony {
-        let mut parser = HarmonyParser::new(Some(tools));
+pub(in crate::tools) fn parse(text: &str, format: ToolFormat, tools: &AllowedTools) -> AnswerDelta {
+    if let Some(channels) = format.channels() {
+        let mut parser = ChannelParser::new(channels, Some(tools));
         let mut delta = parser.push(text);
         delta.extend(parser.finish());
         return delta;
@@ -86,7 +92,7 @@ fn parse(text: &str, format: ToolFormat, tools: &AllowedTools) -> AnswerDelta {
     delta
 }
 
-fn check(text: &str, format: ToolFormat, tools: &AllowedTools, ended: bool) -> usize {
+pub(in crate::tools) fn check(text: &str, format: ToolFormat, tools: &AllowedTools, ended: bool) -> usize {
     let delta = parse(text, format, tools);
     for (index, call) in delta.calls.iter().enumerate() {
         if index + 1 < delta.calls.len() || ended {
@@ -392,7 +398,7 @@ async fn texts_may_have_special_tokens() {
     for format in formats() {
         let CallSyntax::Tags(tags) = format.syntax().call else { continue };
         // The mark of DeepSeek is a part of its tags.
-        let marks = if tags.has_type { &[] } else { format.syntax().marks };
+        let marks = if tags.types == ValueTypes::IsString { &[] } else { format.syntax().marks };
         for special in [&["<think>", "</think>"][..], &[&["<think>", "</think>"], marks].concat()] {
             let tokenizer = Tokenizer::new(&test_support::assets_with(special)).unwrap();
             let grammar = call_grammar(&tools, format, (&tokenizer).into(), None).unwrap();
@@ -443,47 +449,6 @@ fn copies_of_definitions_are_bounded() {
     };
     let bytes: usize = schemas.iter().map(|(_, schema)| schema.to_string().len()).sum();
     assert!((1 << 20..4 << 20).contains(&bytes), "{bytes}");
-}
-
-/// Calls of gpt-oss follow any messages in the channels for reasoning and remarks.
-#[tokio::test(start_paused = true)]
-async fn calls_of_harmony_follow_the_reasoning() {
-    let format = ToolFormat::Harmony;
-    for tokenizer in tokenizers() {
-        let before = "<|channel|>analysis<|message|>Which {?<|end|><|start|>assistant";
-        let call = "<|channel|>commentary to=functions.get <|constrain|>json<|message|>{\"n\": 1";
-        let last = "<|channel|>final<|message|>Hello";
-        for (choice, must) in [(ToolChoice::Required, true), (ToolChoice::Auto, false)] {
-            let tools = tools(choice, true);
-            let grammar = call_grammar(&tools, format, (&tokenizer).into(), None).unwrap();
-            // The recipient may also follow the role.
-            let role = " to=functions.get<|channel|>commentary json<|message|>{\"n\": 1";
-            let constrained = " to=functions.get<|channel|>commentary <|constrain|>json<|message|>{\"n\": 1";
-            for text in [call, role, constrained]
-                .into_iter()
-                .flat_map(|call| [call.to_owned(), format!("{before}{call}")])
-            {
-                let (text, ended) = random(&tokenizer, &grammar, 1, &text).await.unwrap();
-                assert_eq!(check(&text, format, &tools, ended), 1, "{text}");
-                assert_eq!(!parse(&text, format, &tools).reasoning.is_empty(), text.contains("analysis"));
-            }
-            let final_answer = random(&tokenizer, &grammar, 1, &format!("{before}{last}")).await;
-            assert_eq!(final_answer.is_none(), must);
-            for wrong in ["<|channel|>commentary to=functions.other", " to=functions.other"] {
-                assert!(random(&tokenizer, &grammar, 1, wrong).await.is_none());
-            }
-            // An answer may end within its reasoning.
-            let thought = "<|channel|>analysis<|message|>Which";
-            let (text, ended) = random(&tokenizer, &grammar, 1, thought).await.unwrap();
-            assert_eq!((text.as_str(), ended), (thought, true));
-        }
-        let answer = json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"],
-                            "additionalProperties": false});
-        let tools = tools(ToolChoice::Auto, true);
-        let grammar = call_grammar(&tools, format, (&tokenizer).into(), Some(&answer)).unwrap();
-        assert!(random(&tokenizer, &grammar, 1, "<|channel|>final<|message|>{\"sum\": 7").await.is_some());
-        assert!(random(&tokenizer, &grammar, 1, last).await.is_none());
-    }
 }
 
 /// Keys of Gemma are in alphabetical order, and values follow their schemas at any depth.

@@ -99,7 +99,11 @@ impl CallReader {
 impl ToolCallParser {
     /// Creates a parser for answers in this format.
     pub fn new(format: ToolFormat, tools: &AllowedTools) -> Self {
-        let syntax = format.syntax();
+        ToolCallParser::with_syntax(format.syntax(), tools)
+    }
+
+    /// Creates a parser for calls with these elements.
+    pub(super) fn with_syntax(syntax: FormatSyntax, tools: &AllowedTools) -> Self {
         ToolCallParser {
             syntax,
             tools: tools.callable().cloned().collect(),

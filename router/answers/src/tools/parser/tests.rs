@@ -15,7 +15,7 @@ fn tools(parallel: bool) -> AllowedTools {
 
 /// The formats that this parser reads.
 fn formats() -> impl Iterator<Item = ToolFormat> {
-    ToolFormat::all().filter(|&format| format != ToolFormat::Harmony)
+    ToolFormat::all().filter(|format| format.channels().is_none())
 }
 
 /// Parses an answer that arrives in these pieces. Returns its content and its calls.
