@@ -72,8 +72,8 @@ fn check_scores(name: &str) {
     assert_eq!(server.metric("millrace_kv_blocks_used"), 0.0);
 }
 
-/// A pair that is too long loses tokens of the longer text first, as in transformers, and its second
-/// text keeps its type.
+/// A pair that is too long loses tokens of the longer text first, as in transformers, and its
+/// second text keeps its type.
 #[test]
 fn scores_of_pairs_that_are_cut_are_those_of_transformers() {
     for name in TYPED {

@@ -167,7 +167,8 @@ impl Service {
         self.0.class_names.get(class).cloned().unwrap_or_else(|| format!("LABEL_{class}"))
     }
 
-    /// Returns the form in which the loaded model, which has announced `ready`, reads pairs of texts.
+    /// Returns the form in which the loaded model, which has announced `ready`, reads pairs of
+    /// texts.
     ///
     /// # Errors
     /// If the tokenizer has no form for pairs, or gives their tokens types in an order that a

@@ -25,7 +25,7 @@ pub(super) struct ForwardPass<B: Backend> {
     pub(super) embedding_norm: Option<Norm<B::Vector>>, // [hidden]
     /// Learned positions, `[positions, hidden]`.
     pub(super) positions: Option<B::Matrix>,
-    /// What tokens of the second type get in addition.
+    /// The numbers that tokens of the second type get in addition.
     pub(super) second_type: Option<SecondType<B>>,
     /// The first layers of the model, if the host computes them.
     pub(super) host_layers: Option<HostForward<B>>,

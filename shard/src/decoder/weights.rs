@@ -19,8 +19,8 @@ pub struct Weights<B: Backend> {
     pub(super) embedding_factor: f32,
     pub(super) embedding_norm: Option<Norm<B::Vector>>, // [hidden]
     pub(super) positions: Option<B::Matrix>,            // [positions, hidden]
-    /// What tokens of the second type get in addition, `[hidden]`. It stays on the host until a
-    /// decoder makes a row of it for each token of a step.
+    /// The numbers that tokens of the second type get in addition, `[hidden]`. They stay on the
+    /// host until a decoder makes a row of them for each token of a step.
     pub(super) second_type: Option<Vec<f32>>,
     pub(super) per_layer: Option<PerLayerWeights<B>>,
     pub(super) ropes: Vec<RopeSpec<B::Vector>>,

@@ -22,8 +22,8 @@ const RANK_BYTES: usize = 40;
 pub(super) struct RerankRequest {
     query: String,
     texts: Vec<String>,
-    /// Whether texts that are too long are cut, and not refused. The longer one of query and text is
-    /// cut first.
+    /// Whether texts that are too long are cut, and not refused. The longer one of query and text
+    /// is cut first.
     #[serde(default)]
     truncate: bool,
     /// The side from which long texts are cut: `Right`, the default, keeps the first tokens.

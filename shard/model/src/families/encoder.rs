@@ -12,8 +12,8 @@ use crate::description::{ClassifierKind, ClassifierPlan, DecoderSpec, LearnedPos
 pub(super) const MAX_TYPES: usize = 1 << 10;
 /// A larger id of the padding token leaves no table of positions.
 const MAX_PADDING: usize = 1 << 20;
-/// The largest number of outputs of a classifier. Published classifiers of intents and languages have
-/// up to a few hundred.
+/// The largest number of outputs of a classifier. Published classifiers of intents and languages
+/// have up to a few hundred.
 const MAX_CLASSES: usize = 1000;
 
 /// The names of norms in checkpoints that were converted from TensorFlow.
