@@ -61,7 +61,7 @@ async fn check_turns(encoders: &[TextEncoder], messages: &[String], mark: &str) 
                     prop_assert_eq!(all.as_ref(), Ok(&whole.ids));
                     for keep in [0, 1, whole.ids.len() / 2, whole.ids.len()] {
                         let last = ids(encoder, asked(), NeededTokens::Last(keep)).await.unwrap();
-                        prop_assert!(whole.ids.ends_with(&last) && last.len() >= keep);
+                        prop_assert!(whole.ids.ends_with(&last) && last.len() >= keep.min(whole.ids.len()));
                         let first = ids(encoder, asked(), NeededTokens::First(keep)).await.unwrap();
                         prop_assert!(whole.ids.starts_with(&first));
                         prop_assert!(first.len() > keep || first.len() == whole.ids.len());

@@ -85,7 +85,8 @@ impl StoredModel {
     pub fn rows(&self, order: GgufOrder, is_known: &dyn Fn(&str) -> bool) -> Result<Vec<NewRows>, String> {
         let names = self.names.in_order(order.stacked_qkv, order.by_output);
         let mut all = Vec::new();
-        for slot in self.spec.slots() {
+        // The second type is a part of the table of token types.
+        for slot in self.spec.slots().into_iter().filter(|slot| *slot != WeightSlot::SecondType) {
             let mut first = 0;
             for piece in self.pieces(&names, slot, is_known)? {
                 let count = piece.rows.len();
