@@ -127,6 +127,7 @@ fn assert_rows(case: &str, found: &[Vec<f32>], expected: &[Vec<f32>], tolerance:
     }
 }
 
+#[cfg(feature = "cpu-sim")]
 fn golden(name: &str) -> Model {
     let folder = repository().join("integration-tests/golden").join(name);
     families::load(&Source::Directory(folder), &Overrides::default()).unwrap()
