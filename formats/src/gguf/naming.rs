@@ -89,8 +89,8 @@ impl Naming {
                 ([self.special, self.recurrent, self.inner], before, rest)
             }
         };
-        // Of several pairs, the first one whose name in GGUF is read as this one. Names with their
-        // suffix precede those of modules.
+        // Of several pairs, the first one whose name in GGUF is read as this one. Names of
+        // tensors, with a suffix, come before names of modules.
         let find = |wanted: &str, suffix: &str| {
             let pairs = tables.iter().flat_map(|pairs| pairs.iter());
             let mut names = pairs

@@ -1,4 +1,4 @@
-//! Tests encoders in GGUF files with the real binary: the vectors of a file are those of the same
+//! Tests encoders in GGUF files with the real binary: a file gives the same vectors as the same
 //! checkpoint in safetensors, with the pooling and the tokenizer that the file has.
 
 use std::fs;
