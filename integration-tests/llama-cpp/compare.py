@@ -1,7 +1,7 @@
 """Measures Millrace beside llama.cpp, on random weights of the same shape and format.
 
-compare.py [--rounds N] [--formats bf16,q4_k] [--depths 0,512,4096] [--batches 8,16] [--streams 16] [--threads N]
-           [--peer NAME=BINARY[,FLAG...]] [--millrace BINARY]
+compare.py [--shape NAME] [--rounds N] [--formats bf16,q4_k] [--depths 0,512,4096] [--batches 8,16] [--streams 16]
+           [--threads N] [--peer NAME=BINARY[,FLAG...]] [--millrace BINARY]
 
 The first call builds llama.cpp in target/llama-cpp, which takes from minutes to half an hour, and writes the weights as GGUF files.
 Later calls reuse both. Programs run in turns, because the speed of a shared machine varies from minute to minute, and nothing else may
@@ -26,6 +26,7 @@ import subprocess
 import sys
 
 import llama
+import shapes
 import streams
 
 # The flags of Millrace for each format.
@@ -107,11 +108,11 @@ def llama_batched(programs, path, threads, batches):
     return {decode_cell(BATCH_PROMPT, row["pl"]): row["speed_tg"] for row in rows}
 
 
-def millrace_bench(binary, name, threads, prompt, batches):
+def millrace_bench(options, name, prompt, batches):
     """Measures batch sizes with `millrace bench`. Returns its JSON objects."""
     command = [
-        binary, "bench", "--model-id", llama.SHAPE, "--load-format", "dummy", "--device", "cpu", "--threads", threads, "--prompt", prompt,
-        "--generate", GENERATE, "--batch", ",".join(map(str, batches)), "--repeat", 1, "--json", *FORMATS[name],
+        options.millrace, "bench", "--model-id", shapes.folder(options.shape), "--load-format", "dummy", "--device", "cpu",
+        "--threads", options.threads, "--prompt", prompt, "--generate", GENERATE, "--batch", ",".join(map(str, batches)), "--repeat", 1, "--json", *FORMATS[name],
     ]
     command = [str(part) for part in command]
     try:
@@ -131,14 +132,14 @@ def millrace(options, name):
         speeds[cell], shares[cell] = speed, share
 
     for length in sorted({PROMPT, *(max(depth, 1) for depth in options.depths)}) if options.depths else []:
-        [row] = millrace_bench(options.millrace, name, options.threads, length, [1])
+        [row] = millrace_bench(options, name, length, [1])
         if length in options.prompts:
             note(prefill_cell(length), row["prefill_tokens_per_second"], row["prefill_share_of_peak"])
         depth = length if length in options.depths else 0
         if depth in options.depths:
             note(decode_cell(depth), row["decode_tokens_per_second"], row["decode_share_of_bandwidth"])
     if options.batches:
-        for row in millrace_bench(options.millrace, name, options.threads, BATCH_PROMPT, options.batches):
+        for row in millrace_bench(options, name, BATCH_PROMPT, options.batches):
             cell = decode_cell(BATCH_PROMPT, row["batch"])
             note(cell, row["decode_tokens_per_second"], row["decode_share_of_bandwidth"])
     return speeds, shares
@@ -146,7 +147,7 @@ def millrace(options, name):
 
 def round_of(programs, peers, options, name, number):
     """Measures all programs in turns. Returns the speeds by program and cell, and Millrace's shares."""
-    path = llama.weights(programs, name)
+    path = llama.weights(programs, options.shape, name)
     speeds = {peer.name: peer.measure(path, options.prompts, options.depths) if options.depths else {} for peer in peers}
     speeds["Millrace"], shares = millrace(options, name)
     if options.batches:
@@ -214,6 +215,7 @@ def peer(text):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=shapes.SHAPES, default="llama-1.1b", help="the model")
     parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--formats", default=",".join(FORMATS), help="separated by commas")
     parser.add_argument("--depths", type=numbers, default=[0, 512, 4096], help="tokens before the decode of one sequence")

@@ -1,9 +1,5 @@
-"""llama.cpp and its weights: builds its programs in target/llama-cpp, and writes GGUF files there.
+"""llama.cpp and its weights: builds its programs in target/llama-cpp, and writes GGUF files there."""
 
-`llama.py FILE` writes the weights in bfloat16 to FILE. It runs in the virtual environment that install() makes.
-"""
-
-import json
 import os
 import pathlib
 import subprocess
@@ -12,7 +8,6 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORK = ROOT / "target" / "llama-cpp"
 PYTHON = WORK / "venv" / "bin" / "python"
-SHAPE = ROOT / "integration-tests" / "benches" / "llama-1.1b"
 REQUIREMENTS = pathlib.Path(__file__).with_name("requirements.txt")
 
 VERSION = "0.3.36"
@@ -80,81 +75,17 @@ def build(jobs):
     return built / "bin"
 
 
-def write_bf16(path):
-    """Writes the shape with random weights. Runs in the virtual environment."""
-    import gguf
-    import numpy as np
-
-    config = json.loads((SHAPE / "config.json").read_text())
-    hidden, width, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    kv = hidden // heads * kv_heads
-    part = pathlib.Path(f"{path}.part")
-    writer = gguf.GGUFWriter(str(part), "llama")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(hidden)
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(width)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_rope_dimension_count(hidden // heads)
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(vocab)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    # The benchmarks use random token ids, so any vocabulary does.
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *(f"t{i}" for i in range(259, vocab))])
-    writer.add_token_scores([0.0] * vocab)
-    kinds = gguf.TokenType
-    writer.add_token_types([kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL] + [kinds.BYTE] * 256 + [kinds.NORMAL] * (vocab - 259))
-
-    tensors = {"token_embd": (vocab, hidden)}
-    for layer in range(config["num_hidden_layers"]):
-        shapes = {
-            "attn_norm": (hidden,), "attn_q": (hidden, hidden), "attn_k": (kv, hidden), "attn_v": (kv, hidden),
-            "attn_output": (hidden, hidden), "ffn_norm": (hidden,), "ffn_gate": (width, hidden), "ffn_up": (width, hidden),
-            "ffn_down": (hidden, width),
-        }
-        tensors.update({f"blk.{layer}.{name}": shape for name, shape in shapes.items()})
-    tensors.update({"output_norm": (hidden,), "output": (vocab, hidden)})
-    kind = {1: gguf.GGMLQuantizationType.F32, 2: gguf.GGMLQuantizationType.BF16}
-    for name, shape in tensors.items():
-        elements = int(np.prod(shape))
-        size = 4 if len(shape) == 1 else 2
-        dtype = np.dtype(np.float32 if size == 4 else np.uint16)
-        writer.add_tensor_info(f"{name}.weight", list(shape), dtype, size * elements, raw_dtype=kind[len(shape)])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    random = np.random.default_rng(0)
-    for shape in tensors.values():
-        if len(shape) == 1:
-            values = np.ones(shape, np.float32)
-        else:
-            values = random.standard_normal(shape, np.float32) * np.float32(shape[1] ** -0.5)
-            # The upper half of a float32 is a bf16.
-            values = (values.view(np.uint32) >> 16).astype(np.uint16)
-        writer.write_tensor_data(values)
-    writer.close()
-    part.rename(path)
-
-
-def weights(programs, name):
-    """Returns the GGUF file of a format, and writes it if there is none."""
-    bf16 = WORK / "llama-1.1b-bf16.gguf"
+def weights(programs, shape, name):
+    """Returns the GGUF file of a shape in a format, and writes it if there is none."""
+    bf16 = WORK / f"{shape}-bf16.gguf"
     if not bf16.exists():
-        call([PYTHON, __file__, bf16], FILE_LIMIT)
+        call([PYTHON, pathlib.Path(__file__).with_name("shapes.py"), shape, bf16], FILE_LIMIT)
     quantized = QUANTIZED[name]
     if quantized is None:
         return bf16
-    path = WORK / f"llama-1.1b-{name}.gguf"
+    path = WORK / f"{shape}-{name}.gguf"
     if not path.exists():
         part = path.with_suffix(".part")
         call([programs / "llama-quantize", bf16, part, quantized], FILE_LIMIT, stderr=subprocess.DEVNULL)
         part.rename(path)
     return path
-
-
-if __name__ == "__main__":
-    write_bf16(pathlib.Path(sys.argv[1]))

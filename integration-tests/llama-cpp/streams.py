@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-import llama
+import shapes
 
 PROMPT, GENERATE = 128, 64
 START_LIMIT, ANSWER_LIMIT = 120, 600
@@ -28,7 +28,7 @@ def free_port():
 
 def millrace_command(flags, port, options):
     return [
-        options.millrace, "serve", "--model-id", llama.SHAPE, "--load-format", "dummy", "--device", "cpu", "--port", port,
+        options.millrace, "serve", "--model-id", shapes.folder(options.shape), "--load-format", "dummy", "--device", "cpu", "--port", port,
         "--cpus-per-shard", options.threads, *flags,
     ]
 
