@@ -11,6 +11,7 @@ use crate::cargo::{cargo_path, cargo_with};
 const TARGETS: &[&str] = &[
     "adapters",
     "bodies",
+    "calls",
     "embedders",
     "grammars",
     "model_files",

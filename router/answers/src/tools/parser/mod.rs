@@ -143,6 +143,8 @@ impl ToolCallParser {
                     delta.content += &held;
                 }
             }
+            // The client has got the name of the call, so it is one, although it has no end.
+            ParserState::Call { started: true, .. } => self.calls += 1,
             _ => {}
         }
         delta
