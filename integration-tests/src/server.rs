@@ -88,6 +88,26 @@ impl Server {
         server
     }
 
+    /// Starts the server like [`start`](Self::start), with a limit on the size of files that can be
+    /// set later and does not end the process that exceeds it: see
+    /// [`fill_disks`](Self::fill_disks).
+    pub fn start_with_full_disks_to_come(flags: &[&str]) -> Server {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "trap '' XFSZ && exec \"$0\" \"$@\""]).arg(binary());
+        let server = Server::listening(arguments(shell, "0", &[], flags));
+        server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
+        server
+    }
+
+    /// Lets every write of the shards to a file fail behind its first `bytes`, as on a full disk.
+    pub fn fill_disks(&self, bytes: u64) {
+        for shard in shards_of(self.pid()) {
+            let mut limit = Command::new("prlimit");
+            let limit = limit.args(["--pid", &shard.to_string(), &format!("--fsize={bytes}")]);
+            assert!(limit.status().unwrap().success(), "{limit:?}");
+        }
+    }
+
     /// Starts the server with a log that goes to `stderr` and cannot be read by the test, and waits
     /// until it is ready.
     pub fn start_with_stderr(stderr: Stdio, variables: &[(&str, &str)], flags: &[&str]) -> Server {

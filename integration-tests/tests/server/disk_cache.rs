@@ -59,6 +59,12 @@ impl Disk {
         Server::start(&[&["--device", "cpu", &disk], &SMALL[..], flags].concat())
     }
 
+    /// Starts a server whose disks the test can fill.
+    fn serve_until_full(&self) -> Server {
+        let disk = format!("--kv-disk={},50M", self.0.path().display());
+        Server::start_with_full_disks_to_come(&[&["--device", "cpu", &disk], &SMALL[..]].concat())
+    }
+
     /// The files of the shards.
     fn files(&self) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(self.0.path()).unwrap().map(|entry| entry.unwrap().path());
@@ -227,6 +233,36 @@ fn damaged_files_change_no_answer() {
     let server = disk.serve(&["--kv-persist"]);
     let turn = Conversation::new(3).turn(&server);
     assert_eq!((turn.cached, turn.details), (0, first.details));
+}
+
+#[test]
+fn a_full_disk_ends_writing_and_changes_no_answer() {
+    let disk = Disk::new();
+    let (plain, server) = (plain(&[]), disk.serve_until_full());
+    let (mut kept, mut expected) = (Conversation::new(0), Conversation::new(0));
+    let first = first_turns(&server, std::slice::from_mut(&mut kept)).remove(0);
+    assert_eq!(first.details, expected.turn(&plain).details);
+
+    server.fill_disks(4096);
+    for number in 1..4 {
+        let (mut conversation, mut other) = (Conversation::new(number), Conversation::new(number));
+        for turn in 0..2 {
+            assert_eq!(conversation.turn(&server).details, other.turn(&plain).details, "{number} {turn}");
+        }
+    }
+    server.wait_for_log("nothing more is written to the disk cache");
+    assert!(server.metric("millrace_kv_disk_failed_blocks_total{kind=\"write\"}") >= 1.0);
+    // What was written before is still read.
+    let turn = kept.turn(&server);
+    assert_eq!(turn.details, expected.turn(&plain).details);
+    assert!(turn.cached >= first.prompt / BLOCK * BLOCK && read(&server) >= 1.0, "{}", turn.cached);
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_is_refused_at_the_start() {
+    let server = Server::start_loading(&["--device", "cpu", "--kv-disk=/dev/null/kv,50M"]);
+    server.wait_for_log("/dev/null/kv");
+    assert!(!server.wait().success());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Tools in `/v1/chat/completions`.
 
 use axum::http::StatusCode;
+use millrace_answers::reasoning::{ReasoningFormat, ReasoningParser};
 use millrace_answers::tools::ToolFormat;
 use serde_json::{Value, json};
 
@@ -81,6 +82,74 @@ async fn a_stream_has_the_same_calls_in_parts() {
         [json!({"name": "get", "arguments": "{\"n\": 1}"}), json!({"name": "set", "arguments": "{}"})];
     assert_eq!(calls, expected);
     assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+}
+
+/// Answers that consist of messages with headers: each has the reasoning `Hm.` if the format has
+/// any, and calls `get`.
+const MESSAGES: [(ToolFormat, Option<ReasoningFormat>, &str); 4] = [
+    (
+        ToolFormat::Harmony,
+        Some(ReasoningFormat::Harmony),
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.get <|constrain|>json<|message|>\
+         {\"n\": 1}<|call|>",
+    ),
+    (
+        ToolFormat::KimiK3,
+        Some(ReasoningFormat::KimiK3),
+        "<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>tools<|sep|><|open|>call tool=\"get\" index=\"1\"<|sep|>\
+         <|open|>argument key=\"n\" type=\"number\"<|sep|>1<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+    ),
+    (
+        ToolFormat::Muse,
+        Some(ReasoningFormat::Muse),
+        " to=self<|message|>Hm.<|eom|><|start|>assistant to=get<|message|><atem:function_calls>\n<atem:invoke name=\"get\">\n\
+         <atem:parameter name=\"n\">1</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|>",
+    ),
+    (ToolFormat::Functionary, None, "get\n{\"n\": 1}"),
+];
+
+#[tokio::test]
+async fn answers_in_messages_have_the_same_parts_on_all_routes() {
+    for (format, reasoning_format, says) in MESSAGES {
+        let reasoning = if reasoning_format.is_some() { "Hm." } else { "" };
+        let limits = RequestLimits {
+            tool_format: Some(format),
+            reasoning: reasoning_format.map_or(ReasoningParser::Auto, ReasoningParser::Format),
+            ..RequestLimits::default()
+        };
+        let server = server(says, limits);
+        let body = server.post(PATH, request(json!({}))).await.json();
+        let choice = &body["choices"][0];
+        assert_eq!(choice["finish_reason"], "tool_calls", "{body}");
+        assert_eq!(choice["message"]["reasoning_content"].as_str().unwrap_or_default(), reasoning, "{body}");
+        assert_eq!(choice["message"]["content"].as_str().unwrap_or_default(), "", "{body}");
+        let function = json!({"name": "get", "arguments": "{\"n\": 1}"});
+        assert_eq!(choice["message"]["tool_calls"][0]["function"], function, "{body}");
+
+        let chunks = server.post(PATH, request(json!({"stream": true}))).await.chunks();
+        let deltas: Vec<&Value> = chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]).collect();
+        let joined = |part: fn(&Value) -> &Value| -> String {
+            deltas.iter().filter_map(|delta| part(delta).as_str()).collect()
+        };
+        assert_eq!(joined(|delta| &delta["reasoning_content"]), reasoning, "{format}");
+        assert_eq!(joined(|delta| &delta["content"]), "", "{format}");
+        assert_eq!(joined(|delta| &delta["tool_calls"][0]["function"]["name"]), "get", "{format}");
+        assert_eq!(joined(|delta| &delta["tool_calls"][0]["function"]["arguments"]), "{\"n\": 1}", "{format}");
+
+        let tool = json!([{"name": "get", "input_schema": {"type": "object"}}]);
+        let message = server.post("/v1/messages", request(json!({"tools": tool, "max_tokens": 999}))).await.json();
+        let content = message["content"].as_array().unwrap();
+        let used = content.iter().find(|block| block["type"] == "tool_use").expect("a call");
+        assert_eq!((&used["name"], &used["input"]), (&json!("get"), &json!({"n": 1})), "{message}");
+        assert_eq!(content.iter().any(|block| block["thinking"] == "Hm."), !reasoning.is_empty(), "{message}");
+        assert_eq!(message["stop_reason"], "tool_use", "{message}");
+
+        let tool = json!([{"type": "function", "name": "get", "parameters": {"type": "object"}}]);
+        let response = server.post("/v1/responses", json!({"input": "hi", "tools": tool})).await.json();
+        let output = response["output"].as_array().unwrap();
+        let called = output.iter().find(|item| item["type"] == "function_call").expect("a call");
+        assert_eq!((&called["name"], &called["arguments"]), (&json!("get"), &json!("{\"n\": 1}")), "{response}");
+    }
 }
 
 #[tokio::test]
