@@ -2,8 +2,9 @@
 //! server, and nothing that happens to the files changes an answer.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use millrace_integration_tests::{JsonResponse, Server, post};
+use millrace_integration_tests::{JsonResponse, Server, binary, post};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -260,9 +261,13 @@ fn a_full_disk_ends_writing_and_changes_no_answer() {
 
 #[test]
 fn a_folder_that_cannot_be_made_is_refused_at_the_start() {
-    let server = Server::start_loading(&["--device", "cpu", "--kv-disk=/dev/null/kv,50M"]);
-    server.wait_for_log("/dev/null/kv");
-    assert!(!server.wait().success());
+    let flags = ["serve", "--device", "cpu", "--kv-disk=/dev/null/kv,50M"];
+    let refused = Command::new(binary()).args(flags).output().unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        !refused.status.success() && said.contains("--kv-disk: cannot create the folder /dev/null/kv"),
+        "{said}"
+    );
 }
 
 #[test]

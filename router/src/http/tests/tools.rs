@@ -134,21 +134,34 @@ async fn answers_in_messages_have_the_same_parts_on_all_routes() {
         assert_eq!(joined(|delta| &delta["reasoning_content"]), reasoning, "{format}");
         assert_eq!(joined(|delta| &delta["content"]), "", "{format}");
         assert_eq!(joined(|delta| &delta["tool_calls"][0]["function"]["name"]), "get", "{format}");
-        assert_eq!(joined(|delta| &delta["tool_calls"][0]["function"]["arguments"]), "{\"n\": 1}", "{format}");
+        assert_eq!(
+            joined(|delta| &delta["tool_calls"][0]["function"]["arguments"]),
+            "{\"n\": 1}",
+            "{format}"
+        );
 
         let tool = json!([{"name": "get", "input_schema": {"type": "object"}}]);
-        let message = server.post("/v1/messages", request(json!({"tools": tool, "max_tokens": 999}))).await.json();
+        let message =
+            server.post("/v1/messages", request(json!({"tools": tool, "max_tokens": 999}))).await.json();
         let content = message["content"].as_array().unwrap();
         let used = content.iter().find(|block| block["type"] == "tool_use").expect("a call");
         assert_eq!((&used["name"], &used["input"]), (&json!("get"), &json!({"n": 1})), "{message}");
-        assert_eq!(content.iter().any(|block| block["thinking"] == "Hm."), !reasoning.is_empty(), "{message}");
+        assert_eq!(
+            content.iter().any(|block| block["thinking"] == "Hm."),
+            !reasoning.is_empty(),
+            "{message}"
+        );
         assert_eq!(message["stop_reason"], "tool_use", "{message}");
 
         let tool = json!([{"type": "function", "name": "get", "parameters": {"type": "object"}}]);
         let response = server.post("/v1/responses", json!({"input": "hi", "tools": tool})).await.json();
         let output = response["output"].as_array().unwrap();
         let called = output.iter().find(|item| item["type"] == "function_call").expect("a call");
-        assert_eq!((&called["name"], &called["arguments"]), (&json!("get"), &json!("{\"n\": 1}")), "{response}");
+        assert_eq!(
+            (&called["name"], &called["arguments"]),
+            (&json!("get"), &json!("{\"n\": 1}")),
+            "{response}"
+        );
     }
 }
 
