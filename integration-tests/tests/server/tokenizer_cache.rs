@@ -55,3 +55,23 @@ fn the_next_turn_of_a_conversation_tokenizes_only_what_is_new() {
     let names = ["hit_tokens_total", "miss_tokens_total", "pieces", "bytes"];
     assert!(names.iter().all(|name| count(&plain, name) == 0.0));
 }
+
+/// Clients that count tokens before they send a conversation find what its earlier turns had.
+#[test]
+fn counting_tokens_uses_the_cache_of_prompts() {
+    let copy = ModelCopy::new("tokenizer-cache-counts");
+    copy.edit("config.json", |config| config["max_position_embeddings"] = json!(4096));
+    let flags = ["--model-id", copy.path()];
+    let server = Server::start(&flags);
+    let plain = Server::start(&[&flags[..], &["--tokenizer-cache", "0"]].concat());
+    let found = || server.metric("millrace_tokenizer_cache_hit_tokens_total");
+    let (_, tokens) = ask(&server, 1, None);
+    for (path, field) in [("/v1/messages/count_tokens", "input_tokens"), ("/tokenize", "count")] {
+        let before = found();
+        let body = json!({"messages": conversation(1), "add_special_tokens": false});
+        let counts = [&server, &plain].map(|server| post(&server.url(path), &body).body);
+        assert_eq!(counts[0], counts[1], "{path}");
+        assert_eq!(counts[0][field], tokens, "{path}");
+        assert_eq!(found() - before, tokens, "{path}");
+    }
+}

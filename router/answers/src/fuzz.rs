@@ -1,5 +1,6 @@
 //! Entry points for grammars of clients and answers of models, which may not panic or hang.
-//! `cargo xtask fuzz` runs them with libFuzzer. The inputs in `fuzz/seeds` also run as normal tests.
+//! `cargo xtask fuzz` runs them with libFuzzer. The inputs in `fuzz/seeds` also run as normal
+//! tests.
 #![allow(clippy::unwrap_used, reason = "the target searches for panics")]
 
 use std::sync::{Arc, OnceLock};

@@ -200,7 +200,7 @@ impl VectorJob {
 /// counts them: with the special tokens in front of it, and without one after it.
 async fn prompt_length(app: &App, prompt: String) -> Result<usize, ServiceError> {
     let tokenizer = app.service.tokenizer();
-    let encoded = app.service.tokenize(prompt.into(), SpecialTokens::Add).await?;
-    let ends = encoded.ids.last().is_some_and(|&id| tokenizer.is_special(id));
-    Ok(encoded.ids.len() - usize::from(ends))
+    let ids = app.service.token_ids(prompt.into(), SpecialTokens::Add).await?;
+    let ends = ids.last().is_some_and(|&id| tokenizer.is_special(id));
+    Ok(ids.len() - usize::from(ends))
 }

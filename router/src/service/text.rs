@@ -81,6 +81,27 @@ impl Service {
         encoded.map_err(|error| Self::reject(encode_refusal(&error)))
     }
 
+    /// Tokenizes a text like [`Service::tokenize`], and takes the ids of pieces that earlier texts
+    /// had from the cache.
+    ///
+    /// # Errors
+    /// Those of [`Service::tokenize`].
+    pub(crate) async fn token_ids(
+        &self,
+        text: RenderedPrompt,
+        specials: SpecialTokens,
+    ) -> Result<Vec<u32>, ServiceError> {
+        self.check_tokenizable(text.text.len()).map_err(Self::reject)?;
+        self.ids_of(TextToEncode { text, specials, salt: None }, NeededTokens::First(usize::MAX)).await
+    }
+
+    async fn ids_of(&self, text: TextToEncode, needed: NeededTokens) -> Result<Vec<u32>, ServiceError> {
+        let _place = self.enter().map_err(Self::reject)?;
+        Self::check_not_empty(&text.text).map_err(Self::reject)?;
+        let ids = self.0.encoder.ids(text, needed, &RequestContext::current_tenant()).await;
+        ids.map_err(|error| Self::reject(encode_refusal(&error)))
+    }
+
     /// Tokenizes a text of a pair, without special tokens. If the pair is cut, only the part of a
     /// very long text that can be kept is tokenized, so the text may have any size.
     ///
@@ -93,17 +114,13 @@ impl Service {
     ) -> Result<Vec<u32>, ServiceError> {
         let specials = SpecialTokens::Omit;
         let Some(PairCut { longest, side }) = cut else {
-            return Ok(self.tokenize(text.into(), specials).await?.ids);
+            return self.token_ids(text.into(), specials).await;
         };
-        let _place = self.enter().map_err(Self::reject)?;
-        let text = TextToEncode { text: text.into(), specials, salt: None };
-        Self::check_not_empty(&text.text).map_err(Self::reject)?;
         let needed = match side {
             TruncationSide::Left => NeededTokens::Last(longest),
             TruncationSide::Right => NeededTokens::First(longest),
         };
-        let ids = self.0.encoder.ids(text, needed, &RequestContext::current_tenant()).await;
-        ids.map_err(|error| Self::reject(encode_refusal(&error)))
+        self.ids_of(TextToEncode { text: text.into(), specials, salt: None }, needed).await
     }
 
     /// Reserves memory for the tokens of a text of `bytes` bytes until the answer has been sent.

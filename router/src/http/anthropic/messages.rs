@@ -53,6 +53,6 @@ pub(super) async fn count_tokens(
     let mut headers = HeaderMap::new();
     ignored::write_header(&chat.ignored, &mut headers);
     let prompt = chat.render(&app.service).await?;
-    let encoded = app.service.tokenize(prompt, SpecialTokens::Omit).await?;
-    Ok((headers, Json(json!({"input_tokens": encoded.ids.len()}))))
+    let ids = app.service.token_ids(prompt, SpecialTokens::Omit).await?;
+    Ok((headers, Json(json!({"input_tokens": ids.len()}))))
 }

@@ -122,7 +122,18 @@ pub(super) async fn tokenize(
         tokenizer: request.return_token_strs.unwrap_or(false).then(|| app.service.tokenizer().clone()),
         writes_texts: false,
     };
-    Ok(tokens(&app, text, specials).await?.into_ids(ids).response())
+    Ok(token_ids(&app, text, specials).await?.into_ids(ids).response())
+}
+
+/// Tokenizes a text and returns the response body with the ids of its tokens.
+///
+/// # Errors
+/// Those of [`tokens`].
+async fn token_ids(app: &App, text: RenderedPrompt, specials: SpecialTokens) -> Result<TokensBody, TgiError> {
+    let mut reservation = app.service.reserve_tokens(text.text.len())?;
+    let ids = app.service.token_ids(text, specials).await?;
+    reservation.shrink(ids.len());
+    Ok(TokensBody::new(String::new(), EncodedText { ids, ..EncodedText::default() }, reservation))
 }
 
 /// Tokenizes a text and returns the response body with its tokens.
