@@ -121,6 +121,7 @@ impl Stack {
             adapters: named.clone(),
             schedule: engine.schedule.into(),
             drafts: engine.drafts(),
+            earlier_tokens: engine.earlier_tokens(),
             always_draft: engine.speculate_always,
             target_itl: engine.target_itl(),
             queue_timeout,

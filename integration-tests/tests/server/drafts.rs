@@ -128,6 +128,24 @@ fn drafts_that_are_not_worth_their_time_change_no_token_either() {
 }
 
 #[test]
+fn earlier_answers_give_drafts_and_change_no_token() {
+    let golden = Golden::new("llama_gqa").with_positions(512);
+    let wanted = choices(&golden.serve(&[]));
+    let suffix = [
+        "--speculate-always",
+        "--speculative-config",
+        r#"{"method": "suffix", "num_speculative_tokens": 6}"#,
+    ];
+    let server = golden.serve(&suffix);
+    assert_same(&choices(&server), &wanted, &suffix);
+    let (_, first) = counts(&server);
+    assert_same(&choices(&server), &wanted, &suffix);
+    let (_, both) = counts(&server);
+    // The prompt that does not repeat itself gets most of its answers from the first round.
+    assert!(both - first > first + 100.0, "{first} drafts were right at first, {both} in both rounds");
+}
+
+#[test]
 fn a_lost_shard_loses_no_token_while_drafts_are_verified() {
     let text = long_generation(&Server::start(&[]), || ());
     let server = Server::start(&ALWAYS);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use millrace_shard::{AllReduce, DeviceKind, GpuMemory};
 
-use super::speculation::{MAX_DRAFTS, speculative_config};
+use super::speculation::{MAX_DRAFTS, Speculation, speculative_config};
 use super::values::{count, gpu_memory, milliseconds, seconds, share, state_checkpoints};
 use super::{AllReduceArg, DeviceArg, NullArgs, ScheduleArg};
 
@@ -97,9 +97,10 @@ pub(crate) struct EngineArgs {
     /// in one step. The text stays the same. 0 for none
     #[arg(long, visible_aliases = ["num-speculative-tokens", "draft-max"], env = "SPECULATE", default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_DRAFTS)))]
     speculate: u32,
-    /// vLLM's flag for --speculate, such as '{"method": "ngram", "num_speculative_tokens": 4}'
+    /// vLLM's flag for --speculate, such as '{"method": "ngram", "num_speculative_tokens": 4}'. The
+    /// method `suffix` also guesses from the answers to earlier requests
     #[arg(long, env = "SPECULATIVE_CONFIG", value_name = "JSON", conflicts_with = "speculate", value_parser = speculative_config)]
-    speculative_config: Option<u32>,
+    speculative_config: Option<Speculation>,
     /// Verify as many guesses as there are, for tests and measurements. Otherwise a step has them
     /// only if they are expected to raise the tokens per second
     #[arg(long, hide = true)]
@@ -171,7 +172,12 @@ impl EngineArgs {
 
     /// Returns the maximum number of drafts of a row.
     pub(crate) fn drafts(&self) -> usize {
-        self.speculative_config.unwrap_or(self.speculate) as usize
+        self.speculative_config.map_or(self.speculate, |config| config.drafts) as usize
+    }
+
+    /// Returns the number of tokens of ended answers in which drafts are looked for as well.
+    pub(crate) fn earlier_tokens(&self) -> usize {
+        self.speculative_config.map_or(0, |config| config.earlier_tokens)
     }
 
     /// Returns the maximum number of drafts of all rows of a step together.

@@ -2,16 +2,62 @@
 //!
 //! Code that is edited, documents that are summarized and lists repeat parts of what was there
 //! before (Saxena, "Prompt Lookup Decoding", 2023). The drafter finds the place where the last
-//! tokens stood before, and guesses that the sequence goes on as it did there. It counts how often
-//! such a guess would have been right, whether the guess was used or not.
+//! tokens stood before, in the sequence or else in [earlier answers](super::earlier_answers), and
+//! guesses that the sequence goes on as it did there. It counts how often such a guess would have
+//! been right, whether the guess was used or not.
 
 use std::collections::HashMap;
 
+use super::cache::BlockHash;
+use super::earlier_answers::{EarlierAnswers, EarlierPlace};
+
 /// Number of tokens that must have stood together before.
-const GRAM: usize = 3;
+pub(super) const GRAM: usize = 3;
 
 /// Factor by which the weight of a guess falls with each later one.
 const MEMORY: f64 = 0.9;
+
+/// The answers of other sequences that a sequence may look into.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Earlier<'a> {
+    /// All of them.
+    pub(super) answers: &'a EarlierAnswers,
+    /// The root of the sequence.
+    pub(super) root: BlockHash,
+}
+
+impl Earlier<'_> {
+    fn find(self, tokens: &[u32]) -> Option<Source> {
+        self.answers.find(self.root, tokens).map(Source::Earlier)
+    }
+}
+
+/// The place of the token that is expected next.
+#[derive(Debug)]
+enum Source {
+    /// In the sequence itself.
+    Own(usize),
+    /// In an answer of another sequence.
+    Earlier(EarlierPlace),
+}
+
+impl Source {
+    /// The token at this place of the sequence with these tokens.
+    fn token(&self, tokens: &[u32]) -> Option<u32> {
+        match self {
+            Source::Own(place) => tokens.get(*place).copied(),
+            Source::Earlier(place) => place.rest().first().copied(),
+        }
+    }
+
+    /// The place after this one, if there is one.
+    fn next(self) -> Option<Source> {
+        match self {
+            Source::Own(place) => Some(Source::Own(place + 1)),
+            Source::Earlier(place) => place.next().map(Source::Earlier),
+        }
+    }
+}
 
 /// The repetitions in one sequence.
 #[derive(Debug, Default)]
@@ -20,8 +66,7 @@ pub(super) struct Drafter {
     places: HashMap<[u32; GRAM], u32>,
     /// Number of tokens of the sequence that have been read.
     read: usize,
-    /// The place of the token that is expected next.
-    source: Option<usize>,
+    source: Option<Source>,
     /// Weighted number of guesses, and of right ones.
     guesses: f64,
     right: f64,
@@ -29,19 +74,28 @@ pub(super) struct Drafter {
 
 impl Drafter {
     /// Reads up to `most` further tokens of the sequence, and returns how many it has read.
-    /// Guesses count from position `generated` on.
-    pub(super) fn read(&mut self, tokens: &[u32], generated: usize, most: usize) -> usize {
+    /// Guesses count from position `generated` on, and earlier answers matter from there on.
+    pub(super) fn read(
+        &mut self,
+        tokens: &[u32],
+        generated: usize,
+        most: usize,
+        earlier: Earlier<'_>,
+    ) -> usize {
         let first = self.read;
         let end = tokens.len().min(first + most);
         for place in first..end {
             let guess = self.source.take();
-            let is_right = guess.is_some_and(|source| tokens[source] == tokens[place]);
+            let is_right = guess.as_ref().is_some_and(|source| source.token(tokens) == Some(tokens[place]));
             if guess.is_some() && place >= generated {
                 self.guesses = MEMORY * self.guesses + 1.0;
                 self.right = MEMORY * self.right + f64::from(u8::from(is_right));
             }
             let before = self.note(&tokens[..=place]);
-            self.source = guess.filter(|_| is_right).map(|source| source + 1).or(before);
+            self.source = guess.filter(|_| is_right).and_then(Source::next).or(before.map(Source::Own));
+            if self.source.is_none() && place + 1 >= generated {
+                self.source = earlier.find(&tokens[..=place]);
+            }
         }
         self.read = end;
         end - first
@@ -63,22 +117,44 @@ impl Drafter {
         self.read == tokens.len() && self.source.is_some()
     }
 
-    /// Guesses of the next tokens, without end. A place near the end of the sequence stands for a
-    /// period.
-    pub(super) fn guesses<'a>(&self, tokens: &'a [u32]) -> impl Iterator<Item = u32> + use<'a> {
-        let source = self.source.filter(|_| self.is_ready(tokens)).unwrap_or(tokens.len());
-        tokens[source..].iter().copied().cycle()
+    /// Number of guesses that can be made.
+    pub(super) fn most_guesses(&self) -> usize {
+        match &self.source {
+            None => 0,
+            Some(Source::Own(_)) => usize::MAX,
+            Some(Source::Earlier(place)) => place.rest().len(),
+        }
+    }
+
+    /// Guesses of the next tokens. A place near the end of the sequence stands for a period.
+    pub(super) fn guesses<'a>(&'a self, tokens: &'a [u32]) -> impl Iterator<Item = u32> + use<'a> {
+        let (once, again): (&[u32], &[u32]) = match &self.source {
+            Some(Source::Own(place)) if self.is_ready(tokens) => (&[], &tokens[*place..]),
+            Some(Source::Earlier(place)) if self.is_ready(tokens) => (place.rest(), &[]),
+            _ => (&[], &[]),
+        };
+        once.iter().chain(again.iter().cycle()).copied()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::BlockHashes;
+
+    fn root() -> BlockHash {
+        BlockHashes::new(None, None, None).root()
+    }
+
+    fn read_beside(tokens: &[u32], generated: usize, answers: &EarlierAnswers) -> Drafter {
+        let mut drafter = Drafter::default();
+        let earlier = Earlier { answers, root: root() };
+        assert_eq!(drafter.read(tokens, generated, usize::MAX, earlier), tokens.len());
+        drafter
+    }
 
     fn read(tokens: &[u32], generated: usize) -> Drafter {
-        let mut drafter = Drafter::default();
-        assert_eq!(drafter.read(tokens, generated, usize::MAX), tokens.len());
-        drafter
+        read_beside(tokens, generated, &EarlierAnswers::default())
     }
 
     fn guesses(tokens: &[u32]) -> Vec<u32> {
@@ -109,10 +185,12 @@ mod tests {
         let mut parts = Drafter::default();
         for most in [0, 1, 2, 50, 100, 100] {
             assert!(!parts.is_ready(&tokens));
-            parts.read(&tokens, 50, most);
+            let answers = EarlierAnswers::default();
+            parts.read(&tokens, 50, most, Earlier { answers: &answers, root: root() });
         }
         assert!(parts.is_ready(&tokens));
-        assert_eq!((whole.source, whole.right), (parts.source, parts.right));
+        assert!(whole.guesses(&tokens).take(20).eq(parts.guesses(&tokens).take(20)));
+        assert_eq!(whole.right, parts.right);
         assert_eq!(whole.confidence().to_bits(), parts.confidence().to_bits());
     }
 
@@ -124,5 +202,27 @@ mod tests {
         // Each pair of periods differs in the token after the gram.
         let misleading: Vec<u32> = (0..300).map(|n| if n % 4 == 3 { 100 + n } else { n % 4 }).collect();
         assert!(read(&misleading, 100).confidence() < 0.1);
+    }
+
+    #[test]
+    fn what_the_sequence_does_not_repeat_is_looked_for_in_earlier_answers() {
+        let mut answers = EarlierAnswers::new(100);
+        answers.add(root(), &[1, 2, 3, 4, 5, 6, 7], 3);
+        answers.read(100);
+        let next = |tokens: &[u32], generated| -> Vec<u32> {
+            let drafter = read_beside(tokens, generated, &answers);
+            let guesses: Vec<u32> = drafter.guesses(tokens).take(9).collect();
+            assert_eq!(guesses.len(), drafter.most_guesses().min(9));
+            guesses
+        };
+        assert_eq!(next(&[9, 1, 2, 3], 4), [4, 5, 6, 7], "the first token of an answer");
+        assert_eq!(next(&[9, 1, 2, 3, 4, 5], 4), [6, 7], "the place stays");
+        assert_eq!(next(&[9, 1, 2, 3, 4, 5, 6, 7], 4), [], "the answer ends");
+        assert_eq!(next(&[1, 2, 3, 8, 9, 1, 2, 3], 8)[..2], [8, 9], "the sequence itself comes first");
+        assert_eq!(next(&[9, 1, 2, 3, 8], 4), [], "another token");
+        let drafter = read_beside(&[1, 2, 3, 4, 5, 6], 3, &answers);
+        assert!(drafter.confidence() > 0.75, "three of three");
+        let unused = read_beside(&[1, 2, 3, 4, 5, 6], 6, &answers);
+        assert_eq!(unused.confidence(), 0.5, "guesses in the prompt do not count");
     }
 }

@@ -18,8 +18,8 @@ use super::frame_budget::FrameBudget;
 use super::limits::SchedulerLimits;
 use super::state::Scheduler;
 
-/// Number of tokens that the drafters read in one step, for all sequences together. Reading takes
-/// time in which nothing else is planned.
+/// Number of tokens that the drafters read in one step, for all sequences and earlier answers
+/// together. Reading takes time in which nothing else is planned.
 const READ_PER_STEP: usize = 4096;
 
 /// Number by which a draft must be worth more than its time, because predictions are not exact.
@@ -63,8 +63,9 @@ impl Scheduler {
     /// Lets the drafters read tokens that have come.
     pub(super) fn read_for_drafts(&mut self) {
         let mut left = if self.has_drafts() { READ_PER_STEP } else { 0 };
+        left -= self.earlier.read(left);
         for running in &mut self.running {
-            left -= running.sequence.read_for_drafts(left);
+            left -= running.sequence.read_for_drafts(left, &self.earlier);
         }
     }
 

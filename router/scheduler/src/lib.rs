@@ -104,6 +104,7 @@ mod disk;
 mod disk_copies;
 mod drafter;
 mod drafts;
+mod earlier_answers;
 mod fair_share;
 mod frame_budget;
 mod id;

@@ -21,6 +21,8 @@ pub struct SchedulerOptions {
     pub target_micros: f64,
     /// Maximum number of drafts of a row.
     pub drafts: usize,
+    /// Number of tokens of ended answers that are kept, in which drafts are looked for as well.
+    pub earlier_tokens: usize,
     /// Whether rows have as many drafts as they can, also if the drafts are not worth their time.
     pub always_draft: bool,
 }
@@ -34,6 +36,7 @@ impl Default for SchedulerOptions {
             target_micros: 0.0,
             schedule: Schedule::default(),
             drafts: 0,
+            earlier_tokens: 0,
             always_draft: false,
         }
     }

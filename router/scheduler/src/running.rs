@@ -5,6 +5,7 @@ use millrace_proto::{self as proto, Admission, Row};
 
 use super::cache::{BlockHash, BlockTable, CheckpointId};
 use super::cost_model::StepLoad;
+use super::drafter::Drafter;
 use super::frame_budget::{FrameBudget, RowBytes, RowContent};
 use super::id::SlotId;
 use super::in_flight::{FinalResult, RowInFlight};
@@ -205,9 +206,11 @@ impl RunningSequence {
         Some(drafter.confidence())
     }
 
-    /// Maximum number of drafts after the next token: the last token of the sequence is never run.
+    /// Maximum number of drafts after the next token: the last token of the sequence is never run,
+    /// and there may be fewer guesses.
     pub(super) fn most_drafts(&self) -> usize {
-        self.sequence.max_positions().saturating_sub(self.computed + 1)
+        let guesses = self.sequence.ready_drafter().map_or(0, Drafter::most_guesses);
+        self.sequence.max_positions().saturating_sub(self.computed + 1).min(guesses)
     }
 
     /// Takes the bytes of `count` drafts of the planned row from the budget. Returns false if they

@@ -7,7 +7,8 @@ use millrace_proto::rules::{MAX_TOP_N, check_sampling, is_mask_or_free};
 use millrace_proto::{Row, Sampling};
 
 use super::cache::BlockHashes;
-use super::drafter::Drafter;
+use super::drafter::{Drafter, Earlier};
+use super::earlier_answers::EarlierAnswers;
 use super::frame_budget;
 use super::id::{AdapterId, SeqId};
 use super::limits::{self, InfeasibleRequest, SchedulerLimits};
@@ -138,9 +139,10 @@ impl Sequence {
     }
 
     /// Looks for repetitions in up to `most` further tokens, and returns their number.
-    pub(super) fn read_for_drafts(&mut self, most: usize) -> usize {
-        let Sequence { drafter, tokens, prompt_len, .. } = self;
-        drafter.as_mut().map_or(0, |drafter| drafter.read(tokens, *prompt_len, most))
+    pub(super) fn read_for_drafts(&mut self, most: usize, answers: &EarlierAnswers) -> usize {
+        let Sequence { drafter, tokens, prompt_len, block_hashes, .. } = self;
+        let earlier = Earlier { answers, root: block_hashes.root() };
+        drafter.as_mut().map_or(0, |drafter| drafter.read(tokens, *prompt_len, most, earlier))
     }
 
     /// The drafter, if it has a guess.

@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 use super::cache::{CacheEvent, KvCache};
 use super::cost_model::{StepCostModel, StepLoad};
 use super::disk_copies::DiskCopies;
+use super::earlier_answers::EarlierAnswers;
 use super::fair_share::FairShares;
 use super::id::{SeqId, SlotId};
 use super::in_flight::StepInFlight;
@@ -52,6 +53,8 @@ pub struct Scheduler {
     pub(super) deferred_rows: u64,
     pub(super) drafted_tokens: u64,
     pub(super) accepted_drafts: u64,
+    /// Answers in which the drafters of others look.
+    pub(super) earlier: EarlierAnswers,
     pub(super) hit_tokens: u64,
     pub(super) miss_tokens: u64,
 }
@@ -88,6 +91,7 @@ impl Scheduler {
             deferred_rows: 0,
             drafted_tokens: 0,
             accepted_drafts: 0,
+            earlier: EarlierAnswers::new(if options.drafts > 0 { options.earlier_tokens } else { 0 }),
             hit_tokens: 0,
             miss_tokens: 0,
         }
@@ -135,9 +139,12 @@ impl Scheduler {
     /// ignored, because the sequence may have ended.
     pub fn cancel(&mut self, id: SeqId) {
         self.quarantine.remove(&id);
-        match self.position(id) {
-            Some(index) => drop(self.vacate(index)),
-            None => drop(self.waiting.remove(id)),
+        let ended = match self.position(id) {
+            Some(index) => Some(self.vacate(index)),
+            None => self.waiting.remove(id),
+        };
+        if let Some(sequence) = ended {
+            self.earlier.add(sequence.block_hashes.root(), &sequence.tokens, sequence.prompt_len);
         }
         if self.is_idle() {
             self.shares.reset();

@@ -30,6 +30,8 @@ pub struct EngineConfig {
     pub schedule: Schedule,
     /// Maximum number of drafts of a row, if the shards can verify drafts.
     pub drafts: usize,
+    /// Number of tokens of ended answers in which drafts are looked for as well; 0 for none.
+    pub earlier_tokens: usize,
     /// Whether rows have as many drafts as they can, also if the drafts are not worth their time.
     pub always_draft: bool,
     /// Target for the time between two tokens of a stream, up to which prompts may delay the tokens
@@ -69,6 +71,7 @@ impl Default for EngineConfig {
             adapters: Adapters::default(),
             schedule: Schedule::default(),
             drafts: 0,
+            earlier_tokens: 0,
             always_draft: false,
             target_itl: Duration::ZERO,
             queue_timeout: None,

@@ -94,6 +94,11 @@ impl BlockHashes {
         hashes
     }
 
+    /// The beginning of the chain, which is equal for sequences with equal adapters and salts.
+    pub(crate) fn root(&self) -> BlockHash {
+        self.root
+    }
+
     /// The size of the hashed blocks; `None` if nothing is hashed.
     pub fn block_size(&self) -> Option<usize> {
         self.block_size

@@ -5,6 +5,7 @@ mod admission_example;
 mod cases;
 mod constrained;
 mod disk;
+mod earlier_answers;
 mod fairness;
 mod frames;
 mod latency;

@@ -123,6 +123,7 @@ impl<'a> EngineLoop<'a> {
             cache_events: config.kv_events.is_some(),
             schedule: config.schedule,
             drafts: config.drafts,
+            earlier_tokens: config.earlier_tokens,
             always_draft: config.always_draft,
             target_micros: config.target_itl.as_secs_f64() * 1e6,
             ..SchedulerOptions::default()

@@ -157,6 +157,7 @@ impl World {
             ageing_steps: random.random_range(0..60),
             schedule: [Schedule::Fcfs, Schedule::Lpm][random.random_range(0..2)],
             drafts: [0, 1, 4, 10][random.random_range(0..4)],
+            earlier_tokens: [0, 50, 5000][random.random_range(0..3)],
             always_draft: random.random_bool(0.3),
             target_micros: if random.random_bool(0.5) { 0.0 } else { random.random_range(1.0..1e5) },
         };
