@@ -1,25 +1,29 @@
 """Measures `millrace serve --speculate` beside the same server without it, on random weights of the 1.1B Llama shape.
 
-drafts.py [--rounds N] [--streams 1,4,16] [--drafts N] [--quantize FORMAT] [--millrace BINARY]
+drafts.py [--rounds N] [--streams 1,4,16] [--drafts N] [--method ngram|suffix] [--quantize FORMAT] [--millrace BINARY]
 
 Random weights repeat nothing by themselves, so a bias on the logits makes three kinds of answers: one token again and again (every guess is
 right, which is the most that drafts can gain), two tokens at random (half of the first guesses are right), and any text (no guess is right,
-which shows what guessing costs). Both servers run on loopback and answer in turns. The best rounds are printed as a Markdown table in tokens per
+which shows what guessing costs). The fourth measure is the same random text for the second time, which the method `suffix` has seen. Both
+servers run on loopback and answer in turns. The best rounds are printed as a Markdown table in tokens per
 second; a difference between the texts ends the program. Nothing else may run meanwhile.
 """
 
 import argparse
 import concurrent.futures
+import json
 import sys
 import time
 
 from served import MILLRACE, Server, command, shape_folder
 
 GENERATE = 96
+AGAIN = "random text, the second time"
 KINDS = {
     "one token": {"temperature": 0, "logit_bias": {"99": 100}},
     "two tokens at random": {"temperature": 1, "logit_bias": {"99": 100, "77": 100}},
     "random text": {"temperature": 1},
+    AGAIN: {"temperature": 1},
 }
 
 
@@ -41,12 +45,14 @@ def main():
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--streams", default="1,4,16")
     parser.add_argument("--drafts", type=int, default=8)
+    parser.add_argument("--method", choices=["ngram", "suffix"], default="ngram")
     parser.add_argument("--quantize", default="q4_0")
     parser.add_argument("--millrace", default=MILLRACE)
     options = parser.parse_args()
+    config = {"method": options.method, "num_speculative_tokens": options.drafts}
     with shape_folder() as base:
         without = command(options.millrace, base, "--quantize", options.quantize)
-        with Server(without) as server, Server([*without, "--speculate", str(options.drafts)]) as drafting:
+        with Server(without) as server, Server([*without, "--speculative-config", json.dumps(config)]) as drafting:
             measure([server, drafting], options)
 
 
@@ -56,7 +62,11 @@ def measure(servers, options):
         for streams in map(int, options.streams.split(",")):
             best = [0.0, 0.0]
             for number in range(options.rounds):
-                seeds = range(100 * number, 100 * number + streams)
+                first = 100 * number + 1000 * list(KINDS).index(name)
+                seeds = range(first, first + streams)
+                if name == AGAIN:
+                    for server in servers:
+                        answers(server, seeds, kind)
                 results = [answers(server, seeds, kind) for server in servers]
                 if results[0][0] != results[1][0]:
                     sys.exit(f"{name}: drafts change the text")
