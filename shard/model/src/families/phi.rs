@@ -13,7 +13,7 @@ use crate::description::{DecoderSpec, FeatureBlock, LayerSlot, Residual, StoredT
 pub(super) const FAMILY: Family =
     Family { model_type: "phi", architectures: &["PhiForCausalLM"], spec, names: Names { tensors, ..LLAMA } };
 
-fn tensors(slot: WeightSlot) -> StoredTensors {
+pub(super) fn tensors(slot: WeightSlot) -> StoredTensors {
     use FeatureBlock::Hidden;
     use LayerSlot::{Down, DownBias, Out, OutBias, Up, UpBias};
     match slot {
@@ -25,7 +25,7 @@ fn tensors(slot: WeightSlot) -> StoredTensors {
     }
 }
 
-fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
+pub(super) fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     config.insist("qk_layernorm", false, "layer norms of heads with biases")?;
     let traits = Traits {
         keys: Keys { norm_eps: "layer_norm_eps", ..USUAL_KEYS },
