@@ -2,8 +2,9 @@
 transformers computes a twin of each."""
 
 from bases import LLAMA, PLAIN, ROPE, case
-from cases_dense import FALCON, PHI, STABLELM
+from cases_dense import FALCON, MPT, OPT, PHI, STABLELM
 from cases_experts import DEEPSEEK_V3, LATENT_YARN
+from cases_newer import OLMOE
 
 INTERNLM2 = dict(LLAMA, attention_bias=False, vocab_size=53)
 case("internlm2", INTERNLM2, lengths=(29, 24), layout="internlm2")
@@ -99,3 +100,43 @@ case(
     lengths=(31, 26),
     layout="phi_msft",
 )  # fmt: skip
+
+# StableLM 2 12B: a norm for each head.
+case(
+    "stablelm_head_norms",
+    dict(STABLELM, qk_layernorm=True, use_parallel_residual=True),
+    lengths=(29, 24),
+    mutants=[dict(qk_layernorm=False)],
+)
+case(
+    "stablelm_head_norms_bias",
+    dict(STABLELM, qk_layernorm=True, use_qkv_bias=True, num_attention_heads=8, num_key_value_heads=2),
+    lengths=(31, 26),
+    mutants=[dict(qk_layernorm=False)],
+)
+
+# Bounds on queries, keys and values.
+case("olmoe_clip", dict(OLMOE, clip_qkv=0.8), lengths=(28, 33), mutants=[dict(clip_qkv=None), dict(clip_qkv=0.9)])
+case(
+    "olmoe_clip_bias",
+    dict(OLMOE, clip_qkv=0.6, attention_bias=True, num_key_value_heads=4, vocab_size=53),
+    lengths=(25, 30),
+    mutants=[dict(clip_qkv=None)],
+)
+case(
+    "mpt_clip",
+    dict(MPT, attn_config=dict(clip_qkv=0.9)),
+    lengths=(29, 24),
+    mutants=[dict(attn_config=dict(clip_qkv=None)), dict(attn_config=dict(clip_qkv=1.0))],
+)
+case(
+    "mpt_clip_heads",
+    dict(MPT, d_model=24, n_heads=6, attn_config=dict(clip_qkv=0.5)),
+    lengths=(31, 26),
+    mutants=[dict(attn_config=dict(clip_qkv=None))],
+)
+
+# OPT-350M: norms after the sums, and narrow embeddings.
+case("opt_350m", dict(OPT, do_layer_norm_before=False, word_embed_proj_dim=16), lengths=(29, 24))
+case("opt_after_sums", dict(OPT, do_layer_norm_before=False, enable_bias=False), lengths=(31, 26))
+case("opt_wide_embedding", dict(OPT, word_embed_proj_dim=40, enable_bias=False, num_hidden_layers=1), lengths=(27, 34))

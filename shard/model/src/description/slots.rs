@@ -16,6 +16,8 @@ use super::spec::{AttentionHeads, DecoderSpec, LatentPlan, LayerSpec};
 pub enum WeightSlot {
     /// The embedding of tokens.
     Embedding,
+    /// The projection of the embedding to the residual stream.
+    EmbeddingProjection,
     /// The scale of the norm of the embedding.
     EmbeddingNorm,
     /// The bias of [`WeightSlot::EmbeddingNorm`].
@@ -37,6 +39,8 @@ pub enum WeightSlot {
     FinalNorm,
     /// The bias of [`WeightSlot::FinalNorm`].
     FinalNormBias,
+    /// The projection of the residual stream to the features that the head reads.
+    HeadProjection,
     /// The head. A model whose head is tied to the embedding does not have it.
     Head,
     /// The bias of the head.
@@ -192,7 +196,8 @@ pub enum WeightKind {
 /// tensor follows the prefix of the layer.
 ///
 /// A star in the name of a weight of all experts stands for the number of an expert. A name without
-/// a star is that of a tensor `[experts, outputs, inputs]`.
+/// a star is that of a tensor `[experts, outputs, inputs]`. A star in the name of another weight
+/// stands for the number of a head.
 pub type StoredTensors = &'static [(&'static str, &'static [FeatureBlock])];
 
 /// A row of the table of weights.
@@ -225,6 +230,7 @@ const GATE_UP_TENSORS: StoredTensors =
     &[("mlp.gate_proj", &[FeatureBlock::Gate]), ("mlp.up_proj", &[FeatureBlock::Up])];
 const DOWN_TENSORS: StoredTensors = &[("mlp.down_proj", HIDDEN)];
 const HIDDEN: &[FeatureBlock] = &[FeatureBlock::Hidden];
+const EMBEDDING: &[FeatureBlock] = &[FeatureBlock::Embedding];
 const UP: &[FeatureBlock] = &[FeatureBlock::Up];
 const UP_TENSORS: StoredTensors = &[("mlp.up_proj", UP)];
 const HEAD_DIM: &[FeatureBlock] = &[FeatureBlock::HeadDim];
@@ -593,10 +599,13 @@ pub(super) fn shared(layer: &LayerSpec) -> Option<SharedExpert> {
 impl WeightSlot {
     /// Returns the row of this weight in the table.
     pub fn info(self) -> WeightInfo {
-        let hidden = FeatureBlock::Hidden;
+        let (hidden, embedding) = (FeatureBlock::Hidden, FeatureBlock::Embedding);
         match self {
             WeightSlot::Embedding => {
-                WeightInfo::matrix(VOCABULARY, hidden, &[("model.embed_tokens", VOCABULARY)])
+                WeightInfo::matrix(VOCABULARY, embedding, &[("model.embed_tokens", VOCABULARY)])
+            }
+            WeightSlot::EmbeddingProjection => {
+                WeightInfo::matrix(HIDDEN, embedding, &[("model.project_in", HIDDEN)])
             }
             WeightSlot::EmbeddingNorm => WeightInfo::norm_scale(HIDDEN, &[("model.embed_layernorm", HIDDEN)]),
             WeightSlot::EmbeddingNormBias => WeightInfo::bias(HIDDEN, &[("model.embed_layernorm", HIDDEN)]),
@@ -622,7 +631,10 @@ impl WeightSlot {
             ),
             WeightSlot::FinalNorm => WeightInfo::norm_scale(HIDDEN, &[("model.norm", HIDDEN)]),
             WeightSlot::FinalNormBias => WeightInfo::bias(HIDDEN, &[("model.norm", HIDDEN)]),
-            WeightSlot::Head => WeightInfo::matrix(VOCABULARY, hidden, &[("lm_head", VOCABULARY)]),
+            WeightSlot::HeadProjection => {
+                WeightInfo::matrix(EMBEDDING, hidden, &[("model.project_out", EMBEDDING)])
+            }
+            WeightSlot::Head => WeightInfo::matrix(VOCABULARY, embedding, &[("lm_head", VOCABULARY)]),
             WeightSlot::HeadBias => WeightInfo::bias(VOCABULARY, &[("lm_head", VOCABULARY)]),
             WeightSlot::ClassifierDense => {
                 WeightInfo::matrix(HIDDEN, hidden, &[("classifier.dense", HIDDEN)])

@@ -78,6 +78,9 @@ impl DecoderSpec {
             _ if layer.attention.heads().is_some_and(AttentionHeads::has_distance_bias) => {
                 Some("biases of scores by distance")
             }
+            _ if layer.attention.heads().is_some_and(|heads| heads.clip.is_some()) => {
+                Some("bounds on queries, keys and values")
+            }
             (_, Mlp::Experts(experts)) if matches!(experts.kind, MlpKind::Plain(_)) => {
                 Some("experts without gates")
             }
@@ -119,6 +122,10 @@ impl DecoderSpec {
 pub struct EmbeddingPlan {
     /// Factor on the embedding (Gemma, Granite). It is rounded to the type of the weights.
     pub factor: f32,
+    /// Number of features of an embedding, if it is not the width of the residual stream
+    /// (OPT-350M). A projection follows the embedding, and another one precedes the head, whose
+    /// rows have this length too.
+    pub width: Option<usize>,
     /// Whether the embedding is normalized (BLOOM).
     pub norm: bool,
     /// The table of learned positions, which is added to the embedding.
@@ -139,7 +146,7 @@ impl EmbeddingPlan {
 
 impl Default for EmbeddingPlan {
     fn default() -> Self {
-        EmbeddingPlan { factor: 1.0, norm: false, positions: None, token_types: None }
+        EmbeddingPlan { factor: 1.0, width: None, norm: false, positions: None, token_types: None }
     }
 }
 
@@ -313,6 +320,10 @@ pub struct AttentionHeads {
     /// Whether the checkpoint has no projection to values, because that to keys is used for both
     /// (Gemma 4). Norms and rotation then make keys and values differ.
     pub values_are_keys: bool,
+    /// Bound on the absolute values of queries, keys and values, which are clamped after the norms
+    /// and before the rotation (MPT, OLMoE). Latent attention and heads that are normalized after
+    /// the rotation have no bound.
+    pub clip: Option<f32>,
     /// The encoding of positions.
     pub positions: Positions,
     /// Factor on the dot products of queries and keys.

@@ -180,7 +180,7 @@ fn describe(config: Config, overrides: &Overrides) -> Result<Description, LoadEr
     let mut spec = (family.spec)(&config)?;
     warnings.extend(spec.key_choice.map(|choice| choice.warning(&spec.model_type)));
     spec.head.is_absent |= !has_head;
-    let names = family.names.converted(&config)?;
+    let names = family.names.with_norms(spec.norm.place).converted(&config)?;
     Ok(Description { config, family, names, spec, warnings })
 }
 
