@@ -140,3 +140,18 @@ case(
 case("opt_350m", dict(OPT, do_layer_norm_before=False, word_embed_proj_dim=16), lengths=(29, 24))
 case("opt_after_sums", dict(OPT, do_layer_norm_before=False, enable_bias=False), lengths=(31, 26))
 case("opt_wide_embedding", dict(OPT, word_embed_proj_dim=40, enable_bias=False, num_hidden_layers=1), lengths=(27, 34))
+
+# A norm with a bias for all heads of Phi.
+case("phi_head_norms", dict(PHI, qk_layernorm=True), lengths=(29, 24), mutants=[dict(qk_layernorm=False)])
+case(
+    "phi_head_norms_mha",
+    dict(PHI, qk_layernorm=True, num_key_value_heads=4, num_hidden_layers=1),
+    lengths=(31, 26),
+    mutants=[dict(qk_layernorm=False)],
+)
+
+# The first OLMo: norms without scales.
+OLMO = dict({k: v for k, v in LLAMA.items() if k != "rms_norm_eps"}, model_type="olmo", vocab_size=53, pad_token_id=0)
+case("olmo", OLMO, lengths=(29, 24))
+case("olmo_clip", dict(OLMO, clip_qkv=0.7, num_key_value_heads=4), lengths=(31, 26), mutants=[dict(clip_qkv=None), dict(clip_qkv=0.8)])
+case("olmo_bias", dict(OLMO, attention_bias=True, tie_word_embeddings=True), lengths=(28, 33))

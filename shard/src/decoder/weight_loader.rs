@@ -402,6 +402,9 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
             HeadNormPlan::None | HeadNormPlan::SharedAfterRotation => return Ok(None),
             HeadNormPlan::Unscaled => self.unscaled_norm(heads)?,
             HeadNormPlan::Shared => self.norm(at(LayerSlot::KNorm), None)?,
+            HeadNormPlan::SharedWithBias => {
+                self.norm(at(LayerSlot::KNorm), Some(at(LayerSlot::KNormBias)))?
+            }
             HeadNormPlan::PerHead | HeadNormPlan::AllHeads => self.norm(at(LayerSlot::KHeadsNorm), None)?,
         };
         Ok(Some(HeadNorm { q, k }))
@@ -414,6 +417,9 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
             HeadNormPlan::None | HeadNormPlan::SharedAfterRotation => None,
             HeadNormPlan::Unscaled => Some(self.unscaled_norm(heads)?),
             HeadNormPlan::Shared => Some(self.norm(at(LayerSlot::QNorm), None)?),
+            HeadNormPlan::SharedWithBias => {
+                Some(self.norm(at(LayerSlot::QNorm), Some(at(LayerSlot::QNormBias)))?)
+            }
             HeadNormPlan::PerHead | HeadNormPlan::AllHeads => {
                 Some(self.norm(at(LayerSlot::QHeadsNorm), None)?)
             }

@@ -9,7 +9,7 @@
 use super::blocks::FeatureBlock;
 use super::mlp::{Mlp, SharedExpert};
 use super::recurrent::RecurrentSlot;
-use super::spec::{AttentionHeads, DecoderSpec, LatentPlan, LayerSpec};
+use super::spec::{AttentionHeads, DecoderSpec, HeadNormPlan, LatentPlan, LayerSpec};
 
 /// The place of one weight of the decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -78,6 +78,10 @@ pub enum LayerSlot {
     QNorm,
     /// The scale of the norm of each key head.
     KNorm,
+    /// The bias of [`LayerSlot::QNorm`].
+    QNormBias,
+    /// The bias of [`LayerSlot::KNorm`].
+    KNormBias,
     /// The scales of the norms of all query heads.
     QHeadsNorm,
     /// The scales of the norms of all key heads.
@@ -327,13 +331,15 @@ impl WeightInfo {
 impl LayerSlot {
     /// All weights of a layer, in the order in which they are loaded. Those of recurrent layers
     /// come in place of attention.
-    pub const ALL: [LayerSlot; 53] = [
+    pub const ALL: [LayerSlot; 55] = [
         LayerSlot::AttentionNorm,
         LayerSlot::AttentionNormBias,
         LayerSlot::Qkv,
         LayerSlot::QkvBias,
         LayerSlot::QNorm,
         LayerSlot::KNorm,
+        LayerSlot::QNormBias,
+        LayerSlot::KNormBias,
         LayerSlot::QHeadsNorm,
         LayerSlot::KHeadsNorm,
         LayerSlot::Sinks,
@@ -406,6 +412,17 @@ impl LayerSlot {
                 Info::norm_scale(HEAD_DIM, &[("self_attn.k_norm", HEAD_DIM)]).only_if(|_, layer| {
                     let cached = layer.attention.cached_heads();
                     cached.is_some_and(|heads| heads.head_norm.has_scale_of_one_head())
+                })
+            }
+            LayerSlot::QNormBias => {
+                Info::bias(HEAD_DIM, &[("self_attn.q_norm", HEAD_DIM)]).only_if(|_, layer| {
+                    heads(layer).is_some_and(|heads| heads.head_norm == HeadNormPlan::SharedWithBias)
+                })
+            }
+            LayerSlot::KNormBias => {
+                Info::bias(HEAD_DIM, &[("self_attn.k_norm", HEAD_DIM)]).only_if(|_, layer| {
+                    let cached = layer.attention.cached_heads();
+                    cached.is_some_and(|heads| heads.head_norm == HeadNormPlan::SharedWithBias)
                 })
             }
             LayerSlot::QHeadsNorm => {

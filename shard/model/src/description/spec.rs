@@ -426,13 +426,16 @@ impl AttentionHeads {
 }
 
 /// The norm of queries and keys, which precedes the rotation unless the variant says otherwise. Its
-/// kind is that of the model's norms, without a bias.
+/// kind is that of the model's norms, without a bias unless the variant says otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadNormPlan {
     /// Queries and keys are not normalized.
     None,
     /// Each head is normalized, and all query heads and all key heads share a scale (Qwen3).
     Shared,
+    /// The same with biases, which all query heads and all key heads share too (Phi). The norms of
+    /// the model must be layer norms with biases.
+    SharedWithBias,
     /// Each head is normalized, and has a scale of its own (Cohere).
     PerHead,
     /// The features of all query heads are normalized together, and so are those of all key heads
@@ -449,7 +452,10 @@ pub enum HeadNormPlan {
 impl HeadNormPlan {
     /// Returns whether the scales are as long as one head.
     pub const fn has_scale_of_one_head(self) -> bool {
-        matches!(self, HeadNormPlan::Shared | HeadNormPlan::SharedAfterRotation)
+        matches!(
+            self,
+            HeadNormPlan::Shared | HeadNormPlan::SharedWithBias | HeadNormPlan::SharedAfterRotation
+        )
     }
 
     /// Returns whether the scales are as long as all heads together.
@@ -606,7 +612,7 @@ pub enum NormKind {
     Layer {
         /// Added to the variance.
         eps: f32,
-        /// Whether a bias is added. Norms of heads have none.
+        /// Whether a bias is added. Most norms of heads have none.
         bias: bool,
     },
 }

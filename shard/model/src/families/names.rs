@@ -15,7 +15,7 @@ use crate::description::{
 pub(super) struct Names {
     /// The prefix of the names of a layer's tensors. The number of the layer follows.
     pub(super) layers: &'static str,
-    /// Returns the tensors that store a weight.
+    /// Returns the tensors that store a weight. Scales of norms without a tensor are 1.
     pub(super) tensors: fn(WeightSlot) -> StoredTensors,
     /// The tensors of models whose norms follow the sums, if they are others.
     pub(super) tensors_after_sums: Option<fn(WeightSlot) -> StoredTensors>,

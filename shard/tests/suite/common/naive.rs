@@ -316,6 +316,11 @@ fn softmax_attention(
                 HeadNormPlan::None | HeadNormPlan::AllHeads | HeadNormPlan::SharedAfterRotation => {}
                 HeadNormPlan::Unscaled => *head = norms.unscaled(head),
                 HeadNormPlan::Shared => *head = norms.scaled(head, &shared_scale(h)),
+                HeadNormPlan::SharedWithBias => {
+                    let bias = if h < heads { LayerSlot::QNormBias } else { LayerSlot::KNormBias };
+                    *head = norms.scaled(head, &shared_scale(h));
+                    add(head, &get(bias));
+                }
                 HeadNormPlan::PerHead => {
                     let (slot, own) = if h < heads {
                         (LayerSlot::QHeadsNorm, h)

@@ -37,6 +37,7 @@ fn head_norms() -> impl Strategy<Value = HeadNormPlan> {
     prop_oneof![
         Just(HeadNormPlan::None),
         Just(HeadNormPlan::Shared),
+        Just(HeadNormPlan::SharedWithBias),
         Just(HeadNormPlan::PerHead),
         Just(HeadNormPlan::AllHeads),
         Just(HeadNormPlan::Unscaled),
@@ -435,6 +436,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                             };
                             let is_rms = matches!(norm.kind, NormKind::Rms { .. });
                             let head_norm = match head_norm {
+                                HeadNormPlan::SharedWithBias if !norm.has_bias() => HeadNormPlan::Shared,
                                 HeadNormPlan::SharedAfterRotation if !(is_rms && keeps_lengths) => {
                                     HeadNormPlan::Shared
                                 }
