@@ -9,6 +9,7 @@ import cases_dense  # noqa: F401
 import cases_experts  # noqa: F401
 import cases_gemma4
 import cases_images  # noqa: F401
+import cases_published  # noqa: F401
 import cases_recent  # noqa: F401
 import cases_recurrent  # noqa: F401
 import cases_scaled  # noqa: F401

@@ -142,7 +142,7 @@ def load(folder: Path, **over: Any) -> PreTrainedModel:
     return model.eval()
 
 
-def write_layout(native: Path, spec: Spec, folder: Path, model: PreTrainedModel) -> None:
+def write_layout(native: Path, spec: Spec, folder: Path) -> None:
     """Renames and fuses a native checkpoint, and reads it back in the opposite direction."""
     there, back = LAYOUTS[spec["layout"]]
     config = json.loads((native / "config.json").read_text())
@@ -156,8 +156,6 @@ def write_layout(native: Path, spec: Spec, folder: Path, model: PreTrainedModel)
     want = load_file(native / "model.safetensors")
     assert read.keys() == want.keys(), read.keys() ^ want.keys()
     assert all(torch.equal(read[k], want[k]) for k in want), spec["name"]
-    # The following checks use the checkpoint that was read back.
-    model.load_state_dict(read, strict=True)
 
 
 def share_weights(spec: Spec, out: Path) -> None:

@@ -53,3 +53,5 @@ def add_older(writer, config, architecture):
         writer.add_parallel_residual(config["use_parallel_residual"])
     if architecture == "mpt":
         writer.add_max_alibi_bias(config["attn_config"]["alibi_bias_max"])
+        if config["attn_config"]["clip_qkv"]:
+            writer.add_clamp_kqv(config["attn_config"]["clip_qkv"])

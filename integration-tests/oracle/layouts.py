@@ -3,6 +3,7 @@ tensors, and the inverse mapping."""
 
 import torch
 
+import layouts_published
 from cases import Spec
 from mxfp4 import from_mxfp4, to_mxfp4
 from old_configs import Config
@@ -189,4 +190,5 @@ LAYOUTS = {
     "experts_by_input": (to_experts_by_input, from_experts_by_input),
     "mimo": (to_mimo, from_mimo),
     "mxfp4": (to_mxfp4, from_mxfp4),
+    **layouts_published.LAYOUTS,
 }

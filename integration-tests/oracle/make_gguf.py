@@ -58,7 +58,8 @@ CASES = {
     "mamba2": "mamba2", "mamba2_tied": "mamba2", "gpt2": "gpt2", "gpt_bigcode": "starcoder",
     "gpt_neox": "gptneox", "gpt_neox_no_bias": "gptneox", "gpt_neox_sequential": "gptneox", "bloom": "bloom",
     "bloom_heads": "bloom", "falcon": "falcon", "falcon_11b": "falcon", "mpt": "mpt", "mpt_heads": "mpt",
-    "glm_moe_dsa": "glm-dsa", "glm_moe_dsa_shared": "glm-dsa",
+    "glm_moe_dsa": "glm-dsa", "glm_moe_dsa_shared": "glm-dsa", "mpt_clip": "mpt",
+    "stablelm_head_norms": "stablelm",
 }
 PERMUTED = ("llama", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee")
 FUSED = ("qwen3_moe", "seed_oss_all_biases", "exaone4_hybrid")
@@ -86,6 +87,8 @@ def tensors(case, config, architecture):
     heads = config.get("num_attention_heads") or config["num_heads"]
     kv_heads = config.get("num_key_value_heads") or heads
     found, experts = {}, {}
+    if architecture == "stablelm":
+        stored = stacked_head_norms(stored)
     for name, tensor in stored.items():
         name = name.replace("model.language_model.", "model.")
         if ".visual." in name or name.startswith(("visual.", "model.vision_tower.", "model.embed_vision.")):
@@ -172,6 +175,19 @@ def tensors(case, config, architecture):
             parts = found.pop(name), found.pop(name.replace("gate_proj", "up_proj"))
             found[name.replace("gate_proj", "gate_up_proj")] = np.concatenate(parts, axis=1)
     return found
+
+
+def stacked_head_norms(stored):
+    """The norms of all heads of a layer in one tensor."""
+    found, norms = {}, {}
+    for name, tensor in stored.items():
+        before, is_norm, rest = name.partition("_layernorm.norms.")
+        if is_norm:
+            norms.setdefault(f"{before}_layernorm.weight", {})[int(rest.split(".")[0])] = tensor
+        else:
+            found[name] = tensor
+    stacked = {name: np.stack([heads[head] for head in range(len(heads))]) for name, heads in norms.items()}
+    return found | stacked
 
 
 def experts_by_input(name, tensor, in_turns):

@@ -49,7 +49,7 @@ def write_case(spec: Spec, out: Path) -> None:
         save_file(t, folder / "golden.safetensors")
         again, stored = load(native), load_file(folder / "golden.safetensors")
         if "layout" in spec:
-            write_layout(native, spec, folder, again)
+            write_layout(native, spec, folder)
         check_same(again, stored, spec["name"], spec.get("noise", 1e-6))
         noise = check_numbers(again, stored, spec["name"])
         seen = check_seen(again, native, spec, stored)

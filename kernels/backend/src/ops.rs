@@ -372,6 +372,9 @@ pub trait ForwardOps: AttentionOps + RecurrentOps + ExpertOps + AdapterOps + Tra
     /// `x = cap * tanh(x / cap)` over the first `n` rows.
     fn soft_cap(&self, n: usize, cap: f32, x: &mut Self::Buf) -> Result<()>;
 
+    /// `x = min(max(x, -bound), bound)` over the first `n` rows.
+    fn clamp(&self, n: usize, bound: f32, x: &mut Self::Buf) -> Result<()>;
+
     /// `out = x · wᵀ + bias` over the first `n` rows.
     fn linear(
         &self,

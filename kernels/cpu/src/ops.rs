@@ -18,7 +18,7 @@ use super::norms::{AddNorm, NormParts, NormRow};
 use super::outputs::Outputs;
 use super::prologue::Token;
 use super::queue::Queue;
-use super::rows::{Activate, Add, Gate, Scale, SoftCap};
+use super::rows::{Activate, Add, Clamp, Gate, Scale, SoftCap};
 use super::tile::Tiles;
 use super::{Adapters, Buf, Cpu, HeadMatrices, Kv, Matrix, PackedInputs, Routing, States, latent, lock};
 
@@ -145,6 +145,16 @@ impl ForwardOps for Cpu {
         self.for_rows(n, 4 * cols, |t| {
             // SAFETY: row t belongs to this task alone.
             self.target.dispatch(SoftCap { cap, x: unsafe { x.slice(t * cols, cols) } });
+        });
+        Ok(())
+    }
+
+    fn clamp(&self, n: usize, bound: f32, x: &mut Buf) -> Result<()> {
+        let cols = x.cols;
+        let x = Shared::new(x.rows_mut(n));
+        self.for_rows(n, cols, |t| {
+            // SAFETY: row t belongs to this task alone.
+            self.target.dispatch(Clamp { bound, x: unsafe { x.slice(t * cols, cols) } });
         });
         Ok(())
     }

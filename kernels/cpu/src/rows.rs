@@ -112,6 +112,22 @@ impl Kernel for Scale<'_> {
     }
 }
 
+/// `x = min(max(x, -bound), bound)`
+pub(super) struct Clamp<'a> {
+    pub(super) bound: f32,
+    pub(super) x: &'a mut [f32],
+}
+
+impl Kernel for Clamp<'_> {
+    const USES: Extension = Extension::None;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        self.x.iter_mut().for_each(|x| *x = x.clamp(-self.bound, self.bound));
+    }
+}
+
 /// Returns `cap * tanh(x / cap)`.
 ///
 /// # Safety

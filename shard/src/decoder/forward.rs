@@ -9,6 +9,7 @@ use millrace_backend::{
 use super::group::RankGroup;
 use super::host_layers::HostForward;
 use super::layer_stack::LayerStack;
+use super::narrow_embedding::NarrowEmbedding;
 use super::step_context::StepContext;
 use super::token_types::SecondType;
 use super::workspace::HiddenStates;
@@ -16,8 +17,10 @@ use crate::Error;
 
 /// The embedding, the layers and the head of a model, and every buffer that a step needs.
 pub(super) struct ForwardPass<B: Backend> {
-    /// `[vocab_rows, hidden]`; none on a rank of a pipeline that has only layers.
+    /// `[vocab_rows, width]`; none on a rank of a pipeline that has only layers.
     pub(super) embedding: Option<B::Matrix>,
+    /// The projection of embeddings that are not as wide as the residual stream.
+    pub(super) embedding_projection: Option<NarrowEmbedding<B>>,
     /// The token of the embedding's first row.
     pub(super) first_row: usize,
     /// Factor on the embedding.
@@ -40,7 +43,9 @@ pub(super) struct ForwardPass<B: Backend> {
 
 /// The head, which computes logits of states.
 pub(super) struct Head<B: Backend> {
-    /// `[vocab_rows, hidden]`; none if the head is the embedding.
+    /// The projection of states to the width of the head, if that is another.
+    pub(super) projection: Option<NarrowEmbedding<B>>,
+    /// `[vocab_rows, width]`; none if the head is the embedding.
     pub(super) matrix: Option<B::Matrix>,
     /// `[vocab_rows]`
     pub(super) bias: Option<B::Vector>,
@@ -75,10 +80,14 @@ impl<B: Backend> ForwardPass<B> {
     ) -> Result<OpenStep<'q, B::Queue>, Error> {
         let open = backend.prepare(step)?;
         let (step, n, m) = (&open, open.tokens(), open.outputs());
-        let ForwardPass { embedding, first_row, states, group, .. } = self;
+        let ForwardPass { embedding, embedding_projection, first_row, states, group, .. } = self;
         let HiddenStates { residual, normed, layer_inputs } = states;
         if let Some(embedding) = embedding {
-            backend.embed(step, embedding, *first_row, self.embedding_factor, residual)?; // [n, hidden]
+            let factor = self.embedding_factor;
+            match embedding_projection {
+                None => backend.embed(step, embedding, *first_row, factor, residual)?, // [n, hidden]
+                Some(narrow) => narrow.embed(backend, step, (embedding, *first_row), factor, residual)?,
+            }
             group.all_reduce(backend, n, residual)?;
         }
         if let Some(table) = &self.positions {
@@ -137,10 +146,14 @@ impl<B: Backend> ForwardPass<B> {
     /// Computes the logits of the first `m` rows of `head.states`.
     fn logits(&mut self, backend: &B, m: usize) -> Result<(), Error> {
         let ForwardPass { embedding, head, group, .. } = self;
-        let Head { matrix, bias, factor, soft_cap, states, logits, .. } = head;
+        let Head { projection, matrix, bias, factor, soft_cap, states, logits, .. } = head;
         // A rank of a pipeline that has only layers has no logits.
         let Some(matrix) = matrix.as_ref().or(embedding.as_ref()) else { return Ok(()) };
         let bias = bias.as_ref();
+        let states = match projection {
+            Some(narrow) => narrow.project(backend, m, states)?,
+            None => states,
+        };
         match group {
             RankGroup::Alone | RankGroup::Pipeline(_) => backend.linear(m, states, matrix, bias, logits)?, // [m, vocab]
             RankGroup::Member(member) => {

@@ -15,6 +15,7 @@ mod kv_blocks;
 mod latent;
 mod layer_stack;
 mod mlp;
+mod narrow_embedding;
 mod per_layer;
 mod projection;
 mod recurrent;
@@ -44,6 +45,7 @@ use crate::Error;
 use forward::{ForwardPass, Head};
 use group::RankGroup;
 use layer_stack::{LayerStack, StackWeights};
+use narrow_embedding::NarrowEmbedding;
 use per_layer::LayerInputs;
 use token_types::SecondType;
 use workspace::HiddenStates;
@@ -111,6 +113,7 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<Self, Error> {
         let Weights {
             embedding,
+            embedding_projection,
             embedding_factor,
             embedding_norm,
             positions,
@@ -121,6 +124,7 @@ impl<B: Backend> Decoder<B> {
             first_layer,
             layers,
             final_norm,
+            head_projection,
             head,
             head_bias,
             ..
@@ -139,8 +143,12 @@ impl<B: Backend> Decoder<B> {
         }
         let second_type =
             second_type.map(|row| SecondType::new(backend, &row, limits.max_step_tokens)).transpose()?;
+        let projected = |matrix: Option<B::Matrix>, rows| {
+            matrix.map(|matrix| NarrowEmbedding::new(backend, &spec, matrix, rows)).transpose()
+        };
         let forward = ForwardPass {
             embedding,
+            embedding_projection: projected(embedding_projection, limits.max_step_tokens)?,
             first_row: spec.vocab_rows.start,
             embedding_factor,
             embedding_norm,
@@ -150,6 +158,7 @@ impl<B: Backend> Decoder<B> {
             layers: stack,
             pipeline_norm,
             head: Head {
+                projection: projected(head_projection, max_outputs)?,
                 matrix: head,
                 bias: head_bias,
                 factor: spec.head.factor,

@@ -38,10 +38,10 @@ impl<B: Backend> Softmax<'_, B> {
         let qkv = buffers.qkv.of(layout.cols());
         let heads = buffers.heads.of(layout.heads * layout.head_dim);
         w.qkv.compute(context, x, features, qkv)?; // [n, layout.cols()]
-        // The prologue computes the usual norm of heads itself.
+        // The prologue computes the usual norm of heads itself, unless something comes after it.
         let in_prologue = |norms: &&HeadNorm<B::Vector>| {
             let is_shared = matches!(spec.head_norm, HeadNormPlan::Shared | HeadNormPlan::Unscaled);
-            is_shared && norms.q.kind == NormKind::Rms
+            is_shared && norms.q.kind == NormKind::Rms && spec.clip.is_none()
         };
         let own_norms = w.head_norm.as_ref().filter(|norms| !in_prologue(norms));
         let is_after_rotation = spec.head_norm == HeadNormPlan::SharedAfterRotation;
@@ -58,6 +58,9 @@ impl<B: Backend> Softmax<'_, B> {
         if let Some(norm) = &w.value_norm {
             let QkvLayout { heads, kv_heads: count, head_dim: cols } = layout;
             backend.norm_parts(n, qkv, RowParts { first: (heads + count) * cols, count, cols }, norm)?;
+        }
+        if let Some(bound) = spec.clip {
+            backend.clamp(n, bound, qkv)?;
         }
         let prologue = Prologue {
             layout,

@@ -49,6 +49,9 @@ impl<B: Backend> Weights<B> {
         let mut loader = WeightLoader::new(backend, slots, source, storage.into(), progress);
         let has_ends = spec.has_ends();
         let embedding = has_ends.then(|| loader.embedding()).transpose()?;
+        let is_narrow = has_ends && spec.embedding.width.is_some();
+        let embedding_projection =
+            is_narrow.then(|| loader.matrix(WeightSlot::EmbeddingProjection)).transpose()?;
         let embedding_factor = loader.storage.dtype.round(spec.embedding.factor);
         let embedding_norm = match has_ends && spec.embedding.norm {
             true => Some(loader.norm(WeightSlot::EmbeddingNorm, Some(WeightSlot::EmbeddingNormBias))?),
@@ -66,12 +69,14 @@ impl<B: Backend> Weights<B> {
             WeightSlot::FinalNorm,
             Some(WeightSlot::FinalNormBias),
         )?;
+        let head_projection = is_narrow.then(|| loader.matrix(WeightSlot::HeadProjection)).transpose()?;
         let has_head = has_ends && !spec.tied_head;
         let head = has_head.then(|| loader.matrix(WeightSlot::Head)).transpose()?;
         let head_bias = loader.bias(has_ends && spec.head.bias, WeightSlot::HeadBias)?;
         let bytes_read = loader.read;
         Ok(Weights {
             embedding,
+            embedding_projection,
             embedding_factor,
             embedding_norm,
             positions: learned,
@@ -82,6 +87,7 @@ impl<B: Backend> Weights<B> {
             first_layer: part.layers.start,
             layers,
             final_norm,
+            head_projection,
             head,
             head_bias,
             bytes_read,
@@ -396,6 +402,9 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
             HeadNormPlan::None | HeadNormPlan::SharedAfterRotation => return Ok(None),
             HeadNormPlan::Unscaled => self.unscaled_norm(heads)?,
             HeadNormPlan::Shared => self.norm(at(LayerSlot::KNorm), None)?,
+            HeadNormPlan::SharedWithBias => {
+                self.norm(at(LayerSlot::KNorm), Some(at(LayerSlot::KNormBias)))?
+            }
             HeadNormPlan::PerHead | HeadNormPlan::AllHeads => self.norm(at(LayerSlot::KHeadsNorm), None)?,
         };
         Ok(Some(HeadNorm { q, k }))
@@ -408,6 +417,9 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
             HeadNormPlan::None | HeadNormPlan::SharedAfterRotation => None,
             HeadNormPlan::Unscaled => Some(self.unscaled_norm(heads)?),
             HeadNormPlan::Shared => Some(self.norm(at(LayerSlot::QNorm), None)?),
+            HeadNormPlan::SharedWithBias => {
+                Some(self.norm(at(LayerSlot::QNorm), Some(at(LayerSlot::QNormBias)))?)
+            }
             HeadNormPlan::PerHead | HeadNormPlan::AllHeads => {
                 Some(self.norm(at(LayerSlot::QHeadsNorm), None)?)
             }

@@ -12,9 +12,11 @@ use super::recurrent::RecurrentWeights;
 
 /// All constants of a decoder in device memory.
 pub struct Weights<B: Backend> {
-    /// `[vocab_rows, hidden]`; none on a rank of a pipeline that has only layers, which has none of
-    /// the weights outside of layers.
+    /// `[vocab_rows, width]`, where most embeddings are as wide as the residual stream; none on a
+    /// rank of a pipeline that has only layers, which has none of the weights outside of layers.
     pub(super) embedding: Option<B::Matrix>,
+    /// The projection of embeddings of another width, `[hidden, width]`.
+    pub(super) embedding_projection: Option<B::Matrix>,
     /// Factor on the embedding.
     pub(super) embedding_factor: f32,
     pub(super) embedding_norm: Option<Norm<B::Vector>>, // [hidden]
@@ -29,8 +31,10 @@ pub struct Weights<B: Backend> {
     pub(super) first_layer: usize,
     pub(super) layers: Vec<LayerWeights<B>>,
     pub(super) final_norm: Option<Norm<B::Vector>>, // [hidden]
-    pub(super) head: Option<B::Matrix>,             // [vocab_rows, hidden]; none if the head is the embedding
-    pub(super) head_bias: Option<B::Vector>,        // [vocab_rows]
+    /// The projection of states to the width of embeddings, `[width, hidden]`.
+    pub(super) head_projection: Option<B::Matrix>,
+    pub(super) head: Option<B::Matrix>, // [vocab_rows, width]; none if the head is the embedding
+    pub(super) head_bias: Option<B::Vector>, // [vocab_rows]
     pub(super) bytes_read: usize,
 }
 

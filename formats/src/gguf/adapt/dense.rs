@@ -64,6 +64,7 @@ pub(in super::super) fn stablelm(model: &Model<'_>, config: &mut Config) -> Resu
     let is_parallel = model.header.truth(&model.key("use_parallel_residual"))?.unwrap_or(false);
     config.insert("use_parallel_residual".into(), is_parallel.into());
     config.insert("use_qkv_bias".into(), model.has_bias("attn_q").into());
+    config.insert("qk_layernorm".into(), model.is_in_a_layer("attn_q_norm.weight").into());
     Ok(())
 }
 

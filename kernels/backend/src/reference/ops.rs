@@ -94,6 +94,13 @@ impl ForwardOps for Reference {
         Ok(())
     }
 
+    fn clamp(&self, n: usize, bound: f32, x: &mut Buf) -> Result<()> {
+        for t in 0..n {
+            x.row_mut(t).iter_mut().for_each(|x| *x = x.clamp(-bound, bound));
+        }
+        Ok(())
+    }
+
     fn linear(&self, n: usize, x: &Buf, w: &Matrix, bias: Option<&Vec<f32>>, out: &mut Buf) -> Result<()> {
         for t in 0..n {
             for o in 0..w.out {

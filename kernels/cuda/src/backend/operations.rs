@@ -104,6 +104,10 @@ impl ForwardOps for Cuda {
         activation::soft_cap(&self.device, KernelVersion::Fast, &rows)
     }
 
+    fn clamp(&self, _: usize, _: f32, _: &mut Buf) -> Result<()> {
+        Err(Error::Unsupported("bounds on queries, keys and values on a GPU; use --device cpu".to_owned()))
+    }
+
     fn linear(&self, n: usize, x: &Buf, w: &Matrix, bias: Option<&Vector>, out: &mut Buf) -> Result<()> {
         self.multiply(n, x, w, bias, out)
     }

@@ -64,6 +64,14 @@ pub(crate) fn elementwise<B: Backend>(
     ]
 }
 
+/// The numbers of `x` within a bound.
+pub(crate) fn clamp<B: Backend>(device: &B, bound: f32, x: &[f32], cols: usize) -> Vec<f32> {
+    let n = x.len() / cols;
+    let mut buf = upload(device, x, cols);
+    device.clamp(n, bound, &mut buf).unwrap();
+    device.read(&buf, n).unwrap()
+}
+
 /// The activation functions that all devices compute.
 pub(crate) const ACTIVATIONS: [Activation; 4] =
     [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu];
@@ -221,6 +229,17 @@ proptest! {
                     prop_assert!((g - w).abs() <= error, "{}: {g} is not {w}", cpu.name());
                 }
             }
+        }
+    }
+
+    /// Other devices refuse it.
+    #[test]
+    fn cpus_clamp_to_a_bound(n in 1usize..6, cols in 1usize..200, bound in 0.1f32..2.0, seed: u64) {
+        let x = Rng(seed).values(n * cols);
+        let want: Vec<f32> = x.iter().map(|x| x.clamp(-bound, bound)).collect();
+        assert_same_bits("reference", &clamp(&Reference, bound, &x, cols), &want);
+        for cpu in CPUS.iter() {
+            assert_same_bits(&cpu.name(), &clamp(cpu, bound, &x, cols), &want);
         }
     }
 

@@ -10,6 +10,11 @@ pub enum FeatureBlock {
     Vocabulary,
     /// The residual stream, `[hidden]`.
     Hidden,
+    /// The features of an embedding: the residual stream, unless [`EmbeddingPlan::width`] says
+    /// otherwise.
+    ///
+    /// [`EmbeddingPlan::width`]: super::EmbeddingPlan::width
+    Embedding,
     /// The rows of the table of learned positions.
     Positions,
     /// The rows of the table of per-layer embeddings.

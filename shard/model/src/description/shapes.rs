@@ -18,6 +18,7 @@ impl DecoderSpec {
         let bias = self.norm.has_bias();
         let before = [
             (WeightSlot::Embedding, true),
+            (WeightSlot::EmbeddingProjection, self.embedding.width.is_some()),
             (WeightSlot::EmbeddingNorm, self.embedding.norm),
             (WeightSlot::EmbeddingNormBias, self.embedding.norm && bias),
             (WeightSlot::Positions, self.embedding.positions.is_some()),
@@ -33,6 +34,7 @@ impl DecoderSpec {
         let after = [
             (WeightSlot::FinalNorm, has_final_norm),
             (WeightSlot::FinalNormBias, has_final_norm && bias),
+            (WeightSlot::HeadProjection, self.embedding.width.is_some()),
             (WeightSlot::Head, !self.tied_head),
             (WeightSlot::HeadBias, self.head.bias),
             (WeightSlot::ClassifierDense, classifies(|_| true)),
@@ -139,6 +141,7 @@ impl DecoderSpec {
         match block {
             FeatureBlock::Vocabulary => self.vocab_rows.len(),
             FeatureBlock::Hidden => self.hidden,
+            FeatureBlock::Embedding => self.embedding.width.unwrap_or(self.hidden),
             FeatureBlock::Positions => self.embedding.positions.map_or(0, |table| table.rows),
             FeatureBlock::PerLayerVocabulary => self.per_layer.map_or(0, |table| table.rows),
             FeatureBlock::PerLayer => self.per_layer.map_or(0, |table| table.width),

@@ -21,6 +21,7 @@ fn the_list_of_slots_is_complete_and_in_order() {
 fn the_usual_tensors_hold_every_block_once() {
     let whole = [
         WeightSlot::Embedding,
+        WeightSlot::EmbeddingProjection,
         WeightSlot::EmbeddingNorm,
         WeightSlot::EmbeddingNormBias,
         WeightSlot::Positions,
@@ -29,6 +30,7 @@ fn the_usual_tensors_hold_every_block_once() {
         WeightSlot::PerLayerProjectionNorm,
         WeightSlot::FinalNorm,
         WeightSlot::FinalNormBias,
+        WeightSlot::HeadProjection,
         WeightSlot::Head,
         WeightSlot::HeadBias,
     ];

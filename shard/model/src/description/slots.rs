@@ -9,13 +9,15 @@
 use super::blocks::FeatureBlock;
 use super::mlp::{Mlp, SharedExpert};
 use super::recurrent::RecurrentSlot;
-use super::spec::{AttentionHeads, DecoderSpec, LatentPlan, LayerSpec};
+use super::spec::{AttentionHeads, DecoderSpec, HeadNormPlan, LatentPlan, LayerSpec};
 
 /// The place of one weight of the decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum WeightSlot {
     /// The embedding of tokens.
     Embedding,
+    /// The projection of the embedding to the residual stream.
+    EmbeddingProjection,
     /// The scale of the norm of the embedding.
     EmbeddingNorm,
     /// The bias of [`WeightSlot::EmbeddingNorm`].
@@ -37,6 +39,8 @@ pub enum WeightSlot {
     FinalNorm,
     /// The bias of [`WeightSlot::FinalNorm`].
     FinalNormBias,
+    /// The projection of the residual stream to the features that the head reads.
+    HeadProjection,
     /// The head. A model whose head is tied to the embedding does not have it.
     Head,
     /// The bias of the head.
@@ -74,6 +78,10 @@ pub enum LayerSlot {
     QNorm,
     /// The scale of the norm of each key head.
     KNorm,
+    /// The bias of [`LayerSlot::QNorm`].
+    QNormBias,
+    /// The bias of [`LayerSlot::KNorm`].
+    KNormBias,
     /// The scales of the norms of all query heads.
     QHeadsNorm,
     /// The scales of the norms of all key heads.
@@ -192,7 +200,8 @@ pub enum WeightKind {
 /// tensor follows the prefix of the layer.
 ///
 /// A star in the name of a weight of all experts stands for the number of an expert. A name without
-/// a star is that of a tensor `[experts, outputs, inputs]`.
+/// a star is that of a tensor `[experts, outputs, inputs]`. A star in the name of another weight
+/// stands for the number of a head.
 pub type StoredTensors = &'static [(&'static str, &'static [FeatureBlock])];
 
 /// A row of the table of weights.
@@ -225,6 +234,7 @@ const GATE_UP_TENSORS: StoredTensors =
     &[("mlp.gate_proj", &[FeatureBlock::Gate]), ("mlp.up_proj", &[FeatureBlock::Up])];
 const DOWN_TENSORS: StoredTensors = &[("mlp.down_proj", HIDDEN)];
 const HIDDEN: &[FeatureBlock] = &[FeatureBlock::Hidden];
+const EMBEDDING: &[FeatureBlock] = &[FeatureBlock::Embedding];
 const UP: &[FeatureBlock] = &[FeatureBlock::Up];
 const UP_TENSORS: StoredTensors = &[("mlp.up_proj", UP)];
 const HEAD_DIM: &[FeatureBlock] = &[FeatureBlock::HeadDim];
@@ -321,13 +331,15 @@ impl WeightInfo {
 impl LayerSlot {
     /// All weights of a layer, in the order in which they are loaded. Those of recurrent layers
     /// come in place of attention.
-    pub const ALL: [LayerSlot; 53] = [
+    pub const ALL: [LayerSlot; 55] = [
         LayerSlot::AttentionNorm,
         LayerSlot::AttentionNormBias,
         LayerSlot::Qkv,
         LayerSlot::QkvBias,
         LayerSlot::QNorm,
         LayerSlot::KNorm,
+        LayerSlot::QNormBias,
+        LayerSlot::KNormBias,
         LayerSlot::QHeadsNorm,
         LayerSlot::KHeadsNorm,
         LayerSlot::Sinks,
@@ -400,6 +412,17 @@ impl LayerSlot {
                 Info::norm_scale(HEAD_DIM, &[("self_attn.k_norm", HEAD_DIM)]).only_if(|_, layer| {
                     let cached = layer.attention.cached_heads();
                     cached.is_some_and(|heads| heads.head_norm.has_scale_of_one_head())
+                })
+            }
+            LayerSlot::QNormBias => {
+                Info::bias(HEAD_DIM, &[("self_attn.q_norm", HEAD_DIM)]).only_if(|_, layer| {
+                    heads(layer).is_some_and(|heads| heads.head_norm == HeadNormPlan::SharedWithBias)
+                })
+            }
+            LayerSlot::KNormBias => {
+                Info::bias(HEAD_DIM, &[("self_attn.k_norm", HEAD_DIM)]).only_if(|_, layer| {
+                    let cached = layer.attention.cached_heads();
+                    cached.is_some_and(|heads| heads.head_norm == HeadNormPlan::SharedWithBias)
                 })
             }
             LayerSlot::QHeadsNorm => {
@@ -593,10 +616,13 @@ pub(super) fn shared(layer: &LayerSpec) -> Option<SharedExpert> {
 impl WeightSlot {
     /// Returns the row of this weight in the table.
     pub fn info(self) -> WeightInfo {
-        let hidden = FeatureBlock::Hidden;
+        let (hidden, embedding) = (FeatureBlock::Hidden, FeatureBlock::Embedding);
         match self {
             WeightSlot::Embedding => {
-                WeightInfo::matrix(VOCABULARY, hidden, &[("model.embed_tokens", VOCABULARY)])
+                WeightInfo::matrix(VOCABULARY, embedding, &[("model.embed_tokens", VOCABULARY)])
+            }
+            WeightSlot::EmbeddingProjection => {
+                WeightInfo::matrix(HIDDEN, embedding, &[("model.project_in", HIDDEN)])
             }
             WeightSlot::EmbeddingNorm => WeightInfo::norm_scale(HIDDEN, &[("model.embed_layernorm", HIDDEN)]),
             WeightSlot::EmbeddingNormBias => WeightInfo::bias(HIDDEN, &[("model.embed_layernorm", HIDDEN)]),
@@ -622,7 +648,10 @@ impl WeightSlot {
             ),
             WeightSlot::FinalNorm => WeightInfo::norm_scale(HIDDEN, &[("model.norm", HIDDEN)]),
             WeightSlot::FinalNormBias => WeightInfo::bias(HIDDEN, &[("model.norm", HIDDEN)]),
-            WeightSlot::Head => WeightInfo::matrix(VOCABULARY, hidden, &[("lm_head", VOCABULARY)]),
+            WeightSlot::HeadProjection => {
+                WeightInfo::matrix(EMBEDDING, hidden, &[("model.project_out", EMBEDDING)])
+            }
+            WeightSlot::Head => WeightInfo::matrix(VOCABULARY, embedding, &[("lm_head", VOCABULARY)]),
             WeightSlot::HeadBias => WeightInfo::bias(VOCABULARY, &[("lm_head", VOCABULARY)]),
             WeightSlot::ClassifierDense => {
                 WeightInfo::matrix(HIDDEN, hidden, &[("classifier.dense", HIDDEN)])

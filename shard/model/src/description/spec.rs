@@ -78,6 +78,9 @@ impl DecoderSpec {
             _ if layer.attention.heads().is_some_and(AttentionHeads::has_distance_bias) => {
                 Some("biases of scores by distance")
             }
+            _ if layer.attention.heads().is_some_and(|heads| heads.clip.is_some()) => {
+                Some("bounds on queries, keys and values")
+            }
             (_, Mlp::Experts(experts)) if matches!(experts.kind, MlpKind::Plain(_)) => {
                 Some("experts without gates")
             }
@@ -119,6 +122,10 @@ impl DecoderSpec {
 pub struct EmbeddingPlan {
     /// Factor on the embedding (Gemma, Granite). It is rounded to the type of the weights.
     pub factor: f32,
+    /// Number of features of an embedding, if it is not the width of the residual stream
+    /// (OPT-350M). A projection follows the embedding, and another one precedes the head, whose
+    /// rows have this length too.
+    pub width: Option<usize>,
     /// Whether the embedding is normalized (BLOOM).
     pub norm: bool,
     /// The table of learned positions, which is added to the embedding.
@@ -139,7 +146,7 @@ impl EmbeddingPlan {
 
 impl Default for EmbeddingPlan {
     fn default() -> Self {
-        EmbeddingPlan { factor: 1.0, norm: false, positions: None, token_types: None }
+        EmbeddingPlan { factor: 1.0, width: None, norm: false, positions: None, token_types: None }
     }
 }
 
@@ -313,6 +320,10 @@ pub struct AttentionHeads {
     /// Whether the checkpoint has no projection to values, because that to keys is used for both
     /// (Gemma 4). Norms and rotation then make keys and values differ.
     pub values_are_keys: bool,
+    /// Bound on the absolute values of queries, keys and values, which are clamped after the norms
+    /// and before the rotation (MPT, OLMoE). Latent attention and heads that are normalized after
+    /// the rotation have no bound.
+    pub clip: Option<f32>,
     /// The encoding of positions.
     pub positions: Positions,
     /// Factor on the dot products of queries and keys.
@@ -415,13 +426,16 @@ impl AttentionHeads {
 }
 
 /// The norm of queries and keys, which precedes the rotation unless the variant says otherwise. Its
-/// kind is that of the model's norms, without a bias.
+/// kind is that of the model's norms, without a bias unless the variant says otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadNormPlan {
     /// Queries and keys are not normalized.
     None,
     /// Each head is normalized, and all query heads and all key heads share a scale (Qwen3).
     Shared,
+    /// The same with biases, which all query heads and all key heads share too (Phi). The norms of
+    /// the model must be layer norms with biases.
+    SharedWithBias,
     /// Each head is normalized, and has a scale of its own (Cohere).
     PerHead,
     /// The features of all query heads are normalized together, and so are those of all key heads
@@ -438,7 +452,10 @@ pub enum HeadNormPlan {
 impl HeadNormPlan {
     /// Returns whether the scales are as long as one head.
     pub const fn has_scale_of_one_head(self) -> bool {
-        matches!(self, HeadNormPlan::Shared | HeadNormPlan::SharedAfterRotation)
+        matches!(
+            self,
+            HeadNormPlan::Shared | HeadNormPlan::SharedWithBias | HeadNormPlan::SharedAfterRotation
+        )
     }
 
     /// Returns whether the scales are as long as all heads together.
@@ -595,7 +612,7 @@ pub enum NormKind {
     Layer {
         /// Added to the variance.
         eps: f32,
-        /// Whether a bias is added. Norms of heads have none.
+        /// Whether a bias is added. Most norms of heads have none.
         bias: bool,
     },
 }

@@ -15,6 +15,7 @@ pub(crate) fn spec() -> DecoderSpec {
         head_norm: HeadNormPlan::None,
         value_norm: false,
         values_are_keys: false,
+        clip: None,
         positions: Positions::Rotary { table: 0 },
         score_scale: 0.5,
         scales_queries: false,

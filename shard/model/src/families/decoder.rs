@@ -166,6 +166,7 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
         head_norm: traits.head_norm,
         value_norm: false,
         values_are_keys: false,
+        clip: None,
         positions: if traits.rotary { Positions::Rotary { table: 0 } } else { Positions::None },
         score_scale: 1.0 / (layout.head_dim as f32).sqrt(),
         scales_queries: false,
@@ -395,6 +396,13 @@ pub(super) fn use_linear_biases(spec: &mut DecoderSpec, rule: SlopeRule) {
         let all = heads.layout.heads;
         heads.positions = Positions::Linear(AlibiHeads { rule, all, first: 0 });
     }
+}
+
+/// Reads the bound on queries, keys and values of all layers.
+pub(super) fn clip(config: &Config, spec: &mut DecoderSpec) -> Result<(), ConfigError> {
+    let bound = config.optional_number("clip_qkv", f64::MIN_POSITIVE)?.map(|bound| bound as f32);
+    heads_mut(spec).for_each(|heads| heads.clip = bound);
+    Ok(())
 }
 
 /// Multiplies the queries of all layers by these factors.

@@ -109,6 +109,8 @@ fn seed(slot: WeightSlot) -> u64 {
         WeightSlot::ClassifierNormBias => 14,
         WeightSlot::DistanceBias => 15,
         WeightSlot::SecondType => 16,
+        WeightSlot::EmbeddingProjection => 17,
+        WeightSlot::HeadProjection => 18,
         WeightSlot::Layer(index, slot) => 128 * (index as u64 + 1) + slot as u64,
         WeightSlot::PerLayerEmbedding => 13,
         WeightSlot::PerLayerProjection => 14,

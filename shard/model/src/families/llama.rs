@@ -4,11 +4,19 @@ use super::config::Config;
 use super::decoder::{self, Traits};
 use super::error::ConfigError;
 use super::family::Family;
-use super::names;
+use super::names::{self, Names};
 use crate::description::DecoderSpec;
 
-pub(super) const FAMILY: Family =
-    Family { model_type: "llama", architectures: &["LlamaForCausalLM"], spec, names: names::LLAMA };
+pub(super) const FAMILY: Family = Family {
+    model_type: "llama",
+    architectures: &["LlamaForCausalLM"],
+    spec,
+    names: Names {
+        // Those of the first Yi.
+        aliases: &[("input_layernorm", "ln1"), ("post_attention_layernorm", "ln2")],
+        ..names::LLAMA
+    },
+};
 
 fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     let bias = config.flag("attention_bias", false)?;

@@ -14,6 +14,7 @@ use super::dummy_quantized::{DenseModules, DummyQuantized};
 use super::error::LoadError;
 use super::family::Family;
 use super::names::Names;
+use super::old_names;
 use super::overrides::Overrides;
 use super::quantization;
 use super::stored::StoredWeights;
@@ -174,11 +175,12 @@ fn describe(config: Config, overrides: &Overrides) -> Result<Description, LoadEr
     let mut config = text_part::of(config)?;
     overrides.write(&mut config);
     chatglm_6b::distinguish(&mut config)?;
+    old_names::translate(&mut config)?;
     let FoundFamily { family, has_head, mut warnings } = architecture::find(&config)?;
     let mut spec = (family.spec)(&config)?;
     warnings.extend(spec.key_choice.map(|choice| choice.warning(&spec.model_type)));
     spec.head.is_absent |= !has_head;
-    let names = family.names.converted(&config)?;
+    let names = family.names.with_norms(spec.norm.place).converted(&config)?;
     Ok(Description { config, family, names, spec, warnings })
 }
 

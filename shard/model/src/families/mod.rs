@@ -21,6 +21,7 @@ mod load;
 mod mamba;
 mod modules;
 mod names;
+mod old_names;
 mod overrides;
 mod quantization;
 mod rewriting;
@@ -53,7 +54,7 @@ macro_rules! families {
 
 families! {
     llama, mistral, ministral3, qwen2, mimo, qwen3, baichuan, chatglm, chatglm_6b, glm, gemma, gemma2, gemma3_text, gemma4_text, phi3, glm4, glm4v_text,
-    smollm3, apertus, ernie4_5, arcee, cwm, hunyuan_v1_dense, granite, olmo2, olmo3, cohere, cohere2, exaone4, seed_oss, starcoder2, stablelm, phi,
+    smollm3, apertus, ernie4_5, arcee, cwm, hunyuan_v1_dense, granite, olmo, olmo2, olmo3, cohere, cohere2, exaone4, seed_oss, starcoder2, stablelm, phi, phi_msft,
     opt, gpt_neox, gpt2, gpt_bigcode,
     gptj, bloom, falcon, mpt, qwen, internlm2, internlm3, mixtral, phimoe, qwen2_moe, qwen3_moe, qwen3_vl_moe_text,
     llama4_text, glm4_moe, solar_open, dots1, hy_v3, hunyuan_v1_moe, exaone_moe, ernie4_5_moe, olmoe, granitemoe, bert, roberta, xlm_roberta, modernbert, nomic_bert, jina_embeddings_v3, mpnet,

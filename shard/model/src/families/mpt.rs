@@ -51,7 +51,6 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     attention.insist("prefix_lm", false, "prompts that attend to later tokens")?;
     attention.insist("qk_ln", false, "norms of queries and keys")?;
     attention.insist("attn_type", "multihead_attention", "shared key and value heads")?;
-    attention.refuse("clip_qkv", "bounds on queries, keys and values")?;
     let traits = Traits {
         keys: KEYS,
         rotary: false,
@@ -64,6 +63,7 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
         ..Traits::default()
     };
     let mut spec = decoder::read(config, &traits)?;
+    decoder::clip(attention, &mut spec)?;
     if !attention.flag("alibi", true)? {
         return Err(attention.unsupported("alibi", "learned positions of MPT"));
     }

@@ -7,7 +7,7 @@ use millrace_numbers::experts::ExpertRows;
 use super::config::Config;
 use super::error::ConfigError;
 use crate::description::{
-    DecoderSpec, FeatureBlock, LayerSlot, RecurrentSlot, StoredTensors, WeightKind, WeightSlot,
+    DecoderSpec, FeatureBlock, LayerSlot, NormPlace, RecurrentSlot, StoredTensors, WeightKind, WeightSlot,
 };
 
 /// The names of a family's tensors.
@@ -15,8 +15,10 @@ use crate::description::{
 pub(super) struct Names {
     /// The prefix of the names of a layer's tensors. The number of the layer follows.
     pub(super) layers: &'static str,
-    /// Returns the tensors that store a weight.
+    /// Returns the tensors that store a weight. Scales of norms without a tensor are 1.
     pub(super) tensors: fn(WeightSlot) -> StoredTensors,
+    /// The tensors of models whose norms follow the sums, if they are others.
+    pub(super) tensors_after_sums: Option<fn(WeightSlot) -> StoredTensors>,
     /// Whether a tensor with queries, keys and values has them group by group: for each key head,
     /// the query heads that share it, the key head and the value head.
     pub(super) grouped_qkv: bool,
@@ -69,6 +71,7 @@ impl StackedExperts {
 pub(super) const LLAMA: Names = Names {
     layers: "model.layers.",
     tensors: WeightSlot::usual_tensors,
+    tensors_after_sums: None,
     grouped_qkv: false,
     grouped_recurrent: false,
     transposed: false,
@@ -93,8 +96,8 @@ const PREFIXES: &[(&str, &str)] = &[
 /// The blocks of a tensor that has a query and its gate for each head.
 pub(super) const QUERY_WITH_GATE: &[FeatureBlock] = &[FeatureBlock::Query, FeatureBlock::QueryGate];
 
-/// The part of a tensor's name that stands for the number of an expert.
-const EXPERT: &str = "*";
+/// The part of a tensor's name that stands for the number of an expert or of a head.
+const NUMBER: &str = "*";
 
 /// A piece of a weight: a stored tensor with the shape that it must have, and the rows to take from
 /// it.
@@ -138,6 +141,12 @@ impl Names {
         Ok(self.in_order(changes.flag("stacked_qkv", false)?, changes.flag("by_output", false)?))
     }
 
+    /// Returns the names for a model with norms at this place.
+    pub(super) fn with_norms(self, place: NormPlace) -> Names {
+        let after_sums = self.tensors_after_sums.filter(|_| place.is_of_sums());
+        Names { tensors: after_sums.unwrap_or(self.tensors), ..self }
+    }
+
     /// Returns the names for weights in another order: all queries before all keys and values in a
     /// tensor with all three, or matrices by output feature.
     pub(super) fn in_order(self, stacked_qkv: bool, by_output: bool) -> Names {
@@ -163,14 +172,21 @@ impl Names {
     }
 
     /// Returns the pieces of a weight in checkpoints that store it in the usual tensors, although
-    /// the family's have all experts in one tensor, gate and up, or all inputs of a recurrence, or
-    /// in two tensors for keys and values from latents. GGUF files are read so. There are none for
-    /// other weights.
+    /// the family's have all experts in one tensor, gate and up, or all inputs of a recurrence, in
+    /// two tensors for keys and values from latents, or a tensor for the norm of each head. GGUF
+    /// files are read so. There are none for other weights.
     pub(super) fn usual_pieces(&self, spec: &DecoderSpec, slot: WeightSlot) -> Vec<Piece> {
         let may_be_fused = matches!(
             slot,
             WeightSlot::Recurrent(_, RecurrentSlot::In)
-                | WeightSlot::Layer(_, LayerSlot::GateUp | LayerSlot::SharedGateUp | LayerSlot::LatentUp)
+                | WeightSlot::Layer(
+                    _,
+                    LayerSlot::GateUp
+                        | LayerSlot::SharedGateUp
+                        | LayerSlot::LatentUp
+                        | LayerSlot::QHeadsNorm
+                        | LayerSlot::KHeadsNorm
+                )
         );
         if !slot.info().per_expert && !may_be_fused {
             return Vec::new();
@@ -231,14 +247,18 @@ impl Names {
         let wanted = self.stored_block(spec, (slot, block));
         for &(name, stored) in (self.tensors)(slot) {
             let Some(place) = stored.iter().position(|&other| other == wanted) else { continue };
+            if name.contains(NUMBER) && !info.per_expert {
+                pieces.extend(self.pieces_of_heads(spec, slot, (name, block)));
+                continue;
+            }
             let (mut tensor, mut start) = (self.full_name(slot, name), 0);
             let mut shape: Vec<usize> = [len(stored)].into_iter().chain(cols).collect();
             let mut order = match self.transposed && slot.layer().is_some() && shape.len() == 2 {
                 true => StoredOrder::Transposed,
                 false => StoredOrder::RowMajor,
             };
-            if name.contains(EXPERT) {
-                tensor = tensor.replace(EXPERT, &expert.to_string());
+            if name.contains(NUMBER) {
+                tensor = tensor.replace(NUMBER, &expert.to_string());
             } else if info.per_expert {
                 start += expert * len(stored);
                 match cols {
@@ -269,6 +289,24 @@ impl Names {
                 }
             }
         }
+    }
+
+    /// Returns the pieces of a weight that has a tensor of its own for each head.
+    fn pieces_of_heads(
+        &self,
+        spec: &DecoderSpec,
+        slot: WeightSlot,
+        (name, block): (&str, FeatureBlock),
+    ) -> impl Iterator<Item = Piece> {
+        let head_dim = spec.block_len(slot, FeatureBlock::HeadDim);
+        let heads = spec.block_len(slot, block) / head_dim;
+        let name = self.full_name(slot, name);
+        (0..heads).map(move |head| Piece {
+            tensor: name.replace(NUMBER, &head.to_string()),
+            shape: vec![head_dim],
+            rows: 0..head_dim,
+            order: StoredOrder::RowMajor,
+        })
     }
 
     /// Returns the block whose tensor has the numbers of `block`: that of keys may be used for

@@ -19,12 +19,12 @@ const KEYS: ExpertKeys = ExpertKeys {
 };
 
 fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
-    config.refuse("clip_qkv", "queries, keys and values are not clipped")?;
     let bias = config.flag("attention_bias", false)?;
     let head_norm = HeadNormPlan::AllHeads;
     let traits =
         Traits { qkv_bias: bias, out_bias: bias, head_norm, norm_eps: Some(1e-5), ..Traits::default() };
     let mut spec = decoder::read(config, &traits)?;
+    decoder::clip(config, &mut spec)?;
     let mut of_layers = experts::read(config, &KEYS)?;
     of_layers.router.normalize = config.flag("norm_topk_prob", false)?;
     experts::place(&mut spec, &of_layers, |_| true);

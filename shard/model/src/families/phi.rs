@@ -8,15 +8,19 @@ use super::decoder::{self, Keys, NormTrait, Traits, USUAL_KEYS};
 use super::error::ConfigError;
 use super::family::Family;
 use super::names::{LLAMA, Names};
-use crate::description::{DecoderSpec, FeatureBlock, LayerSlot, Residual, StoredTensors, WeightSlot};
+use crate::description::{
+    DecoderSpec, FeatureBlock, HeadNormPlan, LayerSlot, Residual, StoredTensors, WeightSlot,
+};
 
 pub(super) const FAMILY: Family =
     Family { model_type: "phi", architectures: &["PhiForCausalLM"], spec, names: Names { tensors, ..LLAMA } };
 
-fn tensors(slot: WeightSlot) -> StoredTensors {
-    use FeatureBlock::Hidden;
-    use LayerSlot::{Down, DownBias, Out, OutBias, Up, UpBias};
+pub(super) fn tensors(slot: WeightSlot) -> StoredTensors {
+    use FeatureBlock::{HeadDim, Hidden};
+    use LayerSlot::{Down, DownBias, KNorm, KNormBias, Out, OutBias, QNorm, QNormBias, Up, UpBias};
     match slot {
+        WeightSlot::Layer(_, QNorm | QNormBias) => &[("self_attn.q_layernorm", &[HeadDim])],
+        WeightSlot::Layer(_, KNorm | KNormBias) => &[("self_attn.k_layernorm", &[HeadDim])],
         WeightSlot::FinalNorm | WeightSlot::FinalNormBias => &[("model.final_layernorm", &[Hidden])],
         WeightSlot::Layer(_, Out | OutBias) => &[("self_attn.dense", &[Hidden])],
         WeightSlot::Layer(_, Up | UpBias) => &[("mlp.fc1", &[FeatureBlock::Up])],
@@ -25,8 +29,8 @@ fn tensors(slot: WeightSlot) -> StoredTensors {
     }
 }
 
-fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
-    config.insist("qk_layernorm", false, "layer norms of heads with biases")?;
+pub(super) fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
+    let has_head_norm = config.flag("qk_layernorm", false)?;
     let traits = Traits {
         keys: Keys { norm_eps: "layer_norm_eps", ..USUAL_KEYS },
         partial_rotary: 0.5,
@@ -37,6 +41,7 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
         qkv_bias: true,
         out_bias: true,
         mlp_bias: true,
+        head_norm: if has_head_norm { HeadNormPlan::SharedWithBias } else { HeadNormPlan::None },
         ..Traits::default()
     };
     let mut spec = decoder::read(config, &traits)?;

@@ -4,14 +4,29 @@ use super::config::Config;
 use super::decoder::{self, Keys, NormTrait, Traits, USUAL_KEYS};
 use super::error::ConfigError;
 use super::family::Family;
-use super::names;
-use crate::description::{DecoderSpec, Residual};
+use super::names::{LLAMA, Names};
+use crate::description::{
+    DecoderSpec, FeatureBlock, HeadNormPlan, LayerSlot, Residual, StoredTensors, WeightSlot,
+};
 
-pub(super) const FAMILY: Family =
-    Family { model_type: "stablelm", architectures: &["StableLmForCausalLM"], spec, names: names::LLAMA };
+pub(super) const FAMILY: Family = Family {
+    model_type: "stablelm",
+    architectures: &["StableLmForCausalLM"],
+    spec,
+    names: Names { tensors, ..LLAMA },
+};
+
+/// The norms of heads are stored one by one.
+fn tensors(slot: WeightSlot) -> StoredTensors {
+    use FeatureBlock::{Key, Query};
+    match slot {
+        WeightSlot::Layer(_, LayerSlot::QHeadsNorm) => &[("self_attn.q_layernorm.norms.*", &[Query])],
+        WeightSlot::Layer(_, LayerSlot::KHeadsNorm) => &[("self_attn.k_layernorm.norms.*", &[Key])],
+        other => other.usual_tensors(),
+    }
+}
 
 fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
-    config.insist("qk_layernorm", false, "norms of heads that are stored one by one")?;
     let traits = Traits {
         keys: Keys { norm_eps: "layer_norm_eps", ..USUAL_KEYS },
         kv_heads: Some(32),
@@ -19,6 +34,11 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
         norm: NormTrait::Layer { bias: true },
         norm_eps: Some(1e-5),
         qkv_bias: config.flag("use_qkv_bias", false)?,
+        head_norm: if config.flag("qk_layernorm", false)? {
+            HeadNormPlan::PerHead
+        } else {
+            HeadNormPlan::None
+        },
         ..Traits::default()
     };
     let mut spec = decoder::read(config, &traits)?;

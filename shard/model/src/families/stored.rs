@@ -9,7 +9,7 @@ use millrace_numbers::{DType, Encoding, HostTensor, Part};
 
 use super::names::{Names, Piece, StackedExperts, StoredOrder};
 use super::quantization::{self, ModuleTensors};
-use crate::description::{DecoderSpec, TensorPlace, WeightError, WeightSlot, WeightSource};
+use crate::description::{DecoderSpec, TensorPlace, WeightError, WeightKind, WeightSlot, WeightSource};
 
 /// Ends of the names of masks, which old versions stored with the weights.
 const MASKS: [&str; 3] = [".attn.bias", ".attention.bias", ".masked_bias"];
@@ -399,6 +399,12 @@ fn second_row_minus_first(table: &HostTensor) -> HostTensor {
     HostTensor::dense(DType::F32, 1, table.cols, bytes.into())
 }
 
+/// Returns the scales of a norm that are not stored.
+fn unit_scales(len: usize) -> Part {
+    let bytes = 1f32.to_le_bytes().repeat(len);
+    Part::whole(HostTensor::dense(DType::F32, 1, len, bytes.into()))
+}
+
 /// Converts a stored tensor. Returns `None` if the kernels cannot load its element type.
 pub fn host_tensor(tensor: &Tensor<'_>) -> Option<HostTensor> {
     let encoding = match tensor.dtype {
@@ -422,6 +428,10 @@ impl WeightSource for StoredWeights {
     fn parts(&self, slot: WeightSlot) -> Result<Vec<Part>, WeightError> {
         // A truncated file reads as zeros. There is no point in loading the rest of it.
         self.checkpoint.check_readable()?;
+        let pieces = self.pieces(slot);
+        if pieces.is_empty() && slot.info().kind == WeightKind::NormScale {
+            return Ok(vec![unit_scales(self.spec.shape(slot).1)]);
+        }
         let part = |piece: Piece| {
             if slot == WeightSlot::SecondType {
                 return Ok(Part::whole(second_row_minus_first(&self.tensor(&piece)?)));
@@ -442,7 +452,7 @@ impl WeightSource for StoredWeights {
             }
             Ok(part)
         };
-        self.pieces(slot).into_iter().map(part).collect()
+        pieces.into_iter().map(part).collect()
     }
 
     fn tensor_of(&self, part: &Part) -> Option<TensorPlace> {

@@ -121,6 +121,7 @@ impl Split {
         let len = whole.block_len(slot, block);
         match block {
             FeatureBlock::Hidden
+            | FeatureBlock::Embedding
             | FeatureBlock::HeadDim
             | FeatureBlock::PerLayerVocabulary
             | FeatureBlock::PerLayer

@@ -19,7 +19,8 @@ impl SplitWeights {
     /// Creates the share of `split` in a model. `spec` and `whole` describe the whole model.
     pub(super) fn new(whole: Box<dyn WeightSource>, spec: DecoderSpec, split: Split) -> Self {
         let padding = split.cut(&spec, WeightSlot::Embedding).padding;
-        let zeros = vec![0; padding * spec.hidden * DType::F32.size()].into();
+        let (_, cols) = spec.shape(WeightSlot::Embedding);
+        let zeros = vec![0; padding * cols * DType::F32.size()].into();
         SplitWeights { whole, spec, split, zeros }
     }
 }
@@ -38,7 +39,8 @@ impl WeightSource for SplitWeights {
             }
         }
         if padding > 0 {
-            let (rows, cols) = if slot.is_vector() { (1, padding) } else { (padding, self.spec.hidden) };
+            let (_, cols) = self.spec.shape(slot);
+            let (rows, cols) = if slot.is_vector() { (1, padding) } else { (padding, cols) };
             let zeros = self.zeros.slice(..rows * cols * DType::F32.size());
             parts.push(Part::whole(HostTensor::dense(DType::F32, rows, cols, zeros)));
         }

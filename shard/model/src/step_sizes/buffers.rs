@@ -205,7 +205,10 @@ pub(crate) fn activation_elements(spec: &DecoderSpec, limits: &ShardLimits) -> u
     let others = spec.per_layer_columns().saturating_add(states * spec.hidden);
     let of_adapters = adapter_ranks(spec, limits.adapters).into_iter();
     let columns = of_layers.chain(of_adapters).fold(others, usize::saturating_add);
-    tokens.saturating_mul(columns).saturating_add(outputs.saturating_mul(spec.hidden))
+    // Narrow embeddings have buffers of their own, for tokens and for outputs.
+    let width = spec.embedding.width.unwrap_or(0);
+    let of_outputs = outputs.saturating_mul(spec.hidden + width);
+    tokens.saturating_mul(columns.saturating_add(width)).saturating_add(of_outputs)
 }
 
 /// Returns the bytes of the devices' working memory of experts, and of the routers' logits.

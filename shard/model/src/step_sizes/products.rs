@@ -51,7 +51,8 @@ fn shapes(
             // Each expert is a product of its own.
             let outputs = outputs / spec.stacked_experts(slot);
             let logits = slot == head || matches!(slot, WeightSlot::Layer(_, LayerSlot::Router));
-            let rows = if slot == head { limits.max_outputs() } else { limits.max_step_tokens };
+            let of_outputs = slot == head || slot == WeightSlot::HeadProjection;
+            let rows = if of_outputs { limits.max_outputs() } else { limits.max_step_tokens };
             ProductShape { inputs, outputs, format: storage.matrix(slot, inputs), logits, rows }
         })
         .collect();

@@ -33,7 +33,10 @@ type KeysAndValues = [Vec<Vec<Vec<f64>>>; 2];
 pub fn logits(spec: &DecoderSpec, weights: &MemoryWeights, tokens: &[u32]) -> Vec<Vec<f64>> {
     let head = weights.values(if spec.tied_head { WeightSlot::Embedding } else { WeightSlot::Head });
     let of_state = |state: &Vec<f64>| {
-        let mut logits = matrix(&head, state);
+        let mut logits = match spec.embedding.width {
+            Some(_) => matrix(&head, &matrix(&weights.values(WeightSlot::HeadProjection), state)),
+            None => matrix(&head, state),
+        };
         if spec.head.bias {
             add(&mut logits, &weights.values(WeightSlot::HeadBias));
         }
@@ -58,9 +61,16 @@ pub fn typed_states(
 ) -> Vec<Vec<f64>> {
     let embedding = weights.values(WeightSlot::Embedding);
     let row = |table: &[f64], row: usize| table[row * spec.hidden..(row + 1) * spec.hidden].to_vec();
-    let factor = f64::from(spec.embedding.factor);
-    let mut xs: Vec<Vec<f64>> =
-        tokens.iter().map(|t| row(&embedding, *t as usize).iter().map(|x| x * factor).collect()).collect();
+    let (_, width) = spec.shape(WeightSlot::Embedding);
+    let embedded = |token: u32| {
+        let row = &embedding[token as usize * width..(token as usize + 1) * width];
+        let row: Vec<f64> = row.iter().map(|x| x * f64::from(spec.embedding.factor)).collect();
+        match spec.embedding.width {
+            Some(_) => matrix(&weights.values(WeightSlot::EmbeddingProjection), &row),
+            None => row,
+        }
+    };
+    let mut xs: Vec<Vec<f64>> = tokens.iter().map(|token| embedded(*token)).collect();
     if let Some(table) = spec.embedding.positions {
         let positions = weights.values(WeightSlot::Positions);
         xs.iter_mut().enumerate().for_each(|(p, x)| add(x, &row(&positions, p + table.first)));
@@ -278,6 +288,10 @@ fn softmax_attention(
     let (d, heads, kv_heads) = (layer.layout.head_dim, layer.layout.heads, layer.layout.kv_heads);
     let (qkv, out) = (get(LayerSlot::Qkv), get(LayerSlot::Out));
     let norms = Norms { spec, weights };
+    let clip = |head: &mut Vec<f64>| {
+        let bound = layer.clip.map_or(f64::INFINITY, f64::from);
+        head.iter_mut().for_each(|x| *x = x.clamp(-bound, bound));
+    };
     // A layer that reads the cache of another one has no keys and values of its own.
     let own = if layer.kv_source.is_some() { 0 } else { kv_heads };
 
@@ -302,6 +316,11 @@ fn softmax_attention(
                 HeadNormPlan::None | HeadNormPlan::AllHeads | HeadNormPlan::SharedAfterRotation => {}
                 HeadNormPlan::Unscaled => *head = norms.unscaled(head),
                 HeadNormPlan::Shared => *head = norms.scaled(head, &shared_scale(h)),
+                HeadNormPlan::SharedWithBias => {
+                    let bias = if h < heads { LayerSlot::QNormBias } else { LayerSlot::KNormBias };
+                    *head = norms.scaled(head, &shared_scale(h));
+                    add(head, &get(bias));
+                }
                 HeadNormPlan::PerHead => {
                     let (slot, own) = if h < heads {
                         (LayerSlot::QHeadsNorm, h)
@@ -311,6 +330,7 @@ fn softmax_attention(
                     *head = norms.scaled(head, &get(slot)[own * d..(own + 1) * d]);
                 }
             }
+            clip(head);
             if let Positions::Rotary { table } = layer.positions {
                 let rope = &spec.ropes[table];
                 if rope.two_axes {
@@ -335,10 +355,12 @@ fn softmax_attention(
             }
         }
         let of_values = split.split_off(heads + own);
-        values.push(match layer.value_norm {
+        let mut of_values = match layer.value_norm {
             true => of_values.iter().map(|head| norms.unscaled(head)).collect(),
             false => of_values,
-        });
+        };
+        of_values.iter_mut().for_each(clip);
+        values.push(of_values);
         keys.push(split.split_off(heads));
         queries.push(split);
     }

@@ -37,6 +37,7 @@ fn head_norms() -> impl Strategy<Value = HeadNormPlan> {
     prop_oneof![
         Just(HeadNormPlan::None),
         Just(HeadNormPlan::Shared),
+        Just(HeadNormPlan::SharedWithBias),
         Just(HeadNormPlan::PerHead),
         Just(HeadNormPlan::AllHeads),
         Just(HeadNormPlan::Unscaled),
@@ -79,9 +80,11 @@ fn kinds() -> impl Strategy<Value = MlpKind> {
 
 fn embeddings() -> impl Strategy<Value = EmbeddingPlan> {
     let positions = prop::option::of(0usize..3);
-    (0.5f32..2.0, any::<bool>(), positions).prop_map(|(factor, norm, first)| EmbeddingPlan {
+    let width = prop::option::weighted(0.2, 4usize..20);
+    (0.5f32..2.0, any::<bool>(), positions, width).prop_map(|(factor, norm, first, width)| EmbeddingPlan {
         token_types: None,
         factor,
+        width,
         norm,
         positions: first.map(|first| LearnedPositions { rows: POSITIONS + first, first }),
     })
@@ -203,6 +206,11 @@ fn factors() -> impl Strategy<Value = f32> {
     prop_oneof![2 => Just(1.0), 1 => 0.5f32..1.5]
 }
 
+/// Generates bounds on scores, and on queries, keys and values.
+fn caps() -> impl Strategy<Value = (Option<f32>, Option<f32>)> {
+    (prop::option::of(1f32..8.0), prop::option::weighted(0.25, 0.3f32..1.5))
+}
+
 fn mixers() -> impl Strategy<Value = Option<Mixer>> {
     prop_oneof![
         2 => Just(None),
@@ -224,6 +232,7 @@ fn with_latent(heads: AttentionHeads, latent: LatentPlan, rotary_dim: usize) -> 
         head_norm: HeadNormPlan::None,
         value_norm: false,
         values_are_keys: false,
+        clip: None,
         positions: Positions::Rotary { table: 0 },
         score_scale: 1.0 / (latent.query_dim() as f32).sqrt(),
         scales_queries: heads.scales_queries,
@@ -337,7 +346,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
         positions(),
         prop::option::of((1usize..9, any::<bool>())),
         (1usize..40, any::<(bool, bool)>(), activations(), prop::option::of(mixtures())),
-        (prop::option::of(1f32..8.0), any::<(bool, bool)>(), mixers(), layer_factors()),
+        (caps(), any::<(bool, bool)>(), mixers(), layer_factors()),
     );
     let layers = prop::collection::vec(layer, 1..4);
     let ends = (embeddings(), any::<bool>(), heads_of_models());
@@ -409,7 +418,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                             let (width, (is_gated, xielu), act, experts) = mlp;
                             let (xielu, is_clamped) = (xielu && !is_gated, xielu && is_gated);
                             let clamp = is_clamped.then_some(GateClamp { alpha: 1.3, limit: 0.6 });
-                            let (score_cap, (sinks, out_gate), mixer, (branches, factors)) = scores;
+                            let ((score_cap, clip), (sinks, out_gate), mixer, (branches, factors)) = scores;
                             let [out_factor, up_factor, mlp_factor] = factors;
                             let positions = match positions {
                                 Positions::Linear(slopes) => {
@@ -427,6 +436,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                             };
                             let is_rms = matches!(norm.kind, NormKind::Rms { .. });
                             let head_norm = match head_norm {
+                                HeadNormPlan::SharedWithBias if !norm.has_bias() => HeadNormPlan::Shared,
                                 HeadNormPlan::SharedAfterRotation if !(is_rms && keeps_lengths) => {
                                     HeadNormPlan::Shared
                                 }
@@ -440,6 +450,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                                 head_norm,
                                 value_norm,
                                 values_are_keys: false,
+                                clip: clip.filter(|_| head_norm != HeadNormPlan::SharedAfterRotation),
                                 positions,
                                 score_scale: 1.0 / (layout.head_dim as f32).sqrt(),
                                 scales_queries: query_scale.is_some() && scales_queries,
@@ -579,6 +590,7 @@ pub fn fixed_spec() -> DecoderSpec {
         head_norm: HeadNormPlan::None,
         value_norm: false,
         values_are_keys: false,
+        clip: None,
         positions: Positions::Rotary { table: 0 },
         score_scale: 0.5,
         scales_queries: false,

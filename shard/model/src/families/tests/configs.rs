@@ -391,6 +391,18 @@ const BAD_LLAMAS: &[(&str, &str)] = &[
         "a model of type rwkv with architecture RwkvForCausalLM is not supported; the nearest family is ",
     ),
     (
+        r#"{"model_type": "mixformer-sequential", "architectures": ["MixFormerSequentialForCausalLM"]}"#,
+        "model_type = \"mixformer-sequential\" is not supported: take the newer files of the repository, whose model_type is phi",
+    ),
+    (
+        r#"{"model_type": "internlm", "architectures": ["InternLMForCausalLM"], "rotary": {"type": "spiral"}}"#,
+        "rotary.type = \"spiral\" is not supported: it must be origin or dynamic",
+    ),
+    (
+        r#"{"model_type": "stablelm_epoch", "architectures": ["StableLMEpochForCausalLM"], "rotary_scaling_factor": 2}"#,
+        "rotary_scaling_factor = 2 is not supported: it must be 1",
+    ),
+    (
         r#"{"model_type": "qwen4", "architectures": ["Qwen4ForCausalLM"]}"#,
         "a model of type qwen4 with architecture Qwen4ForCausalLM is not supported; the nearest family is qwen3 (Qwen3ForCausalLM)",
     ),

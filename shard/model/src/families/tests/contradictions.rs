@@ -28,6 +28,24 @@ fn keys_that_agree_have_no_warnings() {
     }
 }
 
+/// Early repositories name classes of their own code.
+#[test]
+fn old_names_have_no_warnings() {
+    for (changes, family) in [
+        (
+            json!({"architectures": ["LLaMAForCausalLM"], "max_position_embeddings": "absent", "max_sequence_length": 48}),
+            "llama",
+        ),
+        (json!({"model_type": "aquila", "architectures": ["AquilaForCausalLM"]}), "llama"),
+        (json!({"model_type": "Yi", "architectures": ["YiForCausalLM"]}), "llama"),
+        (json!({"model_type": "internlm", "architectures": ["InternLMForCausalLM"]}), "llama"),
+        (json!({"model_type": "RefinedWeb", "architectures": ["RWForCausalLM"]}), "falcon"),
+        (json!({"model_type": "stablelm_epoch", "architectures": ["StableLMEpochForCausalLM"]}), "stablelm"),
+    ] {
+        assert_eq!(found(changes), (family.to_owned(), Vec::new()));
+    }
+}
+
 #[test]
 fn the_model_type_decides_among_known_families() {
     let (family, warnings) = found(json!({"model_type": "qwen2"}));

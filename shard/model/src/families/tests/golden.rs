@@ -30,6 +30,7 @@ fn plain(model_type: &str, sizes: Sizes) -> DecoderSpec {
         head_norm: HeadNormPlan::None,
         value_norm: false,
         values_are_keys: false,
+        clip: None,
         positions: Positions::Rotary { table: 0 },
         score_scale: (head_dim as f32).powf(-0.5),
         scales_queries: false,
