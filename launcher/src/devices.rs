@@ -41,6 +41,23 @@ pub(crate) fn settle(engine: &mut EngineArgs, model: &ModelArgs, nnodes: usize) 
         "--gpu-memory needs a GPU, and this server uses the CPU; omit the flag"
     );
     ensure!(
+        !on_cpu || engine.kv_host_memory.is_none(),
+        "--kv-host-memory needs a GPU: on the CPU, the KV cache is in the memory of the host, and \
+         --max-batch-total-tokens makes it larger"
+    );
+    ensure!(
+        engine.kv_host_memory.is_none() || engine.prefix_caching,
+        "--kv-host-memory needs the prefix cache, which --prefix-caching=false turns off"
+    );
+    ensure!(
+        engine.kv_host_memory.is_none() || engine.gpu_memory.is_none(),
+        "--kv-host-memory and --gpu-memory cannot be combined; omit one of them"
+    );
+    ensure!(
+        engine.kv_host_memory.is_none() || nnodes == 1,
+        "--kv-host-memory and --nnodes cannot be combined; omit one of them"
+    );
+    ensure!(
         on_cpu || model.kv_cache_dtype != Some(KvCacheArg::Int8),
         "--kv-cache-dtype int8 needs the CPU; give --device cpu as well",
     );

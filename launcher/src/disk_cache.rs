@@ -37,6 +37,10 @@ impl DiskFolder {
         has_adapters: bool,
     ) -> Result<Option<DiskFolder>> {
         let Some(KvDisk { folder, bytes }) = args.kv_disk.clone() else { return Ok(None) };
+        ensure!(
+            engine.kv_host_memory.is_none(),
+            "--kv-disk and --kv-host-memory cannot be combined; omit one of them"
+        );
         ensure!(engine.device == DeviceArg::Cpu, "--kv-disk needs the CPU; give --device cpu as well");
         ensure!(nodes == 1, "--kv-disk and --nnodes cannot be combined; omit one of them");
         ensure!(engine.replicas() == 1, "--kv-disk and --replicas cannot be combined; omit one of them");

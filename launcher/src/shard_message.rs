@@ -57,6 +57,7 @@ impl ShardMessage {
             max_batch_total_tokens: engine.max_batch_total_tokens.map(|n| n as usize),
             memory_fraction: engine.cuda_memory_fraction,
             gpu_memory: engine.gpu_memory,
+            host_cache_bytes: engine.kv_host_memory.map(|bytes| bytes as u64 / engine.replicas() as u64),
             pipeline: engine.is_pipeline(),
             max_step_tokens: engine.max_step_tokens() as usize,
             max_sequences: engine.max_sequences() as usize,

@@ -213,6 +213,9 @@ pub struct ShardOptions {
     /// The memory that the shard may take of its GPU, if it is bounded. The host computes the
     /// layers that do not fit.
     pub gpu_memory: Option<GpuMemory>,
+    /// Host memory for evicted blocks of the KV caches of all ranks together, in bytes, if there is
+    /// to be any. Only a device with memory of its own can use it.
+    pub host_cache_bytes: Option<u64>,
     /// Maximum number of tokens in one step.
     pub max_step_tokens: usize,
     /// Maximum number of sequences at once.
@@ -337,6 +340,7 @@ mod tests {
             max_batch_total_tokens: None,
             memory_fraction: 0.9,
             gpu_memory: Some(GpuMemory::Share(0.25)),
+            host_cache_bytes: Some(1 << 37),
             max_step_tokens: 576,
             max_sequences: 64,
             block_size: 16,

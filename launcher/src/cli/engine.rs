@@ -6,7 +6,7 @@ use clap::Args;
 use millrace_shard::{AllReduce, DeviceKind, GpuMemory};
 
 use super::speculation::{MAX_DRAFTS, Speculation, speculative_config};
-use super::values::{count, gpu_memory, milliseconds, seconds, share, state_checkpoints};
+use super::values::{bytes, count, gpu_memory, milliseconds, seconds, share, state_checkpoints};
 use super::{AllReduceArg, DeviceArg, NullArgs, ScheduleArg};
 
 /// Most groups of shards of one router.
@@ -74,6 +74,10 @@ pub(crate) struct EngineArgs {
     /// 0.5. The CPU computes the layers that do not fit
     #[arg(long, env = "GPU_MEMORY", value_name = "SIZE", value_parser = gpu_memory)]
     pub(crate) gpu_memory: Option<GpuMemory>,
+    /// Host memory for prefixes that leave the KV caches of the GPUs, such as 200G: they are copied
+    /// back from there instead of being computed again
+    #[arg(long, env = "KV_HOST_MEMORY", value_name = "SIZE", value_parser = bytes)]
+    pub(crate) kv_host_memory: Option<usize>,
     /// Limit of the sequences in a step. If absent, 256 on a GPU and 64 on the CPU
     #[arg(long, visible_aliases = ["max-num-seqs", "parallel"], env = "MAX_BATCH_SIZE", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_batch_size: Option<u32>,

@@ -24,6 +24,24 @@ impl<B: Backend> LayerStack<B> {
         Ok(())
     }
 
+    /// Saves a block of all layers in host memory from byte `at` on, layer by layer.
+    fn save_block(&self, backend: &B, block: usize, mut at: usize) -> Result<(), Error> {
+        for kv in self.caches() {
+            backend.save_block(kv, block, at)?;
+            at += backend.block_bytes(kv).unwrap_or(0);
+        }
+        Ok(())
+    }
+
+    /// Restores what `save_block` has saved.
+    fn restore_block(&mut self, backend: &B, block: usize, mut at: usize) -> Result<(), Error> {
+        for kv in self.caches_mut() {
+            backend.restore_block(kv, block, at)?;
+            at += backend.block_bytes(kv).unwrap_or(0);
+        }
+        Ok(())
+    }
+
     /// Replaces a block of all layers by `bytes`.
     fn write_block(&mut self, backend: &B, block: usize, mut bytes: &[u8]) -> Result<(), Error> {
         for kv in self.caches_mut() {
@@ -56,6 +74,22 @@ impl<B: Backend> Decoder<B> {
     /// If the device cannot copy blocks.
     pub fn write_block(&mut self, backend: &B, block: usize, bytes: &[u8]) -> Result<(), Error> {
         self.forward.layers.write_block(backend, block, bytes)
+    }
+
+    /// Saves a block of the KV cache in the device's reserved host memory from byte `at` on.
+    ///
+    /// # Errors
+    /// If the device cannot copy blocks there, or they are not within the reserved memory.
+    pub fn save_block(&self, backend: &B, block: usize, at: usize) -> Result<(), Error> {
+        self.forward.layers.save_block(backend, block, at)
+    }
+
+    /// Restores a block of the KV cache that [`Decoder::save_block`] has saved.
+    ///
+    /// # Errors
+    /// As [`Decoder::save_block`].
+    pub fn restore_block(&mut self, backend: &B, block: usize, at: usize) -> Result<(), Error> {
+        self.forward.layers.restore_block(backend, block, at)
     }
 
     /// Replaces `values`, the same number on every rank, by their sums over all ranks. All ranks

@@ -1,14 +1,17 @@
-//! The disk cache: a file of blocks of the KV cache.
+//! The cache of evicted blocks: a file of blocks of the KV cache, or host memory for those of a
+//! GPU.
 //!
 //! The router decides which block is in which slot. A shard copies blocks between the KV cache and
-//! its file as the steps say, before the rows of the step, on the thread that computes. The router
-//! bounds the copies of a step by the time that earlier ones took. Reads and writes go through the
-//! system's page cache, so most of them are copies of memory.
+//! the slots as the steps say, before the rows of the step, on the thread that computes. The router
+//! bounds the copies of a step by the time that earlier ones took. Reads and writes of a file go
+//! through the system's page cache, so most of them are copies of memory. Copies of a GPU take part
+//! in the order of its work ([`saved_blocks`]).
 //!
 //! A read that fails, or finds another block, is reported, and the router has the block computed.
 //! After a write has failed, nothing more is written.
 
 mod identity;
+mod saved_blocks;
 mod slot_file;
 mod slot_header;
 
@@ -19,6 +22,7 @@ use millrace_backend::Backend;
 use millrace_proto::{DiskEntry, DiskRead, DiskWrite, Step};
 
 pub(crate) use self::identity::CacheIdentity;
+use self::saved_blocks::SavedBlocks;
 use self::slot_file::{FileShape, OpenedFile, SlotFile};
 use self::slot_header::Hash;
 use crate::Error;
@@ -33,10 +37,25 @@ pub(crate) const MAX_SLOTS: usize = 1 << 20;
 /// Bytes of the router's index for each slot.
 pub(crate) const INDEX_BYTES: usize = 64;
 
-/// The file of this rank, and the buffer for a block.
+/// The slots of this rank.
 pub(crate) struct DiskCache {
-    file: Option<SlotFile>,
+    store: Store,
     slots: usize,
+}
+
+/// Where the slots are.
+enum Store {
+    /// Nowhere: there are none.
+    None,
+    /// In a file.
+    File(FileStore),
+    /// In the memory of the host, beside a device with memory of its own.
+    Host(SavedBlocks),
+}
+
+/// The file of this rank, and the buffer for a block.
+struct FileStore {
+    file: SlotFile,
     block: Vec<u8>,
     /// Whether a write has failed.
     is_broken: bool,
@@ -74,8 +93,7 @@ impl DiskCache {
         backend: &B,
         decoder: &mut Decoder<B>,
     ) -> Result<OpenedCache, Error> {
-        let unsupported = || Error::Unsupported("--kv-disk needs the CPU; give --device cpu as well".into());
-        let block_bytes = decoder.block_bytes(backend).ok_or_else(unsupported)?;
+        let block_bytes = block_bytes("--kv-disk", backend, decoder)?;
         let most = FileShape::slots_within(options.bytes / placement.world_size as u64, block_bytes);
         let slots = decoder.agree(placement, most.min(MAX_SLOTS))?;
         if slots == 0 {
@@ -101,8 +119,32 @@ impl DiskCache {
                 options.folder.display()
             );
         }
-        let cache = DiskCache { file: Some(file), slots, block: vec![0; block_bytes], is_broken: false };
-        Ok(OpenedCache { cache, entries })
+        let file = FileStore { file, block: vec![0; block_bytes], is_broken: false };
+        Ok(OpenedCache { cache: DiskCache { store: Store::File(file), slots }, entries })
+    }
+
+    /// Reserves host memory for the blocks of a device that has memory of its own: `bytes` for all
+    /// `world_size` ranks together.
+    ///
+    /// # Errors
+    /// If the device cannot copy blocks there, no slot fits the size, or the host has too little
+    /// memory.
+    pub(crate) fn in_host_memory<B: Backend>(
+        bytes: u64,
+        world_size: usize,
+        backend: &B,
+        decoder: &Decoder<B>,
+    ) -> Result<DiskCache, Error> {
+        let block_bytes = block_bytes("--kv-host-memory", backend, decoder)?;
+        let most = usize::try_from(bytes / world_size as u64).unwrap_or(usize::MAX) / block_bytes.max(1);
+        let slots = most.min(MAX_SLOTS);
+        if slots == 0 {
+            return Err(Error::Unsupported(format!(
+                "--kv-host-memory: {bytes} bytes hold no block of {block_bytes} bytes for each shard; give more"
+            )));
+        }
+        let saved = SavedBlocks::reserve(backend, slots, block_bytes)?;
+        Ok(DiskCache { store: Store::Host(saved), slots })
     }
 
     /// Checks that a step for a shard without a disk cache has no copies.
@@ -116,7 +158,7 @@ impl DiskCache {
     }
 
     fn unused() -> Self {
-        DiskCache { file: None, slots: 0, block: Vec::new(), is_broken: false }
+        DiskCache { store: Store::None, slots: 0 }
     }
 
     /// Returns the number of slots.
@@ -124,9 +166,13 @@ impl DiskCache {
         self.slots
     }
 
-    /// Returns the bytes of the buffer for a block.
-    pub(crate) fn buffer_bytes(&self) -> usize {
-        self.block.len()
+    /// Returns the bytes of host memory that the slots and the buffer for a block take.
+    pub(crate) fn bytes(&self) -> usize {
+        match &self.store {
+            Store::None => 0,
+            Store::File(file) => file.block.len(),
+            Store::Host(saved) => saved.bytes(),
+        }
     }
 
     /// Does the copies of a step.
@@ -143,8 +189,11 @@ impl DiskCache {
         let since = Instant::now();
         self.check(step, num_blocks).map_err(|source| Error::Step { id: step.id, source })?;
         for &slot in &step.disk_erasures {
-            let erased = self.file.as_ref().map_or(Ok(()), |file| file.erase(slot as usize));
-            self.note(erased);
+            match &mut self.store {
+                Store::None => {}
+                Store::File(file) => file.erase(slot as usize),
+                Store::Host(saved) => saved.erase(slot as usize),
+            }
         }
         // A 1 for each copy that has failed here; the sum over all ranks tells of all failures.
         let mut failures = Vec::with_capacity(step.disk_writes.len() + step.disk_reads.len());
@@ -154,9 +203,15 @@ impl DiskCache {
         for read in &step.disk_reads {
             failures.push(f32::from(u8::from(!self.read(read, backend, decoder)?)));
         }
-        if !failures.is_empty() {
-            decoder.sum_over_ranks(&mut failures)?;
-        }
+        let elapsed = match &self.store {
+            // What a slot holds follows from the steps alone, which are the same on all ranks.
+            Store::Host(saved) => saved.copy_time(failures.len()),
+            _ if failures.is_empty() => since.elapsed(),
+            _ => {
+                decoder.sum_over_ranks(&mut failures)?;
+                since.elapsed()
+            }
+        };
         let (writes, reads) = failures.split_at(step.disk_writes.len());
         Ok(CopyResults {
             failed_reads: (0..)
@@ -165,7 +220,7 @@ impl DiskCache {
                 .map(|(index, _)| index)
                 .collect(),
             failed_writes: writes.iter().filter(|failed| **failed > 0.0).count() as u32,
-            elapsed: since.elapsed(),
+            elapsed,
         })
     }
 
@@ -190,15 +245,21 @@ impl DiskCache {
         decoder: &Decoder<B>,
     ) -> Result<bool, Error> {
         let parent = if write.parent.is_empty() { Some(None) } else { hash(&write.parent).map(Some) };
-        let (Some(own), Some(parent), Some(file)) = (hash(&write.hash), parent, &mut self.file) else {
-            return Ok(false);
-        };
-        if self.is_broken {
-            return Ok(false);
+        let (Some(own), Some(parent)) = (hash(&write.hash), parent) else { return Ok(false) };
+        let (slot, block) = (write.slot as usize, write.block as usize);
+        match &mut self.store {
+            Store::None => Ok(false),
+            Store::File(file) if file.is_broken => Ok(false),
+            Store::File(file) => {
+                decoder.read_block(backend, block, &mut file.block)?;
+                let written = file.file.write(slot, own, parent, &file.block);
+                Ok(file.note(written))
+            }
+            Store::Host(saved) => {
+                saved.save(slot, own, block, (backend, decoder))?;
+                Ok(true)
+            }
         }
-        decoder.read_block(backend, write.block as usize, &mut self.block)?;
-        let written = file.write(write.slot as usize, own, parent, &self.block);
-        Ok(self.note(written))
     }
 
     /// Reads a block, and returns whether the slot holds it.
@@ -208,12 +269,26 @@ impl DiskCache {
         backend: &B,
         decoder: &mut Decoder<B>,
     ) -> Result<bool, Error> {
-        let (Some(own), Some(file)) = (hash(&read.hash), &self.file) else { return Ok(false) };
-        let is_held = file.read(read.slot as usize, &own, &mut self.block);
-        if is_held {
-            decoder.write_block(backend, read.block as usize, &self.block)?;
+        let Some(own) = hash(&read.hash) else { return Ok(false) };
+        let (slot, block) = (read.slot as usize, read.block as usize);
+        match &mut self.store {
+            Store::None => Ok(false),
+            Store::File(file) => {
+                let is_held = file.file.read(slot, &own, &mut file.block);
+                if is_held {
+                    decoder.write_block(backend, block, &file.block)?;
+                }
+                Ok(is_held)
+            }
+            Store::Host(saved) => saved.restore(slot, &own, block, (backend, decoder)),
         }
-        Ok(is_held)
+    }
+}
+
+impl FileStore {
+    fn erase(&mut self, slot: usize) {
+        let erased = self.file.erase(slot);
+        self.note(erased);
     }
 
     /// Notes whether a write has failed, and returns whether it succeeded.
@@ -225,6 +300,15 @@ impl DiskCache {
         }
         written.is_ok()
     }
+}
+
+/// Returns the bytes of a block on this rank.
+///
+/// # Errors
+/// If the device cannot copy blocks as the flag `flag` asks.
+fn block_bytes<B: Backend>(flag: &str, backend: &B, decoder: &Decoder<B>) -> Result<usize, Error> {
+    let unsupported = || Error::Unsupported(format!("{flag} is not supported on {}", backend.name()));
+    decoder.block_bytes(backend).ok_or_else(unsupported)
 }
 
 /// Returns the path of this rank's file.

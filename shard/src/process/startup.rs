@@ -92,12 +92,13 @@ pub(crate) fn start<P: Platform>(
     if let Some(part) = P::missing(&model.spec) {
         return Err(Error::NoKernels { model_type: model.spec.model_type, part });
     }
-    if options.disk_cache.is_some() && prompt_handling(&model.spec) != PromptHandling::Shared {
-        return Err(Error::Unsupported(
-            "--kv-disk needs a model whose state is all in the KV cache, without recurrent layers and \
+    if let Some(flag) = evicted_blocks_flag(options)
+        && prompt_handling(&model.spec) != PromptHandling::Shared
+    {
+        return Err(Error::Unsupported(format!(
+            "{flag} needs a model whose state is all in the KV cache, without recurrent layers and \
              bidirectional attention; omit the flag"
-                .to_owned(),
-        ));
+        )));
     }
     let storage = WeightStorage::choose(dtype, options.quantize, &model, &backend)?;
     // The shapes of all ranks are the same, and one line says enough.
@@ -180,6 +181,10 @@ pub(crate) fn start<P: Platform>(
         open_disk_cache(disk, placement, options, &mut worker, &mut ready)?;
         timer.end("open the disk cache");
     }
+    if let Some(bytes) = options.host_cache_bytes {
+        reserve_host_cache(bytes, placement, &mut worker, &mut ready)?;
+        timer.end("reserve host memory for evicted blocks");
+    }
     ready.phases = timer.phases;
     Ok(Started { worker, ready, adapters })
 }
@@ -199,7 +204,7 @@ fn open_disk_cache<B: Backend>(
         let spec = decoder.spec().clone();
         let identity = CacheIdentity { spec: &spec, ready, pipeline: options.pipeline };
         let OpenedCache { cache, entries } = DiskCache::open(disk, placement, &identity, backend, decoder)?;
-        let bytes = cache.buffer_bytes() + cache.slots() * INDEX_BYTES;
+        let bytes = cache.bytes() + cache.slots() * INDEX_BYTES;
         let slots = cache.slots();
         Ok((cache, (slots, entries, bytes)))
     })?;
@@ -207,6 +212,33 @@ fn open_disk_cache<B: Backend>(
     ready.memory.push(MemoryItem { name: "index of the disk cache".into(), bytes: bytes as u64 });
     (ready.disk_slots, ready.disk_entries) = (slots as u32, entries);
     Ok(())
+}
+
+/// Reserves host memory for evicted blocks, and adds its slots to the announcement.
+///
+/// # Errors
+/// If the device cannot use it, or there is too little memory.
+fn reserve_host_cache<B: Backend>(
+    bytes: u64,
+    placement: &RankPlacement,
+    worker: &mut Worker<B>,
+    ready: &mut Ready,
+) -> Result<(), Error> {
+    let (slots, reserved) = worker.open_disk(|backend, decoder| {
+        let cache = DiskCache::in_host_memory(bytes, placement.world_size, backend, decoder)?;
+        let sizes = (cache.slots(), cache.bytes() + cache.slots() * INDEX_BYTES);
+        Ok((cache, sizes))
+    })?;
+    let name = "host memory for evicted blocks".to_owned();
+    ready.memory.push(MemoryItem { name, bytes: reserved as u64 });
+    ready.disk_slots = slots as u32;
+    Ok(())
+}
+
+/// Returns the flag that asks for a cache of evicted blocks, if there is to be one.
+fn evicted_blocks_flag(options: &ShardOptions) -> Option<&'static str> {
+    let disk = options.disk_cache.is_some().then_some("--kv-disk");
+    disk.or(options.host_cache_bytes.map(|_| "--kv-host-memory"))
 }
 
 /// Returns the sizes of the pools of adapters.

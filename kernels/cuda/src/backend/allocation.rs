@@ -39,6 +39,22 @@ impl Backend for Cuda {
     fn name(&self) -> String {
         self.device.name()
     }
+
+    fn block_bytes(&self, kv: &Kv) -> Option<usize> {
+        Some(kv.block(0).ok()?.map(|piece| piece.bytes()).sum())
+    }
+
+    fn reserve_saved_blocks(&self, bytes: usize) -> Result<()> {
+        self.saved_blocks.reserve(&self.device, bytes)
+    }
+
+    fn save_block(&self, kv: &Kv, block: usize, at: usize) -> Result<()> {
+        self.saved_blocks.save(&self.device, kv, block, at)
+    }
+
+    fn restore_block(&self, kv: &mut Kv, block: usize, at: usize) -> Result<()> {
+        self.saved_blocks.restore(&self.device, kv, block, at)
+    }
 }
 
 impl Sizing for Cuda {

@@ -256,6 +256,20 @@ impl Kv {
         Ok(Kv { keys: zeroed(spec.key_elements())?, values: zeroed(spec.value_elements())?, elem, spec })
     }
 
+    /// Returns the keys and the values of one block; a cache of latents has no values.
+    pub(super) fn block(&self, block: usize) -> Result<impl Iterator<Item = View<'_>>> {
+        let KvSpec { blocks, .. } = self.spec;
+        if block >= blocks {
+            return Err(Error::Shape(format!("there is no block {block} of {blocks}")));
+        }
+        let arrays = [(&self.keys, self.spec.key_elements()), (&self.values, self.spec.value_elements())];
+        let pieces = arrays.into_iter().map(move |(memory, elements)| {
+            let size = elements / blocks;
+            memory.view(self.elem).slice(block * size..(block + 1) * size)
+        });
+        Ok(pieces.filter(|piece| !piece.is_empty()))
+    }
+
     pub(super) fn latents(&self) -> PagedLatents<'_> {
         let KvSpec { blocks, block_size, key_dim, .. } = self.spec;
         PagedLatents { rows: self.keys.view(self.elem), blocks, block_size, key_dim }

@@ -6,6 +6,7 @@ use millrace_numbers::DType;
 
 use super::loading::WeightUpload;
 use super::packed::QuantizedRows;
+use super::saved_blocks::SavedBlocks;
 use super::tuning::TunedProducts;
 use crate::{Device, Elem, Memory};
 
@@ -25,6 +26,8 @@ pub struct Cuda {
     multiplies_fp8: Arc<OnceLock<bool>>,
     /// The buffer for quantized activations, once a weight needs it.
     pub(super) quantized: Arc<OnceLock<QuantizedRows>>,
+    /// Copies of blocks of KV caches in host memory.
+    pub(super) saved_blocks: Arc<SavedBlocks>,
     /// The buffer for activations in the order of a weight's columns, once a weight needs it.
     pub(super) ordered: Arc<OnceLock<Memory>>,
 }
@@ -41,6 +44,7 @@ impl Cuda {
             multiplies_fp8: Arc::default(),
             quantized: Arc::default(),
             ordered: Arc::default(),
+            saved_blocks: Arc::default(),
         }
     }
 

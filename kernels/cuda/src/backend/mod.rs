@@ -20,6 +20,7 @@ mod products;
 mod queue;
 mod recurrent;
 mod sampler;
+mod saved_blocks;
 mod scorer;
 mod slots;
 mod steps;

@@ -152,6 +152,7 @@ fn options(args: &BenchArgs) -> ShardOptions {
         max_batch_total_tokens: Some(batch * tokens.next_multiple_of(BLOCK_SIZE)),
         memory_fraction: 1.0,
         gpu_memory: None,
+        host_cache_bytes: None,
         pipeline: false,
         max_step_tokens: prefill.max(batch),
         max_sequences: batch,

@@ -50,8 +50,9 @@ fn combine(mut ready: Vec<Ready>) -> Result<GroupAnnouncement, GroupLoss> {
     // Ranks may have different amounts of free memory.
     let smallest = |size: fn(&Ready) -> u32| ready.iter().map(size).min().unwrap_or_default();
     let num_blocks = smallest(|ready| ready.num_blocks);
+    let disk_slots = smallest(|ready| ready.disk_slots);
     let max_sequence_tokens = smallest(|ready| ready.max_sequence_tokens);
     let checkpoints = ready.iter_mut().map(|ready| std::mem::take(&mut ready.checkpoint)).collect();
-    let ready = Ready { num_blocks, max_sequence_tokens, ..ready.swap_remove(0) };
+    let ready = Ready { num_blocks, max_sequence_tokens, disk_slots, ..ready.swap_remove(0) };
     Ok(GroupAnnouncement { ready, checkpoints, adapters: Vec::new(), lost_adapters: Vec::new() })
 }
