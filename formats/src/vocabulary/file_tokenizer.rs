@@ -28,6 +28,8 @@ pub struct TokenizerData {
     pub add_bos: Option<bool>,
     /// Whether the end token comes after each text.
     pub add_eos: Option<bool>,
+    /// Whether the separator comes between two texts.
+    pub add_sep: Option<bool>,
     /// Whether a space is added before each text.
     pub add_space_prefix: Option<bool>,
     /// Whether successive spaces become one.

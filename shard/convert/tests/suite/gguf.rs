@@ -345,3 +345,36 @@ fn gemma_4_has_merges_where_others_have_scores() {
     assert_eq!((&*gemma.model, gemma.merges.len(), gemma.scores[4]), ("llama", 0, 0.0));
     assert_eq!(gemma.scores[2], -1.0);
 }
+
+#[test]
+fn unigram_tokenizers_are_written_with_their_scores() {
+    let added = |id: usize, text: &str| json!({"id": id, "content": text, "special": true});
+    let around = |ids: &[&str]| -> Vec<serde_json::Value> {
+        ids.iter()
+            .map(|id| match *id {
+                "A" | "B" => json!({"Sequence": {"id": id, "type_id": 0}}),
+                token => json!({"SpecialToken": {"id": token, "type_id": 0}}),
+            })
+            .collect()
+    };
+    let tokenizer = json!({
+        "added_tokens": [added(0, "<s>"), added(1, "<pad>"), added(2, "</s>"), added(3, "<unk>")],
+        "normalizer": null,
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always"},
+        "post_processor": {
+            "type": "TemplateProcessing", "single": around(&["<s>", "A", "</s>"]),
+            "pair": around(&["<s>", "A", "</s>", "</s>", "B", "</s>"]),
+        },
+        "model": {"type": "Unigram", "unk_id": 3, "vocab": [
+            ["<s>", 0.0], ["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], ["\u{2581}a", -1.5], ["b", -2.25],
+        ]},
+    });
+    let data = tokenizer_of("golden-encoders/xlm_roberta", &tokenizer);
+    assert_eq!((&*data.model, &data.scores[..6]), ("t5", &[0.0, 0.0, 0.0, 0.0, -1.5, -2.25][..]));
+    assert_eq!(data.tokens[4..7], ["\u{2581}a", "b", "[PAD6]"]);
+    use PieceKind::{Control, Normal, Unknown, Unused};
+    assert_eq!(data.kinds[..7], [Control, Control, Control, Unknown, Normal, Normal, Unused]);
+    assert_eq!((data.add_bos, data.add_eos, data.add_sep), (Some(true), Some(true), Some(true)));
+    assert_eq!((data.special.separator, data.special.padding), (Some(2), Some(1)));
+    assert_eq!((data.add_space_prefix, data.remove_extra_whitespaces), (Some(true), Some(false)));
+}
