@@ -100,8 +100,8 @@ impl CharsMap {
     }
 }
 
-/// Returns the offset of the children of a unit, which also has a label of one byte and a mark for a
-/// value.
+/// Returns the offset of the children of a unit, which also has a label of one byte and a mark for
+/// a value.
 fn offset(unit: u32) -> usize {
     ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize
 }

@@ -49,7 +49,8 @@ impl TokenizerData {
         Ok(tokenizer.to_string())
     }
 
-    /// Checks the properties on which encoding relies. Returns the id of the token for unknown text.
+    /// Checks the properties on which encoding relies. Returns the id of the token for unknown
+    /// text.
     fn check_unigram(&self) -> Result<Option<usize>, VocabularyError> {
         pieces::check_count(self.tokens.len())?;
         let mut known = std::collections::HashMap::with_capacity(self.tokens.len());

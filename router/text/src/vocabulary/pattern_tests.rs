@@ -1,4 +1,4 @@
-//! What the patterns that split texts do with digits, capital letters and marks.
+//! The parts into which patterns split texts with digits, capital letters and marks.
 
 use millrace_formats::vocabulary::split_expressions;
 
