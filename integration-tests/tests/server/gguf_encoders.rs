@@ -93,7 +93,7 @@ fn outputs(server: &Server, path: &str) -> Vec<(String, f64)> {
     let query = TEXTS[0];
     let body = match path {
         "/rerank" => json!({"query": query, "texts": TEXTS, "raw_scores": true}),
-        _ => json!({"inputs": TEXTS.map(|text| [[query, text]]), "raw_scores": true}),
+        _ => json!({"inputs": TEXTS.map(|text| [query, text]), "raw_scores": true}),
     };
     let answer = post(&server.url(path), &body);
     assert_eq!(answer.status, 200, "{}", answer.body);
