@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
-use super::tokenizer_json::Refusal;
+use super::file_tokenizer::Refusal;
 use super::{CharsMap, PieceKind, SpecialTokenIds, TokenizerData, VocabularyError, pieces};
 
 /// The character that stands for a space.
