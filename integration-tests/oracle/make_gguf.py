@@ -7,7 +7,8 @@ are those of the checkpoint. Names come from the package's `TensorNameMap`. What
 is described in `convert_hf_to_gguf.py` of llama.cpp, and done here again: rows of query and key are
 reordered for `llama`, `smollm3` and the models of Granite, 1 is added to Gemma's norms, and experts
 are stacked. `FUSED` are written with query, key and value in one tensor, as newer converters may, and
-`FUSED_EXPERTS` with gate and up. What is different in models with recurrent layers is in
+`FUSED_EXPERTS` with gate and up. `RENAMED` are files of another architecture, in a folder of its name,
+that compute the same. What is different in models with recurrent layers is in
 `gguf_hybrids.py`, and in others `gguf_older.py` and `gguf_recent.py`.
 """
 
@@ -59,14 +60,16 @@ CASES = {
     "gpt_neox": "gptneox", "gpt_neox_no_bias": "gptneox", "gpt_neox_sequential": "gptneox", "bloom": "bloom",
     "bloom_heads": "bloom", "falcon": "falcon", "falcon_11b": "falcon", "mpt": "mpt", "mpt_heads": "mpt",
     "glm_moe_dsa": "glm-dsa", "glm_moe_dsa_shared": "glm-dsa", "mpt_clip": "mpt",
-    "stablelm_head_norms": "stablelm",
+    "stablelm_head_norms": "stablelm", "kimi_linear": "kimi-linear", "glm": "chatglm", "glm4v": "glm4",
 }
-PERMUTED = ("llama", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee")
+# Checkpoints as files of models that differ from theirs in names only, whose families transformers has no code for.
+RENAMED = {"internlm2": "llama_gqa", "qwen": "qwen2"}
+PERMUTED = ("llama", "internlm2", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee")
 FUSED = ("qwen3_moe", "seed_oss_all_biases", "exaone4_hybrid")
 FUSED_EXPERTS = ("qwen3_5_moe_text",)
 ONE_LATENT_UP = ("deepseek_v2",)
 LATER = ("qwen3_5", "qwen3_5_moe_text")
-LATENT = ("deepseek2", "mistral4", "glm-dsa")
+LATENT = ("deepseek2", "mistral4", "glm-dsa", "kimi-linear")
 
 
 def halves_to_pairs(rows, heads):
@@ -104,6 +107,10 @@ def tensors(case, config, architecture):
                 tensor = halves_to_pairs(tensor, heads)
             if name.endswith(("k_proj.weight", "k_proj.bias")):
                 tensor = halves_to_pairs(tensor, kv_heads)
+        if case == "glm4v" and name.endswith(("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")):
+            tensor = gguf_recent.pairs_to_halves(tensor, config)
+        if architecture == "kimi-linear":
+            name, tensor = gguf_recent.kimi_delta(name, tensor)
         plus_one = architecture in ("gemma", "gemma2", "gemma3", *gguf_hybrids.DELTA_NETS)
         if plus_one and name.endswith("norm.weight") and "linear_attn" not in name:
             tensor = tensor + np.float32(1)
@@ -116,7 +123,7 @@ def tensors(case, config, architecture):
             name += ".bias"
         if name.endswith(".sinks"):
             name += ".weight"
-        if name.endswith(("conv.conv.weight", "conv1d.weight")):
+        if name.endswith(("conv.conv.weight", "conv1d.weight")) and architecture != "kimi-linear":
             tensor = tensor.squeeze(1)
         if architecture == "falcon-h1":
             tensor = gguf_hybrids.multiplied(name, tensor, config)
@@ -273,11 +280,13 @@ def add_gemma4(writer, config, full, local):
         writer.add_expert_used_count(config["top_k_experts"])
 
 
-def write(case, architecture):
+def write(case, architecture, folder=""):
     config = json.loads((HERE / "golden" / case / "config.json").read_text())
     config = config.get("text_config", config)
     if architecture in gguf_older.OLDER:
         config = gguf_older.usual(config, architecture)
+    if architecture == "kimi-linear":
+        config = gguf_recent.usual_kimi(config)
     if architecture == "mamba2":
         sizes = {"num_attention_heads": 0, "num_key_value_heads": 0, "max_position_embeddings": 2**20}
         config = {key: value for key, value in config.items() if key != "head_dim"} | sizes | {"mamba_head_dim": config["head_dim"]}
@@ -287,7 +296,8 @@ def write(case, architecture):
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     layers = config.get("num_hidden_layers") or len(config["layers_block_type"])
     head = config.get("head_dim") or (hidden // heads if heads else 0)
-    writer = gguf.GGUFWriter(HERE / "golden-gguf" / f"{case}.gguf", architecture)
+    target = HERE / "golden-gguf" / folder / f"{case}.gguf"
+    writer = gguf.GGUFWriter(target, architecture)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(hidden)
     # A layer that predicts one more token is counted too.
@@ -310,6 +320,8 @@ def write(case, architecture):
         width = [width] * (layers - readers) + [2 * width] * readers
     if config.get("shared_intermediate_size") and not config["num_local_experts"]:
         width = config["shared_intermediate_size"]
+    if architecture == "qwen":
+        width *= 2
     if width or architecture == "mamba2":
         writer.add_feed_forward_length(width)
     writer.add_head_count(heads)
@@ -326,6 +338,8 @@ def write(case, architecture):
     if architecture in LATENT:
         kv_heads = kv_heads if case in ONE_LATENT_UP else 1
         add_deepseek2(writer, config, case)
+    if architecture == "kimi-linear":
+        kv_heads = gguf_recent.add_kimi_linear(writer, config)
     writer.add_head_count_kv(kv_heads)
     if rotates:
         # The base contains Hunyuan's factor.
@@ -408,7 +422,7 @@ def write(case, architecture):
     if architecture == "mistral3":
         writer.add_rope_scaling_yarn_log_mul(full["mscale_all_dim"])
         writer.add_attn_temperature_scale(full["llama_4_scaling_beta"])
-    if architecture.startswith(("qwen2vl", "qwen3vl")):
+    if architecture.startswith(("qwen2vl", "qwen3vl")) or case == "glm4v":
         writer.add_rope_dimension_sections([*full["mrope_section"], 0])
     if architecture in ("glm4moe", *LATENT, "dots1", "lfm2moe", "exaone-moe"):
         dense = config.get("first_k_dense_replace", config.get("num_dense_layers", 1))
@@ -450,7 +464,7 @@ def write(case, architecture):
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, layers)
     found = tensors(case, config, architecture)
-    if case in FUSED:
+    if case in FUSED or architecture == "qwen":
         found = fused(found)
     for name, tensor in found.items():
         if name.startswith("blk."):
@@ -478,6 +492,9 @@ def main():
         size = (HERE / "golden-gguf" / f"{case}.gguf").stat().st_size
         print(f"{case}: {size} bytes")
         assert size < 150_000, case
+    for architecture, case in RENAMED.items():
+        (HERE / "golden-gguf" / architecture).mkdir(exist_ok=True)
+        write(case, architecture, architecture)
 
 
 if __name__ == "__main__":

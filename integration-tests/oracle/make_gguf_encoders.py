@@ -5,7 +5,8 @@
 `../golden-gguf/encoders/CASE.gguf` has the weights of `../golden-encoders/CASE` in single precision,
 so that its states are those of the checkpoint. The converter of llama.cpp leaves out poolers and heads
 for masked tokens, cuts the rows before position 0 from the positions of RoBERTa, and adds 1 to
-Gemma's norms.
+Gemma's norms. Files of BERT with a classifier have the pooler that it reads, which this converter
+leaves out, under the name that it has in RoBERTa.
 """
 
 import json
@@ -21,7 +22,9 @@ HERE = Path(__file__).resolve().parent.parent
 CASES = {
     "bert": "bert", "bert_masked": "bert", "roberta": "bert", "xlm_roberta_padding": "bert", "nomic_bert": "nomic-bert",
     "nomic_bert_own_keys": "nomic-bert", "modernbert": "modern-bert", "modernbert_biases": "modern-bert",
-    "modernbert_v4": "modern-bert", "gemma3_both_ways": "gemma-embedding", "gemma3_both_ways_v4": "gemma-embedding",
+    "modernbert_v4": "modern-bert", "jina_v3": "jina-bert-v3", "bert_scores": "bert", "bert_pairs": "bert", "xlm_roberta_scores": "bert",
+    "xlm_roberta_classes": "bert", "modernbert_scores": "modern-bert", "modernbert_scores_mean": "modern-bert",
+    "modernbert_classes": "modern-bert", "gemma3_both_ways": "gemma-embedding", "gemma3_both_ways_v4": "gemma-embedding",
 }
 FUSED = ("bert_masked",)
 # The pooling of vectors. These files also have the tokenizer of BERT, so that texts can be sent to a server:
@@ -31,7 +34,13 @@ POOLINGS = {
     "gemma3_both_ways": gguf.PoolingType.LAST,
 }
 PREFIXES = ("bert.", "roberta.", "model.", "nomic_bert.")
+# The names of classifiers in RoBERTa, under which the converter looks those of BERT up.
+CLASSIFIER = {"pooler.dense": "classifier.dense", "classifier": "classifier.out_proj"}
 LEFT_OUT = ("pooler.", "cls.", "head.", "decoder.", "embeddings.position_ids", "lm_head.")
+
+
+def is_classifier(config):
+    return config["architectures"][0].endswith("ForSequenceClassification")
 
 
 def tensors(case, config, architecture):
@@ -40,7 +49,10 @@ def tensors(case, config, architecture):
     for name, tensor in load(HERE / "golden-encoders" / case).items():
         for prefix in PREFIXES:
             name = name.removeprefix(prefix)
-        if name.startswith(LEFT_OUT):
+        if is_classifier(config):
+            module, _, end = name.rpartition(".")
+            name = f"{CLASSIFIER.get(module, module)}.{end}"
+        if name.startswith(LEFT_OUT) and not (is_classifier(config) and name.startswith("head.")):
             continue
         values = np.array(numbers(tensor), "<f4").reshape(tensor[1])
         if "position_embeddings" in name and "roberta" in case:
@@ -50,6 +62,11 @@ def tensors(case, config, architecture):
             values = values + np.float32(name.endswith("norm.weight"))
         found[name] = values
     return found
+
+
+def labels(config):
+    """The names of the classes. A configuration of one or two classes may have none."""
+    return list((config.get("id2label") or {"0": "LABEL_0"}).values())
 
 
 def keys(writer, case, config):
@@ -87,6 +104,13 @@ def keys(writer, case, config):
         writer.add_sliding_window(config["sliding_window"])
         pattern = config.get("sliding_window_pattern") or config["layer_types"].index("full_attention") + 1
         writer.add_uint32(f"{architecture}.attention.sliding_window_pattern", pattern)
+    if is_classifier(config):
+        writer.add_pooling_type(gguf.PoolingType.RANK)
+        writer.add_classifier_output_labels(labels(config))
+        if architecture == "modern-bert":
+            # The package has no function for it yet.
+            number = {"mean": gguf.PoolingType.MEAN, "cls": gguf.PoolingType.CLS}[config["classifier_pooling"]]
+            writer.add_uint32(f"{architecture}.classifier.pooling_type", number)
     base = local.get("rope_theta") or config.get("local_rope_theta") or config.get("rope_local_base_freq")
     if base:
         writer.add_float32(f"{architecture}.rope.freq_base_swa", base)
@@ -114,6 +138,7 @@ def write(case):
     keys(writer, case, config)
     if case in POOLINGS:
         writer.add_pooling_type(POOLINGS[case])
+    if case in POOLINGS or is_classifier(config):
         add_words(writer, config["vocab_size"])
     else:
         writer.add_tokenizer_model("llama")

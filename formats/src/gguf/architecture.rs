@@ -68,7 +68,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     name: "llama",
     model_type: "llama",
     class: "LlamaForCausalLM",
-    also: &["mistral", "mixtral"],
+    also: &["mistral", "mixtral", "internlm3"],
     interleaved: true,
     naming: names::LLAMA,
     epsilon: RMS,

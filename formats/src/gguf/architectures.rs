@@ -48,6 +48,16 @@ const ARCHITECTURES: &[Architecture] = &[
     LLAMA,
     // With query, key and value in tensors of their own, Baichuan 7B is a Llama.
     Architecture { name: "baichuan", also: &["baichuan"], interleaved: true, ..PLAIN },
+    // The original model has query, key and value in one tensor by groups of heads.
+    Architecture {
+        name: "internlm2",
+        model_type: "internlm2",
+        class: "InternLM2ForCausalLM",
+        interleaved: true,
+        naming: names::INTERNLM2,
+        adapt: dense::internlm2,
+        ..PLAIN
+    },
     Architecture { name: "qwen2", model_type: "qwen2", class: "Qwen2ForCausalLM", ..PLAIN },
     Architecture { name: "qwen3", model_type: "qwen3", class: "Qwen3ForCausalLM", ..PLAIN },
     Architecture {
@@ -77,6 +87,8 @@ const ARCHITECTURES: &[Architecture] = &[
         naming: names::CHATGLM,
         ..PLAIN
     },
+    // Files of this model are read as those of the row before. Both compute the same.
+    Architecture { name: "chatglm", model_type: "glm", class: "GlmForCausalLM", naming: names::GLM, ..PLAIN },
     Architecture {
         name: "gemma",
         model_type: "gemma",
@@ -195,6 +207,8 @@ const ARCHITECTURES: &[Architecture] = &[
         name: "glm4",
         model_type: "glm4",
         class: "Glm4ForCausalLM",
+        // The text part of a model with images. A text has equal positions in all dimensions.
+        also: &["glm4v_text"],
         naming: names::GLM4,
         adapt: dense::glm4,
         ..PLAIN
@@ -218,6 +232,16 @@ const ARCHITECTURES: &[Architecture] = &[
         has_experts: true,
         naming: names::DEEPSEEK2,
         adapt: latent::deepseek2,
+        ..PLAIN
+    },
+    Architecture {
+        name: "kimi-linear",
+        model_type: "kimi_linear",
+        class: "KimiLinearForCausalLM",
+        has_experts: true,
+        naming: names::KIMI_LINEAR,
+        kv_heads: KvHeads::SomeLayers,
+        adapt: latent::kimi_linear,
         ..PLAIN
     },
     Architecture {

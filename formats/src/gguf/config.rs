@@ -60,7 +60,10 @@ pub(super) fn read(model: &Model<'_>, architecture: &Architecture) -> Result<Map
     model.rope(&mut config, head_dim)?;
     model.tokens(&mut config)?;
     (architecture.adapt)(model, &mut config)?;
-    let mut own = Map::new();
+    let mut own = match config.remove("millrace") {
+        Some(Value::Object(own)) => own,
+        _ => Map::new(),
+    };
     if architecture.interleaved {
         own.insert("rope_interleaved".into(), true.into());
     }
@@ -73,7 +76,8 @@ pub(super) fn read(model: &Model<'_>, architecture: &Architecture) -> Result<Map
             own.insert(key.into(), true.into());
         }
     }
-    if let Some(kind) = model.header.count(&model.key(POOLING))? {
+    // A classifier makes no vectors.
+    if let Some(kind) = model.header.count(&model.key(POOLING))?.filter(|_| model.classes().is_none()) {
         own.insert("pooling".into(), json!({"key": model.key(POOLING), "type": kind}));
     }
     if !own.is_empty() {
@@ -179,7 +183,7 @@ impl Model<'_> {
             ("seq_length".into(), self.count("context_length")?.into()),
             ("layernorm_epsilon".into(), self.header.number(&self.key(eps))?.ok_or_else(missing)?.into()),
             ("tie_word_embeddings".into(), self.tensor("output.weight").is_none().into()),
-            ("add_qkv_bias".into(), self.tensor("blk.0.attn_qkv.bias").is_some().into()),
+            ("add_qkv_bias".into(), self.has_bias("attn_q").into()),
         ]);
         Ok(head_dim)
     }

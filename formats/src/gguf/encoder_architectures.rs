@@ -25,6 +25,16 @@ pub(super) const ENCODERS: &[Architecture] = &[
         class: "NomicBertModel",
         also: &[],
         naming: encoder_names::NOMIC_BERT,
+        adapt: encoders::without_classifier,
+        ..BERT
+    },
+    Architecture {
+        name: "jina-bert-v3",
+        model_type: "jina_embeddings_v3",
+        class: "JinaEmbeddingsV3Model",
+        also: &[],
+        naming: encoder_names::JINA_BERT_V3,
+        adapt: encoders::without_classifier,
         ..BERT
     },
     Architecture {

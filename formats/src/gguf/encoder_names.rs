@@ -10,6 +10,8 @@ pub(super) const BERT: Naming = Naming {
         ("token_types", "bert.embeddings.token_type_embeddings"),
         ("position_embd", "bert.embeddings.position_embeddings"),
         ("token_embd_norm", "bert.embeddings.LayerNorm"),
+        ("cls", "bert.pooler.dense"),
+        ("cls.output", "classifier"),
     ],
     inner: &[
         ("attn_q", "attention.self.query"),
@@ -25,6 +27,13 @@ pub(super) const BERT: Naming = Naming {
     recurrent: &[],
     experts: &[],
 };
+
+/// The begins of names of RoBERTa, whose layers and classifier are those of BERT.
+pub(super) const ROBERTA: [(&str, &str); 3] = [
+    ("roberta.", "bert."),
+    ("classifier.dense.", "bert.pooler.dense."),
+    ("classifier.out_proj.", "classifier."),
+];
 
 /// Nomic's BERT.
 pub(super) const NOMIC_BERT: Naming = Naming {
@@ -46,6 +55,25 @@ pub(super) const NOMIC_BERT: Naming = Naming {
     ..BERT
 };
 
+/// Jina Embeddings v3, an XLM-RoBERTa with rotary positions.
+pub(super) const JINA_BERT_V3: Naming = Naming {
+    layers: "roberta.encoder.layers.",
+    outer: &[
+        ("token_embd", "roberta.embeddings.word_embeddings"),
+        ("token_types", "roberta.embeddings.token_type_embeddings"),
+        ("token_embd_norm", "roberta.emb_ln"),
+    ],
+    inner: &[
+        ("attn_qkv", "mixer.Wqkv"),
+        ("attn_output", "mixer.out_proj"),
+        ("attn_output_norm", "norm1"),
+        ("ffn_up", "mlp.fc1"),
+        ("ffn_down", "mlp.fc2"),
+        ("layer_output_norm", "norm2"),
+    ],
+    ..BERT
+};
+
 /// ModernBERT, with gate and up in one tensor.
 pub(super) const MODERN_BERT: Naming = Naming {
     layers: "model.layers.",
@@ -53,6 +81,9 @@ pub(super) const MODERN_BERT: Naming = Naming {
         ("token_embd", "model.embeddings.tok_embeddings"),
         ("token_embd_norm", "model.embeddings.norm"),
         ("output_norm", "model.final_norm"),
+        ("cls", "head.dense"),
+        ("cls.norm", "head.norm"),
+        ("cls.output", "classifier"),
     ],
     inner: &[
         ("attn_norm", "attn_norm"),

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use super::architecture::Architecture;
 use super::architectures;
 use super::change_of_numbers;
+use super::encoder_names::ROBERTA;
 use super::file::Header;
 use super::model::KvHeads;
 use super::read_contents;
@@ -77,8 +78,8 @@ impl GgufArchitecture {
     /// Returns the place of the tensor that is `name` in Hugging Face layout, or nothing if files
     /// have no name for it.
     pub fn place(self, name: &str) -> Option<GgufPlace> {
-        // The prefix of RoBERTa, whose layers are BERT's.
-        let renamed = name.strip_prefix("roberta.").map(|rest| format!("bert.{rest}"));
+        let renames = if self.0.name == "bert" { &ROBERTA[..] } else { &[] };
+        let renamed = renames.iter().find_map(|(from, to)| Some(format!("{to}{}", name.strip_prefix(from)?)));
         let name = renamed.as_deref().unwrap_or(name);
         if let Some((name, expert)) = self.0.naming.reverse_expert(name) {
             return Some(GgufPlace { name, expert: Some(expert) });

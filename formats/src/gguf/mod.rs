@@ -94,6 +94,10 @@ impl Contents {
         if name.ends_with("shared_expert_gate.weight") && shape.len() == 1 {
             shape.insert(0, 1);
         }
+        // Files of Kimi Linear have an axis more.
+        if tensor.name.contains(".ssm_conv1d_") && shape.len() == 4 && shape[0] == 1 {
+            shape.remove(0);
+        }
         if let Some(derivation) = derivation {
             self.derived.push(DerivedTensor {
                 name,

@@ -189,6 +189,11 @@ impl Model<'_> {
         }
     }
 
+    /// Returns the number of outputs of the classifier of texts, if the file has one.
+    pub(super) fn classes(&self) -> Option<usize> {
+        self.tensor("cls.output.weight")?.shape.first().copied()
+    }
+
     /// Returns the element type of weights that are not kept as they are: that of most matrices, or
     /// bfloat16, whose range no weight and no activation exceeds.
     pub(super) fn dtype(&self) -> &'static str {

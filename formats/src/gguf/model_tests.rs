@@ -494,17 +494,21 @@ fn the_one_that_a_converter_adds_to_norms_is_taken_back() {
     }
 }
 
+/// The converter has reordered query and key for positions of several dimensions.
+#[test]
+fn sections_of_positions_mean_another_rotation() {
+    let plain = with_tensors(keys("glm4"));
+    assert_eq!(config(plain).get("millrace"), None);
+    let sections =
+        with_tensors(keys("glm4")).key("glm4.rope.dimension_sections", TestValue::I32s(&[2, 1, 1, 0]));
+    assert_eq!(config(sections)["millrace"], json!({"rope_interleaved": false}));
+}
+
 #[test]
 fn what_a_family_cannot_express_is_refused_by_key() {
     let file = |architecture: &str| with_tensors(keys(architecture));
-    let sections = TestValue::I32s(&[2, 1, 1, 0]);
     let pattern = "exaone4.attention.sliding_window_pattern";
     for (file, key, reason) in [
-        (
-            file("glm4").key("glm4.rope.dimension_sections", sections),
-            "glm4.rope.dimension_sections",
-            "several dimensions",
-        ),
         (
             file("minimax-m2").key("minimax-m2.expert_gating_func", TestValue::U32(1)),
             "minimax-m2.expert_gating_func",
@@ -556,4 +560,39 @@ fn a_tensor_of_query_key_and_value_becomes_three() {
     }
     let error = Checkpoint::open(&fused(15).source("x.gguf")).unwrap_err().to_string();
     assert!(error.contains("blk.0.attn_qkv.weight"), "{error}");
+}
+
+/// A BERT with this tensor of a classifier.
+fn classifier(tensors: &[(&str, &[usize])]) -> TestFile {
+    let file = keys("bert").key("bert.attention.layer_norm_epsilon", TestValue::F32(0.5));
+    let file =
+        file.key("bert.pooling_type", TestValue::U32(4)).tensor("token_embd.weight", &[8, 3], 0, &[0; 96]);
+    tensors.iter().fold(file, |file, (name, shape)| {
+        let bytes = vec![0; shape.iter().product::<usize>() * 4];
+        file.tensor(name, shape, 0, &bytes)
+    })
+}
+
+#[test]
+fn classifiers_are_read_as_a_whole_or_refused() {
+    const DENSE: (&str, &[usize]) = ("cls.weight", &[8, 8]);
+    const OUT: (&str, &[usize]) = ("cls.output.weight", &[8, 2]);
+    let whole = config(classifier(&[DENSE, OUT]));
+    assert_eq!(whole["architectures"], json!(["BertForSequenceClassification"]));
+    assert_eq!((&whole["num_labels"], whole.get("millrace")), (&json!(2), None));
+    let labels = |names: &'static [&'static str]| {
+        classifier(&[DENSE, OUT]).key("bert.classifier.output_labels", TestValue::Texts(names))
+    };
+    assert_eq!(config(labels(&["no", "yes"]))["id2label"], json!({"0": "no", "1": "yes"}));
+    for (file, text) in [
+        (classifier(&[OUT]), "a classifier without its first layer, cls;"),
+        (classifier(&[DENSE]), "a classifier without a last layer, cls.output;"),
+        (classifier(&[("dense_2.weight", &[8, 8])]), "dense_2.weight belongs to a layer behind the pooling"),
+        (labels(&["no"]), "has 1 entries for 2 outputs"),
+    ] {
+        let refusal = refusal(file);
+        assert!(refusal.contains(text), "{refusal}");
+    }
+    let none = config(classifier(&[]));
+    assert_eq!(none["millrace"], json!({"pooling": {"key": "bert.pooling_type", "type": 4}}));
 }

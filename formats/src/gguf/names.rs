@@ -233,7 +233,40 @@ pub(super) const DEEPSEEK2: Naming = Naming {
     ..LLAMA
 };
 
-/// The same with what chooses keys in long contexts (GLM-5), which is not loaded.
+/// Latent attention in some layers and Kimi Delta Attention in the others (Kimi Linear).
+pub(super) const KIMI_LINEAR: Naming = Naming {
+    recurrent: &[
+        ("ssm_conv1d_q", "self_attn.q_conv1d"),
+        ("ssm_conv1d_k", "self_attn.k_conv1d"),
+        ("ssm_conv1d_v", "self_attn.v_conv1d"),
+        ("ssm_f_a", "self_attn.f_a_proj"),
+        ("ssm_f_b", "self_attn.f_b_proj"),
+        ("ssm_g_a", "self_attn.g_a_proj"),
+        ("ssm_g_b", "self_attn.g_b_proj"),
+        ("ssm_beta", "self_attn.b_proj"),
+        ("ssm_a", "self_attn.A_log"),
+        ("ssm_dt.bias", "self_attn.dt_bias"),
+        ("ssm_norm", "self_attn.o_norm"),
+    ],
+    special: &[
+        ("attn_q_a", "self_attn.q_a_proj"),
+        ("attn_q_a_norm", "self_attn.q_a_layernorm"),
+        ("attn_q_b", "self_attn.q_b_proj"),
+        ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+        ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+        ("attn_kv_b", "self_attn.kv_b_proj"),
+        ("attn_k_b", "self_attn.k_b_proj"),
+        ("attn_v_b", "self_attn.v_b_proj"),
+        ("ffn_gate_inp", "block_sparse_moe.gate"),
+        ("exp_probs_b.bias", "block_sparse_moe.gate.e_score_correction_bias"),
+        ("ffn_gate_shexp", "block_sparse_moe.shared_experts.gate_proj"),
+        ("ffn_up_shexp", "block_sparse_moe.shared_experts.up_proj"),
+        ("ffn_down_shexp", "block_sparse_moe.shared_experts.down_proj"),
+    ],
+    ..LLAMA
+};
+
+/// Latent attention with what chooses keys in long contexts (GLM-5), which is not loaded.
 pub(super) const GLM_DSA: Naming = Naming {
     inner: &[
         ("attn_norm", "input_layernorm"),
@@ -313,6 +346,23 @@ pub(super) const GLM4: Naming = Naming {
     ],
     ..LLAMA
 };
+
+/// InternLM2.
+pub(super) const INTERNLM2: Naming = Naming {
+    outer: &[("token_embd", "model.tok_embeddings"), ("output_norm", "model.norm"), ("output", "output")],
+    special: &[
+        ("attn_norm", "attention_norm"),
+        ("attn_output", "attention.wo"),
+        ("ffn_norm", "ffn_norm"),
+        ("ffn_gate", "feed_forward.w1"),
+        ("ffn_up", "feed_forward.w3"),
+        ("ffn_down", "feed_forward.w2"),
+    ],
+    ..LLAMA
+};
+
+/// GLM-4 in the layout of transformers, with gate and up in one tensor.
+pub(super) const GLM: Naming = Naming { special: &[("ffn_up", "mlp.gate_up_proj")], ..LLAMA };
 
 /// Short convolutions, with or without experts (LFM2). The norm at the end has the name of one
 /// after the embedding.
@@ -424,6 +474,10 @@ pub(super) const CHATGLM: Naming = Naming {
     inner: &[
         ("attn_norm", "input_layernorm"),
         ("attn_qkv", "self_attention.query_key_value"),
+        // Files of models in the layout of transformers have three tensors.
+        ("attn_q", "self_attn.q_proj"),
+        ("attn_k", "self_attn.k_proj"),
+        ("attn_v", "self_attn.v_proj"),
         ("attn_output", "self_attention.dense"),
         ("ffn_norm", "post_attention_layernorm"),
         ("ffn_up", "mlp.dense_h_to_4h"),

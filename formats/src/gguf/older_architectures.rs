@@ -16,9 +16,18 @@ const GPT2: Architecture = Architecture {
     ..PLAIN
 };
 
-/// The families before Llama.
+/// The families before Llama, and the first Qwen, whose names are those of GPT-2.
 pub(super) const OLDER: &[Architecture] = &[
     GPT2,
+    Architecture {
+        name: "qwen",
+        model_type: "qwen",
+        class: "QWenLMHeadModel",
+        epsilon: ("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
+        naming: older_names::QWEN,
+        adapt: older::qwen,
+        ..PLAIN
+    },
     Architecture {
         name: "starcoder",
         model_type: "gpt_bigcode",

@@ -76,3 +76,19 @@ pub(super) const MPT: Naming = Naming {
     ],
     ..GPT2
 };
+
+/// Qwen of the first version. The first of its matrices is the one that is not activated.
+pub(super) const QWEN: Naming = Naming {
+    layers: "transformer.h.",
+    outer: &[("token_embd", "transformer.wte"), ("output_norm", "transformer.ln_f"), ("output", "lm_head")],
+    inner: &[
+        ("attn_norm", "ln_1"),
+        ("attn_qkv", "attn.c_attn"),
+        ("attn_output", "attn.c_proj"),
+        ("ffn_norm", "ln_2"),
+        ("ffn_gate", "mlp.w2"),
+        ("ffn_up", "mlp.w1"),
+        ("ffn_down", "mlp.c_proj"),
+    ],
+    ..GPT2
+};

@@ -56,6 +56,7 @@ pub(super) fn read(header: &Header<'_>) -> Result<Option<TokenizerData>, Error> 
         merges: header.array(MERGES, |array, key| array.texts(key))?.unwrap_or_default(),
         add_bos: flag("add_bos_token")?,
         add_eos: flag("add_eos_token")?,
+        add_sep: flag("add_sep_token")?,
         add_space_prefix: flag("add_space_prefix")?,
         remove_extra_whitespaces: flag("remove_extra_whitespaces")?,
         precompiled_charsmap: header

@@ -28,6 +28,8 @@ pub enum GgufValue {
     I32s(Vec<i32>),
     /// A list of truth values.
     Bools(Vec<bool>),
+    /// A list of bytes.
+    Bytes(Vec<u8>),
 }
 
 /// The type of a tensor that is written.
@@ -139,6 +141,10 @@ fn write_value(bytes: &mut Vec<u8>, value: &GgufValue) {
         GgufValue::Bools(values) => {
             array(bytes, 7, values.len());
             bytes.extend(values.iter().map(|&value| u8::from(value)));
+        }
+        GgufValue::Bytes(values) => {
+            array(bytes, 0, values.len());
+            bytes.extend(values);
         }
         GgufValue::I32s(numbers) => {
             array(bytes, 5, numbers.len());

@@ -41,10 +41,40 @@ impl CharsMap {
         Ok(Some(CharsMap { units: units.collect(), replacements: replacements.to_owned() }))
     }
 
+    /// Checks every place that a search can reach, for a reader that does not check it itself.
+    ///
+    /// # Errors
+    /// [`VocabularyError::Format`] if a place is outside of the table, or a replacement begins
+    /// outside of the text or within a character.
+    pub fn check(&self) -> Result<(), VocabularyError> {
+        let wrong = |reason| VocabularyError::format(FORMAT, reason);
+        let unit = |at: usize| {
+            let unit = self.units.get(at).copied();
+            unit.ok_or_else(|| wrong("its table of characters refers to a place outside of it"))
+        };
+        let mut is_known = vec![false; self.units.len()];
+        let mut open = vec![offset(unit(0)?)];
+        while let Some(children) = open.pop() {
+            for byte in 1..=255 {
+                let at = children ^ byte;
+                let child = unit(at)?;
+                if child & (1 << 31 | 0xFF) != byte as u32 || std::mem::replace(&mut is_known[at], true) {
+                    continue;
+                }
+                let below = at ^ offset(child);
+                open.push(below);
+                let value = (child & (1 << 8) != 0).then(|| unit(below)).transpose()?;
+                let is_text = |value| self.replacements.is_char_boundary((value & !(1 << 31)) as usize);
+                if value.is_some_and(|value| !is_text(value)) {
+                    return Err(wrong("its table of characters refers to a place outside of its texts"));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the length in bytes of the longest key at the start of a text, and its replacement.
     pub fn longest(&self, text: &str) -> Option<(usize, &str)> {
-        // A unit has a label of one byte, a mark for a value, and the offset of its children.
-        let offset = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
         let mut at = offset(*self.units.first()?);
         let mut found = None;
         for (index, byte) in text.bytes().take(MAX_KEY_BYTES).enumerate() {
@@ -68,4 +98,10 @@ impl CharsMap {
         let rest = self.replacements.get(start..)?;
         Some((length, rest.split('\0').next().unwrap_or_default()))
     }
+}
+
+/// Returns the offset of the children of a unit, which also has a label of one byte and a mark for
+/// a value.
+fn offset(unit: u32) -> usize {
+    ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize
 }

@@ -1,6 +1,11 @@
 //! A tokenizer as model files store it that have no `tokenizer.json`.
 
+use serde_json::Value;
+
 use super::PieceKind;
+
+/// The reason why a model file cannot have a tokenizer.
+pub(super) type Refusal = String;
 
 /// The tokenizer of a model file, as it is stored. Building a tokenizer from it is not the task of
 /// this crate.
@@ -28,6 +33,8 @@ pub struct TokenizerData {
     pub add_bos: Option<bool>,
     /// Whether the end token comes after each text.
     pub add_eos: Option<bool>,
+    /// Whether the separator comes between two texts.
+    pub add_sep: Option<bool>,
     /// Whether a space is added before each text.
     pub add_space_prefix: Option<bool>,
     /// Whether successive spaces become one.
@@ -63,4 +70,52 @@ pub struct SpecialTokenIds {
     pub mask: Option<u32>,
     /// The token whose output classifies a text.
     pub cls: Option<u32>,
+}
+
+impl TokenizerData {
+    /// Returns the tokens of the rows of an embedding, of which none is known yet.
+    pub(super) fn unused(rows: usize) -> Self {
+        TokenizerData {
+            tokens: (0..rows).map(|id| format!("[PAD{id}]")).collect(),
+            kinds: vec![PieceKind::Unused; rows],
+            ..TokenizerData::default()
+        }
+    }
+
+    /// Sets the text and the kind of the token of a row.
+    pub(super) fn set(&mut self, id: usize, text: &str, kind: PieceKind) -> Result<(), Refusal> {
+        let rows = self.tokens.len();
+        let (Some(token), Some(known)) = (self.tokens.get_mut(id), self.kinds.get_mut(id)) else {
+            return Err(format!("its token {text:?} has the id {id}, and the embedding has {rows} rows"));
+        };
+        text.clone_into(token);
+        *known = kind;
+        Ok(())
+    }
+
+    /// Sets the tokens that are looked for in a text before it is divided. `unknown` is the text of
+    /// the one for text that the vocabulary does not cover.
+    pub(super) fn set_added(&mut self, json: &Value, unknown: Option<&str>) -> Result<(), Refusal> {
+        for added in json.get("added_tokens").and_then(Value::as_array).into_iter().flatten() {
+            let text = added.get("content").and_then(Value::as_str).ok_or("an added token has no text")?;
+            let kind = match added.get("special").and_then(Value::as_bool) {
+                _ if unknown == Some(text) => PieceKind::Unknown,
+                Some(true) => PieceKind::Control,
+                _ => PieceKind::UserDefined,
+            };
+            self.set(id_of(added.get("id"))?, text, kind)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the id of the token with this text.
+    pub(super) fn id(&self, text: &str) -> Option<u32> {
+        self.tokens.iter().position(|token| token == text).map(|id| id as u32)
+    }
+}
+
+/// Returns the id in a `tokenizer.json`.
+pub(super) fn id_of(value: Option<&Value>) -> Result<usize, Refusal> {
+    let id = value.and_then(Value::as_u64).and_then(|id| usize::try_from(id).ok());
+    id.ok_or_else(|| "a token has no id".to_owned())
 }

@@ -36,14 +36,15 @@ pub struct MergedVocabulary {
 /// A vocabulary of a GGUF file.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GgufVocabulary {
-    /// Pieces with scores: the kinds `llama` and `t5`.
+    /// Pieces with scores: the kind `llama`.
     Pieces(PieceVocabulary),
     /// Tokens with merges: the kinds `gpt2` and `gemma4`.
     Merged(MergedVocabulary),
 }
 
 impl TokenizerData {
-    /// Converts the metadata.
+    /// Converts the metadata of a kind that does not become a `tokenizer.json`, as `bert` and `t5`
+    /// do.
     ///
     /// # Errors
     /// [`VocabularyError`] if the lists contradict each other, or the kind is not supported.
@@ -57,12 +58,11 @@ impl TokenizerData {
             }
         }
         match self.model.as_str() {
-            "llama" => self.into_pieces(PieceAlgorithm::Bpe).map(GgufVocabulary::Pieces),
-            "t5" => self.into_pieces(PieceAlgorithm::Unigram).map(GgufVocabulary::Pieces),
+            "llama" => self.into_pieces().map(GgufVocabulary::Pieces),
             "gpt2" => self.into_merged(MergeAlphabet::Bytes).map(GgufVocabulary::Merged),
             "gemma4" => self.into_merged(MergeAlphabet::Characters).map(GgufVocabulary::Merged),
             other => Err(VocabularyError::Unsupported(format!(
-                "its tokenizer is of the kind {other:?}, and only llama, gpt2, t5 and gemma4 are supported"
+                "its tokenizer is of the kind {other:?}, and only llama, gpt2, t5, bert and gemma4 are supported"
             ))),
         }
     }
@@ -74,7 +74,7 @@ impl TokenizerData {
         }
     }
 
-    fn into_pieces(self, algorithm: PieceAlgorithm) -> Result<PieceVocabulary, VocabularyError> {
+    fn into_pieces(self) -> Result<PieceVocabulary, VocabularyError> {
         let kinds = self.piece_kinds();
         let scores = self.scores.into_iter().chain(std::iter::repeat(0.0));
         let pieces = self.tokens.into_iter().zip(scores).zip(&kinds);
@@ -86,11 +86,9 @@ impl TokenizerData {
             escape_whitespaces: true,
         };
         let byte_fallback = kinds.contains(&PieceKind::Byte);
-        let (bos, eos) = match algorithm {
-            // The ids that are meant if the keys are absent.
-            PieceAlgorithm::Bpe => (self.special.bos.or(Some(1)), self.special.eos.or(Some(2))),
-            PieceAlgorithm::Unigram => (self.special.bos, self.special.eos.or(Some(1))),
-        };
+        // The ids that are meant if the keys are absent.
+        let (bos, eos) = (self.special.bos.or(Some(1)), self.special.eos.or(Some(2)));
+        let algorithm = PieceAlgorithm::Bpe;
         PieceVocabulary { pieces, algorithm, normalization, byte_fallback, bos, eos }.checked()
     }
 

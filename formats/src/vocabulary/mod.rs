@@ -13,10 +13,15 @@ mod gguf;
 mod llama2c;
 mod pieces;
 mod sentencepiece;
+mod split_patterns;
 mod tekken;
 #[cfg(test)]
 mod tests;
 mod tiktoken;
+mod tokenizer_json;
+#[cfg(test)]
+mod tokenizer_json_tests;
+mod unigram_json;
 
 pub use bytes::{AddedVocabularyToken, ByteVocabulary};
 pub use chars_map::CharsMap;
@@ -27,6 +32,7 @@ pub use llama2c::read_llama2c;
 pub(crate) use pieces::is_byte_name;
 pub use pieces::{Piece, PieceAlgorithm, PieceKind, PieceNormalization, PieceVocabulary};
 pub use sentencepiece::read_sentencepiece;
+pub use split_patterns::{ignores_merges, split_expressions};
 pub use tekken::{TekkenVocabulary, read_tekken};
 pub use tiktoken::{is_tiktoken, read_tiktoken};
 

@@ -66,13 +66,12 @@ pub(super) struct NormalizerMessage {
 }
 
 impl TokenizerData {
-    /// Returns the same vocabulary as a SentencePiece model, or `None` if it is of another kind.
+    /// Returns the same vocabulary as a SentencePiece model, or `None` if it is no byte-pair
+    /// encoding of characters.
     pub fn sentencepiece_model(&self) -> Option<Vec<u8>> {
-        let model_type = match self.model.as_str() {
-            "llama" => 2,
-            "t5" => 1,
-            _ => return None,
-        };
+        if self.model != "llama" {
+            return None;
+        }
         let piece = |(id, text): (usize, &String)| PieceMessage {
             piece: Some(text.clone()),
             score: Some(self.scores.get(id).copied().unwrap_or(0.0)),
@@ -81,7 +80,7 @@ impl TokenizerData {
         let id = |id: Option<u32>| Some(id.and_then(|id| i32::try_from(id).ok()).unwrap_or(-1));
         let text = |id: Option<u32>| id.and_then(|id| self.tokens.get(id as usize)).cloned();
         let trainer = TrainerMessage {
-            model_type: Some(model_type),
+            model_type: Some(2),
             byte_fallback: Some(self.kinds.contains(&PieceKind::Byte)),
             bos_id: id(self.special.bos),
             eos_id: id(self.special.eos),

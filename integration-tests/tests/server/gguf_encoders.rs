@@ -1,5 +1,6 @@
 //! Tests encoders in GGUF files with the real binary: a file gives the same vectors as the same
-//! checkpoint in safetensors, with the pooling and the tokenizer that the file has.
+//! checkpoint in safetensors, with the pooling and the tokenizer that the file has, and the same
+//! scores of classifiers.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -85,4 +86,47 @@ fn vectors_of_bert_files_are_those_of_safetensors() {
 fn vectors_of_modernbert_and_gemma_files_are_those_of_safetensors() {
     check("modernbert", "cls", "mean");
     check("gemma3_both_ways", "lasttoken", "mean");
+}
+
+/// Returns the scores of texts for a query, and the outputs of the classifier for pairs of texts.
+fn outputs(server: &Server, path: &str) -> Vec<(String, f64)> {
+    let query = TEXTS[0];
+    let body = match path {
+        "/rerank" => json!({"query": query, "texts": TEXTS, "raw_scores": true}),
+        _ => json!({"inputs": TEXTS.map(|text| [query, text]), "raw_scores": true}),
+    };
+    let answer = post(&server.url(path), &body);
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let mut found = Vec::new();
+    let mut open = vec![&answer.body];
+    while let Some(value) = open.pop() {
+        match value {
+            Value::Array(values) => open.extend(values),
+            one => {
+                let name = one.get("label").or(one.get("index")).map(Value::to_string).unwrap();
+                found.push((name, one["score"].as_f64().unwrap()));
+            }
+        }
+    }
+    found.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    found
+}
+
+#[test]
+fn scores_of_classifier_files_are_those_of_safetensors() {
+    for (name, path, count) in [
+        ("bert_scores", "/rerank", 3),
+        ("bert_pairs", "/predict", 9),
+        ("modernbert_scores", "/rerank", 3),
+        ("modernbert_scores_mean", "/rerank", 3),
+    ] {
+        let (twin, file) = (twin(name), folder().join("golden-gguf/encoders").join(format!("{name}.gguf")));
+        let found = outputs(&start(&file, &[]), path);
+        let expected = outputs(&start(twin.path(), &[]), path);
+        assert_eq!(found.len(), count, "{name}: {found:?}");
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!(found.0, expected.0, "{name}");
+            assert!((found.1 - expected.1).abs() < 1e-5, "{name}: {found:?} is not {expected:?}");
+        }
+    }
 }

@@ -43,3 +43,17 @@ fn written_gguf_files_give_the_states_of_transformers() {
     }
     assert!(written >= 12, "{written} checkpoints were written");
 }
+
+/// An InternLM3 without biases is a Llama with another name.
+#[test]
+fn internlm3_is_written_as_a_llama() {
+    let new = tempfile::tempdir().unwrap();
+    let from = repository().join("integration-tests/golden/llama_gqa");
+    std::fs::copy(from.join("model.safetensors"), new.path().join("model.safetensors")).unwrap();
+    let config = std::fs::read_to_string(from.join("config.json")).unwrap();
+    let renamed =
+        config.replace("\"llama\"", "\"internlm3\"").replace("LlamaForCausalLM", "InternLM3ForCausalLM");
+    std::fs::write(new.path().join("config.json"), &renamed).unwrap();
+    let file = write(new.path(), new.path()).unwrap();
+    assert!(golden::check("llama_gqa", &Source::File(file)) >= 2);
+}

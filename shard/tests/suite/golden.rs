@@ -322,6 +322,16 @@ fn gguf_files_give_the_logits_of_transformers() {
     }
 }
 
+/// The package has written the weights of a Llama as a file of InternLM2, and those of a Qwen2 as
+/// one of the first Qwen. Both families compute the same under other names.
+#[test]
+fn gguf_files_of_renamed_families_give_the_logits_of_transformers() {
+    for (architecture, case) in [("internlm2", "llama_gqa"), ("qwen", "qwen2")] {
+        let file = folder().join(format!("../golden-gguf/{architecture}/{case}.gguf"));
+        assert!(check(case, &Source::File(file)) >= 2, "{architecture}");
+    }
+}
+
 /// Tokens that are generated where a checkpoint is computed once more in another way.
 const FEW: usize = 3;
 

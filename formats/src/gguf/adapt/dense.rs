@@ -81,11 +81,16 @@ pub(in super::super) fn olmo2(model: &Model<'_>, config: &mut Config) -> Result<
 pub(in super::super) fn glm4(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
     const SECTIONS: &str = "rope.dimension_sections";
     if model.header.value(&model.key(SECTIONS)).is_some() {
-        let reason = "says that positions have several dimensions, and the converter has reordered the features of heads \
-                      for them; take the model in Hugging Face layout instead";
-        return Err(model.fault(SECTIONS, reason.to_owned()));
+        // The converter has reordered query and key, so that halves are rotated as llama.cpp
+        // rotates positions of several dimensions. A text has equal positions in all of them.
+        config.insert("millrace".into(), json!({"rope_interleaved": false}));
     }
     biases(model, config, &[("attn_q", "attention_bias")]);
+    Ok(())
+}
+
+pub(in super::super) fn internlm2(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    biases(model, config, &[("attn_q", "bias")]);
     Ok(())
 }
 

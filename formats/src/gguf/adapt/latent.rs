@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::super::model::Model;
 use super::experts::{routed_experts, sigmoid_experts};
-use super::keys::{Config, SIGMOID, SOFTMAX, copy_counts, insist_on_gating};
+use super::keys::{Config, SIGMOID, SOFTMAX, check_count, copy_counts, insist_on_gating};
 use crate::error::Error;
 
 /// Adds latent attention. A router with a softmax is one of DeepSeek-V2, and one with sigmoids one
@@ -42,6 +42,47 @@ pub(in super::super) fn glm_dsa(model: &Model<'_>, config: &mut Config) -> Resul
     ];
     copy_counts(model, config, &keys)?;
     sigmoid_experts(model, config)
+}
+
+/// Adds latent attention, Kimi Delta Attention in the layers that have no key and value heads, and
+/// experts. Both kinds of layers have as many heads.
+pub(in super::super) fn kimi_linear(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    const KV_HEADS: &str = "attention.head_count_kv";
+    latent_attention(model, config)?;
+    sigmoid_experts(model, config)?;
+    copy_counts(model, config, &[("leading_dense_block_count", "first_k_dense_replace")])?;
+    for (usual, own) in [
+        ("num_experts_per_tok", "num_experts_per_token"),
+        ("n_routed_experts", "num_experts"),
+        ("n_shared_experts", "num_shared_experts"),
+        ("n_group", "num_expert_group"),
+    ] {
+        if let Some(value) = config.remove(usual) {
+            config.insert(own.into(), value);
+        }
+    }
+    // llama.cpp gives the weights of the chosen experts the sum 1.
+    config.remove("norm_topk_prob");
+    let normed = model.header.truth(&model.key("expert_weights_norm"))?.unwrap_or(true);
+    config.insert("moe_renormalize".into(), normed.into());
+    let heads = model.layer_counts(KV_HEADS)?;
+    check_count(model, KV_HEADS, heads.len())?;
+    let layers = |is_recurrent: bool| -> Vec<usize> {
+        (1..)
+            .zip(&heads)
+            .filter(|(_, heads)| (**heads == 0) == is_recurrent)
+            .map(|(layer, _)| layer)
+            .collect()
+    };
+    let recurrent = json!({
+        "num_heads": model.count("attention.head_count")?,
+        "head_dim": model.count("kda.head_dim")?,
+        "short_conv_kernel_size": model.count("ssm.conv_kernel")?,
+        "kda_layers": layers(true),
+        "full_attn_layers": layers(false),
+    });
+    config.insert("linear_attn_config".into(), recurrent);
+    Ok(())
 }
 
 /// Adds the sizes of latent attention. In newer files, the lengths of keys and values are the

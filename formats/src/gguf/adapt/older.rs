@@ -30,6 +30,19 @@ pub(in super::super) fn gpt2(_: &Model<'_>, config: &mut Config) -> Result<(), E
     Ok(())
 }
 
+/// Renames the keys of the first Qwen. The width in the file is the one of gate and up together, as
+/// in its configuration.
+pub(in super::super) fn qwen(_: &Model<'_>, config: &mut Config) -> Result<(), Error> {
+    let keys = [
+        ("head_dim", "kv_channels"),
+        ("max_position_embeddings", "seq_length"),
+        ("rope_theta", "rotary_emb_base"),
+        ("partial_rotary_factor", "rotary_pct"),
+    ];
+    rename(config, &keys);
+    Ok(())
+}
+
 /// Adds the only key and value head of StarCoder. With more heads, the order of the rows of query,
 /// key and value would be in doubt.
 pub(in super::super) fn starcoder(model: &Model<'_>, config: &mut Config) -> Result<(), Error> {

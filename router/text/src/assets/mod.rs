@@ -166,6 +166,7 @@ impl TextAssets {
 fn of_model_file(data: TokenizerData) -> Result<TokenizerSource, VocabularyError> {
     match data.model.as_str() {
         "bert" => word_pieces::tokenizer_json_of_file(&data).map(TokenizerSource::Json),
+        "t5" => data.unigram_json().map(|json| TokenizerSource::Json(json.into_bytes())),
         _ => Vocabulary::from_gguf(data).map(TokenizerSource::from),
     }
 }

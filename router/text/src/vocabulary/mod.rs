@@ -8,7 +8,8 @@ mod bpe;
 #[cfg(test)]
 mod gguf_tests;
 mod library;
-mod patterns;
+#[cfg(test)]
+mod pattern_tests;
 mod pieces;
 #[cfg(test)]
 mod tests;
@@ -18,7 +19,8 @@ use std::collections::HashSet;
 use library::TextModel;
 pub(super) use library::{Library, TextNormalizer};
 use millrace_formats::vocabulary::{
-    MergeAlphabet, MergedVocabulary, PieceKind, PieceNormalization, PieceVocabulary,
+    MergeAlphabet, MergedVocabulary, PieceKind, PieceNormalization, PieceVocabulary, ignores_merges,
+    split_expressions,
 };
 use pieces::{PieceModel, PieceNormalizer, Symbols};
 use serde_json::{Value, json};
@@ -169,12 +171,12 @@ fn pieces(
 }
 
 fn merged(vocabulary: &MergedVocabulary) -> Result<TextModel, TextError> {
-    let model = bpe::from_merges(vocabulary, patterns::ignores_merges(&vocabulary.pre))?;
+    let model = bpe::from_merges(vocabulary, ignores_merges(&vocabulary.pre))?;
     Ok(ModelWrapper::BPE(model).into())
 }
 
 fn named(pattern: &str) -> Result<&'static [&'static str], TextError> {
-    patterns::named(pattern).ok_or_else(|| {
+    split_expressions(pattern).ok_or_else(|| {
         TextError::Vocabulary(format!(
             "texts are split by the pattern {pattern:?}, which is not known; use a tokenizer.json instead"
         ))

@@ -152,7 +152,8 @@ fn tensor(
 
 /// Returns the tokenizer, if a file can hold it: one whose tokens have scores.
 fn vocabulary(model: &Model<'_>, notes: &mut Vec<String>) -> Result<Option<TokenizerData>, ConvertError> {
-    let found = tokenizer::of(model, None)?.data.filter(|data| !data.scores.is_empty());
+    let found =
+        tokenizer::of(model, None)?.data.filter(|data| data.model == "llama" && !data.scores.is_empty());
     if found.is_none() {
         notes.push("the format cannot hold this tokenizer: put tokenizer.json beside the file".to_owned());
     }

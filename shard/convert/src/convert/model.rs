@@ -85,6 +85,12 @@ impl Model<'_> {
     pub(super) fn check_order(&self) -> Result<(), ConvertError> {
         const KEPT: [&str; 3] = ["strided_value_heads", "stacked_qkv", "by_output"];
         let changes = self.config.get("millrace");
+        if changes.and_then(|changes| changes.get("rope_interleaved")) == Some(&Value::Bool(false)) {
+            return Err(self.unsupported(
+                "its converter has reordered query and key, which the family has as pairs; convert the model in \
+                 Hugging Face layout instead",
+            ));
+        }
         match KEPT.iter().find(|key| changes.and_then(|changes| changes.get(**key)).is_some()) {
             None => Ok(()),
             Some(key) => Err(self.unsupported(format!(

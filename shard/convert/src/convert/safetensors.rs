@@ -186,6 +186,8 @@ fn files(model: &Model<'_>, folder: &Partial, cut: Option<&Slimmed>) -> Result<V
     if !has_tokenizer {
         if let Some(json) = &data.huggingface_json {
             folder.write("tokenizer.json", json.as_bytes())?;
+        } else if let Some(json) = (data.model == "t5").then(|| data.unigram_json().ok()).flatten() {
+            folder.write("tokenizer.json", json.as_bytes())?;
         } else if let Some(message) = data.sentencepiece_model() {
             folder.write("tokenizer.model", &message)?;
         } else {

@@ -257,10 +257,14 @@ pub(super) fn activation_of(
 /// the rows of query and key. The readers of model files say so in an object of its own.
 fn rope_style(config: &Config, usual: RopeStyle) -> Result<RopeStyle, ConfigError> {
     let interleaved = match config.object("millrace")? {
-        Some(changes) => changes.flag("rope_interleaved", false)?,
-        None => false,
+        Some(changes) => changes.optional("rope_interleaved")?,
+        None => None,
     };
-    Ok(if interleaved { RopeStyle::Interleaved } else { usual })
+    Ok(match interleaved {
+        Some(true) => RopeStyle::Interleaved,
+        Some(false) => RopeStyle::Half,
+        None => usual,
+    })
 }
 
 fn heads(config: &Config, traits: &Traits, hidden: usize) -> Result<QkvLayout, ConfigError> {

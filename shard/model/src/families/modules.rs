@@ -42,10 +42,15 @@ pub(crate) struct Modules {
 /// If the model is not supported.
 pub(crate) fn modules(source: &Source, overrides: &Overrides) -> Result<Modules, LoadError> {
     let Description { config, family, spec, .. } = load::read(source, overrides)?;
-    let interleaved = match config.object("millrace")? {
-        Some(changes) => changes.flag("rope_interleaved", false)?,
-        None => false,
+    let interleaved: Option<bool> = match config.object("millrace")? {
+        Some(changes) => changes.optional("rope_interleaved")?,
+        None => None,
     };
+    if interleaved == Some(false) {
+        let reason = "adapters have the features of heads in another order than this file";
+        return Err(config.unsupported("millrace", reason).into());
+    }
+    let interleaved = interleaved == Some(true);
     // Adapters have the layout of transformers, whatever a converter has done to the weights.
     let has_factors = matches!(source, Source::File(_)) && family.model_type == "falcon_h1";
     Ok(Modules { spec, names: family.names, interleaved, has_factors })

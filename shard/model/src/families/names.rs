@@ -172,21 +172,16 @@ impl Names {
     }
 
     /// Returns the pieces of a weight in checkpoints that store it in the usual tensors, although
-    /// the family's have all experts in one tensor, gate and up, or all inputs of a recurrence, in
-    /// two tensors for keys and values from latents, or a tensor for the norm of each head. GGUF
-    /// files are read so. There are none for other weights.
+    /// the family's have all experts in one tensor, query, key and value, gate and up, or all
+    /// inputs of a recurrence, in two tensors for keys and values from latents, or a tensor for the
+    /// norm of each head. GGUF files are read so. There are none for other weights.
     pub(super) fn usual_pieces(&self, spec: &DecoderSpec, slot: WeightSlot) -> Vec<Piece> {
         let may_be_fused = matches!(
             slot,
             WeightSlot::Recurrent(_, RecurrentSlot::In)
-                | WeightSlot::Layer(
-                    _,
-                    LayerSlot::GateUp
-                        | LayerSlot::SharedGateUp
-                        | LayerSlot::LatentUp
-                        | LayerSlot::QHeadsNorm
-                        | LayerSlot::KHeadsNorm
-                )
+                | WeightSlot::Layer(_, LayerSlot::Qkv | LayerSlot::QkvBias | LayerSlot::LatentUp)
+                | WeightSlot::Layer(_, LayerSlot::GateUp | LayerSlot::SharedGateUp)
+                | WeightSlot::Layer(_, LayerSlot::QHeadsNorm | LayerSlot::KHeadsNorm)
         );
         if !slot.info().per_expert && !may_be_fused {
             return Vec::new();
@@ -197,6 +192,7 @@ impl Names {
         let names = Names {
             tensors: WeightSlot::usual_tensors,
             experts: StackedExperts::ByOutput,
+            grouped_qkv: false,
             grouped_recurrent: false,
             ..*self
         };

@@ -119,11 +119,7 @@ impl StoredModel {
         );
         // A file that has names for both has the tensors of newer converters, which are split.
         let [first, second] = if is_split { [usual, own] } else { [own, usual] };
-        // A family may have query, key and value in one tensor, and the file in three.
-        let apart = Names { tensors: WeightSlot::usual_tensors, grouped_qkv: false, ..*names };
-        let is_qkv = matches!(slot, WeightSlot::Layer(_, LayerSlot::Qkv | LayerSlot::QkvBias));
-        let third = if is_qkv { apart.pieces(&self.spec, slot) } else { Vec::new() };
-        let choices = [first, second, third];
+        let choices = [first, second];
         let mut unknown = None;
         for mut pieces in choices.into_iter().filter(|pieces| !pieces.is_empty()) {
             for piece in &mut pieces {

@@ -11,8 +11,8 @@ use millrace_formats::GgufValue;
 use millrace_model::{Attention, ExpertsSpec, LatentPlan, Mlp, NormKind, RecurrentLayer};
 
 /// The architectures whose keys say how scores of experts become weights.
-const WEIGHTED_EXPERTS: [&str; 6] =
-    ["glm4moe", "dots1", "deepseek2", "mistral4", "nemotron_h_moe", "exaone-moe"];
+const WEIGHTED_EXPERTS: [&str; 7] =
+    ["glm4moe", "dots1", "deepseek2", "kimi-linear", "mistral4", "nemotron_h_moe", "exaone-moe"];
 
 /// The keys of a configuration with the number of shared experts.
 const SHARED_EXPERTS: [&str; 3] = ["n_shared_experts", "num_shared_experts", "moe_num_shared_experts"];
@@ -51,7 +51,10 @@ impl Described<'_> {
         keys.count("embedding_length", spec.hidden);
         keys.count("block_count", spec.layers.len());
         keys.count("vocab_size", spec.vocab);
-        keys.counts("feed_forward_length", &self.widths());
+        // Files of the first Qwen have the width of gate and up together.
+        let share = if self.is(&["qwen"]) { 2 } else { 1 };
+        let widths: Vec<usize> = self.widths().iter().map(|width| width * share).collect();
+        keys.counts("feed_forward_length", &widths);
         match spec.norm.kind {
             NormKind::Rms { eps, .. } | NormKind::Layer { eps, .. } => {
                 keys.number(self.architecture.epsilon(), eps.into());
@@ -167,6 +170,9 @@ impl Described<'_> {
             return keys.count("shortconv.l_cache", recurrent.taps);
         }
         keys.count("ssm.conv_kernel", recurrent.taps);
+        if self.is(&["kimi-linear"]) {
+            return keys.count("kda.head_dim", recurrent.heads.key_dim);
+        }
         keys.count("ssm.state_size", recurrent.heads.key_dim);
         keys.count("ssm.group_count", recurrent.heads.key_heads);
         keys.count("ssm.time_step_rank", recurrent.heads.heads);

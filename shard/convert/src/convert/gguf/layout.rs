@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use millrace_formats::{GgufArchitecture, GgufTensor, GgufType};
 use millrace_model::families::{NewRows, RowSource, StoredModel};
 use millrace_model::{
-    DecoderSpec, FeatureBlock, HeadNormPlan, LayerSlot, RecurrentRule, RecurrentSlot, WeightSlot,
+    DecoderSpec, FeatureBlock, HeadNormPlan, LayerSlot, RecurrentLayer, RecurrentRule, RecurrentSlot,
+    WeightSlot,
 };
 use millrace_numbers::DType;
 
@@ -115,6 +116,11 @@ fn is_kept_precise(slot: WeightSlot) -> bool {
     matches!(slot, WeightSlot::Positions | WeightSlot::Layer(_, LayerSlot::Router | LayerSlot::SharedGate))
 }
 
+/// Returns whether each feature of keys decays by itself (Kimi Linear).
+fn is_by_channel(layer: &RecurrentLayer) -> bool {
+    matches!(layer.rule, RecurrentRule::ChannelDelta { .. })
+}
+
 /// Changes the shape of a tensor to the one that files have, with the same elements.
 fn stored_shape(slot: WeightSlot, spec: &DecoderSpec, shape: &mut Vec<usize>) {
     let len = shape.iter().product::<usize>();
@@ -128,6 +134,13 @@ fn stored_shape(slot: WeightSlot, spec: &DecoderSpec, shape: &mut Vec<usize>) {
             *shape = vec![len / head_dim, head_dim];
         }
         (WeightSlot::Layer(_, LayerSlot::SharedGate), _) => *shape = vec![len],
+        // Files of Kimi Linear have axes of length 1.
+        (WeightSlot::Recurrent(_, RecurrentSlot::Conv), Some(layer)) if is_by_channel(layer) => {
+            *shape = vec![1, len / layer.taps.max(1), 1, layer.taps];
+        }
+        (WeightSlot::Recurrent(_, RecurrentSlot::DecayLog), Some(layer)) if is_by_channel(layer) => {
+            *shape = vec![1, 1, len, 1];
+        }
         (WeightSlot::Recurrent(_, RecurrentSlot::Conv), Some(layer)) => {
             *shape = vec![len / layer.taps.max(1), layer.taps];
         }

@@ -21,8 +21,8 @@ use millrace_formats::{
     Error, FileFault, GgufArchitecture, GgufOrder, GgufTensor, GgufType, GgufValue, Source, gguf_config,
     gguf_header, gguf_padding,
 };
-use millrace_model::WeightSlot;
 use millrace_model::families::{self, StoredModel};
+use millrace_model::{DecoderSpec, WeightSlot};
 use serde_json::Value;
 
 use super::error::ConvertError;
@@ -39,6 +39,9 @@ use rows::Reordered;
 
 /// The architecture whose files have factors in their weights.
 const WITH_FACTORS: &str = "falcon-h1";
+
+/// The number of the pooling of a classifier.
+const RANK: u64 = 4;
 
 /// A file before it is written.
 struct NewGguf<'a> {
@@ -60,7 +63,7 @@ pub(super) fn write(
     }
     let stored = StoredModel::open(model.source)?;
     let mut new = describe(model, &stored, kind)?;
-    let mut notes = other_keys(model, stored.spec().vocab, &mut new.keys)?;
+    let mut notes = other_keys(model, stored.spec(), &mut new.keys)?;
     let error = |source| ConvertError::File { path: place.display().to_string(), source };
     let headers = new.headers();
     let header = gguf_header(&new.keys.list, &headers).map_err(error)?;
@@ -166,7 +169,7 @@ impl<'a> NewGguf<'a> {
     }
 
     /// Returns the specification that the file is read with.
-    fn read_again(&self) -> Result<millrace_model::DecoderSpec, String> {
+    fn read_again(&self) -> Result<DecoderSpec, String> {
         const NAME: &str = "the new file";
         let headers = self.headers();
         let mut begin = gguf_header(&self.keys.list, &headers).map_err(|error| error.to_string())?;
@@ -206,7 +209,7 @@ impl Reordered<'_> {
 
 /// Adds the name of the model, the pooling of its vectors and its tokenizer. Returns what the user
 /// should know.
-fn other_keys(model: &Model<'_>, rows: usize, keys: &mut Keys) -> Result<Vec<String>, ConvertError> {
+fn other_keys(model: &Model<'_>, spec: &DecoderSpec, keys: &mut Keys) -> Result<Vec<String>, ConvertError> {
     let name = match model.source {
         Source::Directory(path) | Source::File(path) => {
             path.file_stem().unwrap_or_default().to_string_lossy().into()
@@ -214,14 +217,16 @@ fn other_keys(model: &Model<'_>, rows: usize, keys: &mut Keys) -> Result<Vec<Str
         Source::Memory(_) => "demo".to_owned(),
     };
     keys.list.push(("general.name".to_owned(), GgufValue::Text(name)));
+    let is_classifier = spec.head.classifier.is_some();
     let (pooling, mut notes) = match model.stored_pooling() {
+        _ if is_classifier => (Some(RANK), Vec::new()),
         Some(number) => (Some(number), Vec::new()),
         None => gguf_pooling(model.source),
     };
     if let Some(number) = pooling {
         keys.count("pooling_type", number as usize);
     }
-    tokenizer_keys::add(model, rows, keys, &mut notes)?;
+    tokenizer_keys::add(model, spec.vocab, keys, &mut notes)?;
     Ok(notes)
 }
 

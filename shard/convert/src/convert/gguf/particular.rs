@@ -1,7 +1,7 @@
 //! The keys that only some architectures have.
 
 use millrace_formats::GgufValue;
-use millrace_model::{Attention, LayerSpec, NormKind, Residual};
+use millrace_model::{Attention, ClassifierPlan, LayerSpec, NormKind, Residual};
 
 use super::described::{Described, Keys};
 
@@ -10,6 +10,10 @@ const LISTED_WINDOWS: [&str; 5] = ["olmo2", "cohere2", "exaone4", "exaone-moe", 
 
 /// Every how many layers of a gated delta net one has attention, unless the file says it.
 const USUAL_INTERVAL: usize = 4;
+
+/// The numbers of poolings: the mean of all states, and the first one.
+const MEAN: usize = 1;
+const FIRST_STATE: usize = 2;
 
 fn has_window(layer: &LayerSpec) -> bool {
     matches!(layer.attention, Attention::Sliding { .. })
@@ -55,9 +59,25 @@ pub(super) fn add(model: &Described<'_>, keys: &mut Keys) {
         }
         _ => {}
     }
+    if let Some(plan) = spec.head.classifier {
+        classifier(model, plan, keys);
+    }
     if let Some(types) = spec.embedding.token_types {
         let count = GgufValue::U32(u32::try_from(types).unwrap_or(u32::MAX));
         keys.list.push(("tokenizer.ggml.token_type_count".to_owned(), count));
+    }
+}
+
+/// Adds the names of the classes, and the states that the classifier reads.
+fn classifier(model: &Described<'_>, plan: ClassifierPlan, keys: &mut Keys) {
+    let names = model.settings.inner("id2label");
+    let name = |class: usize| {
+        let name = names.and_then(|names| names.text(&class.to_string()));
+        name.map_or_else(|| format!("LABEL_{class}"), str::to_owned)
+    };
+    keys.add("classifier.output_labels", GgufValue::Texts((0..plan.classes).map(name).collect()));
+    if model.is(&["modern-bert"]) {
+        keys.count("classifier.pooling_type", if plan.kind.averages() { MEAN } else { FIRST_STATE });
     }
 }
 

@@ -110,7 +110,8 @@ fn yarn(model: &Described<'_>, scaling: &RopeScaling, keys: &mut Keys) {
 
 /// Returns the tensors with the divisors of frequencies.
 pub(super) fn constants(model: &Described<'_>) -> Vec<Constant> {
-    let Some(full) = full_table(model) else { return Vec::new() };
+    // Readers know that no feature of a Kimi Linear is rotated.
+    let Some(full) = full_table(model).filter(|_| !model.is(&["kimi-linear"])) else { return Vec::new() };
     let single = |numbers: &[f64]| numbers.iter().map(|&number| number as f32).collect();
     let divisors = |numbers| vec![Constant { name: "rope_freqs.weight", numbers }];
     match &full.scaling {

@@ -18,12 +18,15 @@ pub(super) fn add(
     keys: &mut Keys,
     notes: &mut Vec<String>,
 ) -> Result<(), ConvertError> {
-    let ModelTokenizer { json, data } = tokenizer::of(model, Some(rows))?;
+    let ModelTokenizer { json, data, refusal } = tokenizer::of(model, Some(rows))?;
     if let Some(text) = json {
         keys.list.push(("tokenizer.huggingface.json".into(), GgufValue::Text(text)));
     }
     let Some(mut data) = data else {
-        notes.push("other programs need a tokenizer in the file, and this one cannot be written".to_owned());
+        let reason = refusal.map(|refusal| format!(": {refusal}")).unwrap_or_default();
+        notes.push(format!(
+            "other programs need a tokenizer in the file, and this one cannot be written{reason}"
+        ));
         return Ok(());
     };
     if data.model == "gpt2" && data.pre.is_none() {
@@ -78,10 +81,19 @@ fn add_tokenizer(model: &Model<'_>, data: TokenizerData, keys: &mut List) {
             add(&format!("ggml.{key}_token_id"), GgufValue::U32(id));
         }
     }
-    for (key, flag) in [("add_bos_token", data.add_bos), ("add_space_prefix", data.add_space_prefix)] {
+    for (key, flag) in [
+        ("add_bos_token", data.add_bos),
+        ("add_eos_token", data.add_eos),
+        ("add_sep_token", data.add_sep),
+        ("add_space_prefix", data.add_space_prefix),
+        ("remove_extra_whitespaces", data.remove_extra_whitespaces),
+    ] {
         if let Some(flag) = flag {
             add(&format!("ggml.{key}"), GgufValue::Bool(flag));
         }
+    }
+    if !data.precompiled_charsmap.is_empty() {
+        add("ggml.precompiled_charsmap", GgufValue::Bytes(data.precompiled_charsmap));
     }
     if let Some(template) = data.chat_template {
         add("chat_template", GgufValue::Text(template));
