@@ -32,7 +32,7 @@ use millrace_shard::{DeviceKind, NullOptions, WeightCacheOptions};
 use serde::{Deserialize, Serialize};
 use values::{bytes, quantize, rope_factor};
 
-pub(crate) use adapters::{AdapterArgs, RequestedAdapter, adapter_at_run_time};
+pub(crate) use adapters::{AdapterArgs, AdapterPool, RequestedAdapter, adapter_at_run_time};
 pub(crate) use arguments::{of_server, with_subcommand};
 pub(crate) use bench::BenchArgs;
 pub(crate) use bench_http::{BenchHttpArgs, BenchRoute};

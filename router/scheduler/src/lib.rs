@@ -86,7 +86,8 @@
 //!
 //! A request may name an adapter of the model ([`AdapterId`]). Sequences with different adapters
 //! run in one step. The keys and values of a block depend on the adapter, so a sequence reuses only
-//! blocks that were computed with its own adapter.
+//! blocks that were computed with its own adapter. If more adapters are loaded than the shards have
+//! places for, a sequence also waits for a place ([`adapter_places`]).
 //!
 //! # Failures
 //!
@@ -95,6 +96,7 @@
 //! alone if they are lost again ([`quarantine`]). A step and its answer never exceed the size of a
 //! frame ([`frame_budget`]).
 
+mod adapter_places;
 mod admission;
 mod admission_order;
 mod apply;
@@ -116,6 +118,7 @@ mod message_size;
 mod moves;
 mod options;
 mod output;
+mod place_claims;
 mod plan;
 mod planned;
 mod prefix_wait;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use super::adapter_places::AdapterPlaces;
 use super::cache::{CacheEvent, KvCache};
 use super::cost_model::{StepCostModel, StepLoad};
 use super::disk_copies::DiskCopies;
@@ -31,6 +32,8 @@ pub struct Scheduler {
     /// Free slots whose release has not been sent to the shards.
     pub(super) released: Vec<SlotId>,
     pub(super) cache: KvCache,
+    /// The adapters that are in places.
+    pub(super) adapter_places: AdapterPlaces,
     /// The copies between the KV cache and the disk cache.
     pub(super) copies: DiskCopies,
     pub(super) costs: StepCostModel,
@@ -74,6 +77,7 @@ impl Scheduler {
             free_slots: all_slots(&limits),
             released: Vec::new(),
             cache,
+            adapter_places: AdapterPlaces::new(&limits),
             copies: DiskCopies::new(),
             costs: StepCostModel::default(),
             next_step: 0,
@@ -163,6 +167,7 @@ impl Scheduler {
         self.copies.clear();
         self.released.clear();
         self.free_slots = all_slots(&limits);
+        self.adapter_places = AdapterPlaces::new(&limits);
         self.cache.renew(limits.num_blocks, limits.block_size);
         self.cache.set_checkpoints(checkpoints(&limits));
         let running = std::mem::take(&mut self.running).into_iter().map(|running| running.sequence);
@@ -259,6 +264,7 @@ impl Scheduler {
     pub(super) fn vacate(&mut self, index: usize) -> Sequence {
         let RunningSequence { sequence, slot, table, .. } = self.running.remove(index);
         self.cache.release(table);
+        self.adapter_places.note_use(sequence.adapter, self.next_step);
         self.free_slots.push(slot);
         self.released.push(slot);
         sequence

@@ -15,6 +15,7 @@ mod kv_blocks;
 mod latent;
 mod layer_stack;
 mod mlp;
+mod packed_adapter;
 mod per_layer;
 mod projection;
 mod recurrent;
@@ -38,6 +39,7 @@ use millrace_model::{DecoderSpec, ShardLimits};
 pub use adapters::RankAdapter;
 pub use collective::Collective;
 pub use host_layers::HostLayers;
+pub use packed_adapter::PackedAdapter;
 pub use weights::{ModelPart, Weights};
 
 use crate::Error;
