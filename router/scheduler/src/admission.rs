@@ -7,7 +7,8 @@
 //! small ones, and small prompts do not delay a huge one forever.
 //!
 //! If more adapters are loaded than there are places, a sequence also waits for a place
-//! ([`adapter_places`](super::adapter_places)). Sequences that can run meanwhile do not overtake it.
+//! ([`adapter_places`](super::adapter_places)). Sequences that can run meanwhile do not overtake
+//! it.
 //!
 //! The first sequence is that of [`admission_order`](Scheduler::admission_order), which gives
 //! several tenants fair shares. With [`Schedule::Lpm`], the sequence with the longest cached prefix
@@ -132,7 +133,9 @@ impl Scheduler {
             let table = self.cache.allocate(&prefix, len);
             debug_assert!(table.is_some(), "choose has checked the number of blocks");
             let Some(table) = table else { break };
-            self.shares.settle(&self.waiting);
+            if let Some(sequence) = self.waiting.get(id) {
+                self.shares.settle(&sequence.tenant, &self.waiting);
+            }
             // What a preempted sequence loses is not charged to its tenant again.
             if self.waiting.get(id).is_some_and(|sequence| !sequence.has_run) {
                 self.charge(id, len - cached);

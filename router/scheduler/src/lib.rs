@@ -25,9 +25,10 @@
 //!
 //! Sequences are ordered by arrival and priority, and [`admission`] decides which of them leave the
 //! queue. Several tenants get fair shares of the tokens ([`fair_share`]), of the slots
-//! ([`slot_shares`]) and of the time of each step ([`tenant_time`]). An admitted sequence
-//! reuses the blocks of its prefix that were computed for other sequences ([`cache`]), and it waits
-//! in the queue for blocks that another sequence is computing ([`prefix_wait`]).
+//! ([`slot_shares`]) and of the time of each step ([`tenant_time`]). The adapters of one tenant
+//! share its tokens ([`shares`]). An admitted sequence reuses the blocks of its prefix that were
+//! computed for other sequences ([`cache`]), and it waits in the queue for blocks that another
+//! sequence is computing ([`prefix_wait`]).
 //!
 //! If no block is free, the last running sequence is preempted: it goes back to the queue with its
 //! tokens and is computed again later. A waiting sequence may also take the place of a running one
@@ -132,6 +133,7 @@ mod request;
 mod running;
 mod schedule;
 mod sequence;
+mod shares;
 mod slot_shares;
 mod state;
 mod state_checkpoints;

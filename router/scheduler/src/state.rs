@@ -6,7 +6,6 @@ use super::adapter_places::AdapterPlaces;
 use super::cache::{CacheEvent, KvCache};
 use super::cost_model::{StepCostModel, StepLoad};
 use super::disk_copies::DiskCopies;
-use super::fair_share::FairShares;
 use super::id::{SeqId, SlotId};
 use super::in_flight::StepInFlight;
 use super::limits::{InfeasibleRequest, SchedulerLimits};
@@ -16,6 +15,7 @@ use super::queue::WaitingQueue;
 use super::request::{Mask, Request};
 use super::running::RunningSequence;
 use super::sequence::Sequence;
+use super::shares::Shares;
 use super::stats::SchedulerStats;
 
 /// The scheduler. See the [module](super).
@@ -42,8 +42,8 @@ pub struct Scheduler {
     pub(super) in_flight: VecDeque<StepInFlight>,
     /// Sequences that must run alone. While there are any, no other sequence runs.
     pub(super) quarantine: BTreeSet<SeqId>,
-    /// The tokens that each tenant has received.
-    pub(super) shares: FairShares,
+    /// The tokens that each tenant and its adapters have received.
+    pub(super) shares: Shares,
     /// The tenants that share the steps.
     pub(super) present: PresentTenants,
     /// The limit on the time of the step being planned in microseconds, if several tenants share
@@ -83,7 +83,7 @@ impl Scheduler {
             next_step: 0,
             in_flight: VecDeque::new(),
             quarantine: BTreeSet::new(),
-            shares: FairShares::default(),
+            shares: Shares::default(),
             present: PresentTenants::default(),
             step_limit: None,
             preemptions: 0,
@@ -129,7 +129,7 @@ impl Scheduler {
         let id = SeqId { serial: self.arrived, ..sequence.id };
         sequence.id = id;
         self.arrived += 1;
-        self.shares.enter(&sequence.tenant, &self.waiting);
+        self.shares.enter(&sequence, &self.waiting);
         self.waiting.insert(sequence);
         id
     }

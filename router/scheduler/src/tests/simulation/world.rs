@@ -386,7 +386,8 @@ impl World {
     fn check_no_sequence_starves(&mut self) {
         let all: usize = self.live.values().map(|live| work(&live.request)).sum();
         let allowance = self.limits.num_blocks * self.limits.block_size;
-        let tenants = self.traffic.tenants() - 1;
+        // The adapters of each tenant share its part as tenants do.
+        let tenants = self.traffic.tenants() * (1 + self.limits.max_loaded_adapters) - 1;
         // While a constrained sequence waits for a tick, so many steps may run without it.
         let slowness = (1 + self.slowness) * self.depth as u64 + 1;
         for (id, live) in &mut self.live {
