@@ -10,7 +10,7 @@ use millrace_shard::AdapterOptions;
 
 use crate::adapter_config::{AdapterConfiguration, CONFIGURATION};
 use crate::cli::{
-    AdapterArgs, AdapterPool, DeviceArg, ModelArgs, RequestedAdapter, adapter_at_run_time,
+    AdapterArgs, AdapterPool, DeviceArg, ModelArgs, OneAdapterArgs, RequestedAdapter, adapter_at_run_time,
 };
 use crate::hub::{self, HubSettings, Repository};
 use crate::model::Location;
@@ -50,6 +50,20 @@ impl ServedAdapters {
         }
         let AdapterPool { places, max_loaded, max_rank } = args.pool(found.infos.len(), largest);
         found.options = AdapterOptions { places, max_loaded, max_rank, ..found.options };
+        Ok(found)
+    }
+
+    /// Finds the adapter of a command that computes with one. A repository of the hub is
+    /// downloaded.
+    ///
+    /// # Errors
+    /// As for [`find`](Self::find), and if the flags do not say which adapter to use.
+    pub(crate) fn find_one(args: &OneAdapterArgs, model: &ModelArgs, device: DeviceArg) -> Result<Self> {
+        let Some(adapter) = args.chosen()? else { return Ok(Self::default()) };
+        check_device(adapter.flag, device)?;
+        let mut found = Self::default();
+        let rank = found.add(adapter, model, DEFAULT_MAX_RANK)?;
+        found.options = AdapterOptions { places: 1, max_loaded: 1, max_rank: rank, ..found.options };
         Ok(found)
     }
 

@@ -192,6 +192,21 @@ impl AdapterLoads {
         })
     }
 
+    /// Reads the adapter with this index in the list of the start into the place of the same index,
+    /// without a router. The index is also its number.
+    ///
+    /// # Errors
+    /// If the adapter cannot be read or does not fit.
+    pub(crate) fn load_now(&mut self, engine: &mut impl StepEngine, index: u32) -> Result<(), Error> {
+        let load =
+            LoadAdapter { adapter: index, place: Some(index), folder: String::new(), listed: Some(index) };
+        let AdapterContents { weights, .. } = self.work(&load)()?;
+        match weights {
+            ReadWeights::ForPlace(weights) => self.set(engine, index, index as usize, &weights),
+            ReadWeights::ForHost(_) => Err(Error::OutOfPlace),
+        }
+    }
+
     /// Copies adapters from host memory into places. No step may be in flight.
     ///
     /// # Errors
