@@ -5,6 +5,8 @@
 
 mod adapter;
 mod client;
+#[cfg(test)]
+mod features_page;
 mod gpus;
 pub mod hub;
 mod limits;

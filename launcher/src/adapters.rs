@@ -9,7 +9,9 @@ use millrace_router::service::AdapterInfo;
 use millrace_shard::AdapterOptions;
 
 use crate::adapter_config::{AdapterConfiguration, CONFIGURATION};
-use crate::cli::{AdapterArgs, DeviceArg, ModelArgs, RequestedAdapter, adapter_at_run_time};
+use crate::cli::{
+    AdapterArgs, AdapterPool, DeviceArg, ModelArgs, OneAdapterArgs, RequestedAdapter, adapter_at_run_time,
+};
 use crate::hub::{self, HubSettings, Repository};
 use crate::model::Location;
 
@@ -39,21 +41,39 @@ impl ServedAdapters {
         let flag =
             requested.first().map(|adapter| adapter.flag).or(args.is_open().then_some("--enable-lora"));
         let Some(flag) = flag else { return Ok(Self::default()) };
-        if !matches!(device, DeviceArg::Auto | DeviceArg::Cpu | DeviceArg::Null) {
-            bail!("{flag}: LoRA adapters are computed on the CPU only; use --device cpu");
-        }
+        check_device(flag, device)?;
         let mut found = Self::default();
         let mut largest = 1;
         let limit = args.max_rank().unwrap_or(DEFAULT_MAX_RANK);
         for adapter in requested {
-            let about = || format!("{}: adapter {:?}", adapter.flag, adapter.name);
-            let (folder, rank) = folder_and_rank(&adapter, model.hub_cache(), limit).with_context(about)?;
-            largest = largest.max(rank);
-            found.infos.push(info(adapter, &folder));
-            found.options.folders.push(folder);
+            largest = largest.max(found.add(adapter, model, limit)?);
         }
-        (found.options.places, found.options.max_rank) = args.pool(found.infos.len(), largest);
+        let AdapterPool { places, max_loaded, max_rank } = args.pool(found.infos.len(), largest);
+        found.options = AdapterOptions { places, max_loaded, max_rank, ..found.options };
         Ok(found)
+    }
+
+    /// Finds the adapter of a command that computes with one. A repository of the hub is
+    /// downloaded.
+    ///
+    /// # Errors
+    /// As for [`find`](Self::find), and if the flags do not say which adapter to use.
+    pub(crate) fn find_one(args: &OneAdapterArgs, model: &ModelArgs, device: DeviceArg) -> Result<Self> {
+        let Some(adapter) = args.chosen()? else { return Ok(Self::default()) };
+        check_device(adapter.flag, device)?;
+        let mut found = Self::default();
+        let rank = found.add(adapter, model, DEFAULT_MAX_RANK)?;
+        found.options = AdapterOptions { places: 1, max_loaded: 1, max_rank: rank, ..found.options };
+        Ok(found)
+    }
+
+    /// Adds an adapter, and returns its rank, which is at most `limit`.
+    fn add(&mut self, adapter: RequestedAdapter, model: &ModelArgs, limit: usize) -> Result<usize> {
+        let about = || format!("{}: adapter {:?}", adapter.flag, adapter.name);
+        let (folder, rank) = folder_and_rank(&adapter, model.hub_cache(), limit).with_context(about)?;
+        self.infos.push(info(adapter, &folder));
+        self.options.folders.push(folder);
+        Ok(rank)
     }
 
     /// Returns who may load adapters while the server runs, and from where.
@@ -94,6 +114,17 @@ impl ServedAdapters {
             ),
             None => Ok(()),
         }
+    }
+}
+
+/// Checks that the device may be one that computes adapters.
+///
+/// # Errors
+/// If it is a GPU. The error names the flag.
+fn check_device(flag: &str, device: DeviceArg) -> Result<()> {
+    match device {
+        DeviceArg::Auto | DeviceArg::Cpu | DeviceArg::Null => Ok(()),
+        _ => bail!("{flag}: LoRA adapters are computed on the CPU only; use --device cpu"),
     }
 }
 

@@ -117,7 +117,8 @@ mod tests {
         let cli = Cli::parse_from([&["millrace", "serve"][..], flags].concat());
         let Command::Serve(args) = cli.command else { panic!("not serve") };
         let ranks = LocalRanks { count: 2, transport: Transport::Shm };
-        let adapters = AdapterOptions { folders: vec!["/adapters/a b".into()], places: 2, max_rank: 16 };
+        let adapters =
+            AdapterOptions { folders: vec!["/adapters/a b".into()], places: 2, max_loaded: 2, max_rank: 16 };
         ShardMessage::new(&args.model, &args.engine, &adapters, ranks, true)
     }
 

@@ -33,17 +33,20 @@ pub mod to_shard {
         UnloadAdapter(super::UnloadAdapter),
     }
 }
-/// Reads an adapter into a place of the pools. Every rank answers with an AdapterLoaded, between two
-/// steps. The router sends the next one after the answers of all ranks. No admission names the
-/// adapter before that. An adapter that cannot be loaded leaves its place free.
+/// Reads an adapter into a place of the pools or into host memory. Every rank answers with an
+/// AdapterLoaded, between two steps. The router sends the next one after the answers of all ranks.
+/// No admission and no AdapterPlacement names the adapter before that. An adapter that cannot be
+/// loaded leaves its place free.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LoadAdapter {
     /// The number by which admissions name the adapter. No other adapter ever has the same number.
     #[prost(uint32, tag = "1")]
     pub adapter: u32,
-    /// A free place.
-    #[prost(uint32, tag = "2")]
-    pub place: u32,
+    /// A free place, in which the adapter stays until it is unloaded. Absent if more adapters may be
+    /// loaded than there are places: the adapter is kept in host memory then, and steps copy it into
+    /// places.
+    #[prost(uint32, optional, tag = "2")]
+    pub place: ::core::option::Option<u32>,
     /// The folder of the adapter, on the machine of each rank; empty if `listed` is set.
     #[prost(string, tag = "3")]
     pub folder: ::prost::alloc::string::String,
@@ -52,8 +55,8 @@ pub struct LoadAdapter {
     #[prost(uint32, optional, tag = "4")]
     pub listed: ::core::option::Option<u32>,
 }
-/// Frees the place of an adapter. The sequences with the adapter have ended, and no row of them
-/// follows, but their slots may not have been released yet.
+/// Frees the place of an adapter and its copy in host memory. The sequences with the adapter have
+/// ended, and no row of them follows, but their slots may not have been released yet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UnloadAdapter {
     #[prost(uint32, tag = "1")]
@@ -72,8 +75,8 @@ pub struct Shutdown {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Ping {
 }
-/// One iteration of the batch. The parts are applied in this order: release; erasures, writes and
-/// reads of the disk cache; admit; rows. A step may have copies of the disk cache alone.
+/// One iteration of the batch. The parts are applied in this order: release; adapters; erasures,
+/// writes and reads of the disk cache; admit; rows. A step may have copies of the disk cache alone.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Step {
     #[prost(uint64, tag = "1")]
@@ -98,6 +101,19 @@ pub struct Step {
     /// Blocks to be read from the disk cache. No sequence has them in its block table yet.
     #[prost(message, repeated, tag = "7")]
     pub disk_reads: ::prost::alloc::vec::Vec<DiskRead>,
+    /// Adapters that are copied from host memory into places. The shard computes all earlier steps
+    /// before.
+    #[prost(message, repeated, tag = "8")]
+    pub adapters: ::prost::alloc::vec::Vec<AdapterPlacement>,
+}
+/// Copies an adapter from host memory into a place, in which no sequence of the step has another
+/// adapter. The adapter that was in the place stays in host memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AdapterPlacement {
+    #[prost(uint32, tag = "1")]
+    pub adapter: u32,
+    #[prost(uint32, tag = "2")]
+    pub place: u32,
 }
 /// Writes a block of the KV cache to a slot of the disk cache, whose contents before are gone.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -465,6 +481,10 @@ pub struct Ready {
     /// Whether the model has a second token type, so that admissions may have a `second_type_start`.
     #[prost(bool, tag = "37")]
     pub second_token_type: bool,
+    /// Maximum number of adapters that are loaded at a time; at least `adapters`. If it is larger, all
+    /// of them are kept in host memory.
+    #[prost(uint32, tag = "38")]
+    pub max_loaded_adapters: u32,
 }
 /// A slot of the disk cache that holds a block.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -244,8 +244,11 @@ pub struct ShardOptions {
 pub struct AdapterOptions {
     /// The folders of the adapters that the router loads first, by their index.
     pub folders: Vec<PathBuf>,
-    /// Number of adapters that memory is reserved for.
+    /// Number of places in the pools.
     pub places: usize,
+    /// Maximum number of adapters that are loaded, at least `places`. If it is larger, all of them
+    /// are kept in host memory.
+    pub max_loaded: usize,
     /// The largest rank that a matrix of an adapter may have.
     pub max_rank: usize,
 }
@@ -346,7 +349,12 @@ mod tests {
             block_size: 16,
             state_checkpoints: Some(4),
             max_drafts: 12,
-            adapters: AdapterOptions { folders: vec!["/adapters/polite".into()], places: 3, max_rank: 64 },
+            adapters: AdapterOptions {
+                folders: vec!["/adapters/polite".into()],
+                places: 3,
+                max_loaded: 9,
+                max_rank: 64,
+            },
             graph_sizes: Some(vec![1, 8]),
             batch_invariant: true,
             threads: None,

@@ -221,7 +221,7 @@ const TASKS: &[Task] = &[
     Task {
         name: "models",
         arguments: "",
-        help: "writes docs/models.md from the families, the golden checkpoints and the templates",
+        help: "writes docs/models.md from the families, the golden checkpoints and the templates, and docs/features.md",
         run: |_| suites::models(),
     },
     Task {

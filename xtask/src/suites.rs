@@ -43,7 +43,7 @@ pub(crate) fn compatibility() -> bool {
 /// Writes the tables of `docs/models.md`. The table of chat templates comes first, because that of
 /// families refers to it.
 pub(crate) fn models() -> bool {
-    ["models_page_tests::", "models_page::"].into_iter().all(|tests| {
+    ["models_page_tests::", "models_page::", "features_page::"].into_iter().all(|tests| {
         let test = ["test", "--workspace", FEATURES, "--lib", tests];
         cargo_with(&test, &[("MILLRACE_WRITE_MODELS", "1")])
     })

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-use millrace_integration_tests::binary;
+use millrace_integration_tests::{AdapterFolder, binary};
 use serde_json::Value;
 
 fn bench(flags: &[&str]) -> Output {
@@ -20,6 +20,25 @@ fn lines(flags: &[&str]) -> Vec<Value> {
 }
 
 const SMALL: [&str; 8] = ["--prompt", "20", "--generate", "3", "--repeat", "2", "--threads", "2"];
+
+#[test]
+fn an_adapter_is_measured_and_named() {
+    let folder = AdapterFolder::new("bench", 1);
+    let module = folder.named("a");
+    let found = lines(&[&SMALL[..], &["--batch", "2", "--json", "--lora-modules", &module]].concat());
+    assert_eq!(found[0]["model"], "demo with adapter a");
+    let config = folder.path().join("adapter_config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, text.replace("\"bias\":\"none\"", "\"bias\":\"all\"")).unwrap();
+    for (flags, text) in [
+        (&["--lora-modules", &module][..], "bias"),
+        (&["--lora-modules", &module, "--device", "cuda"], "LoRA adapters are computed on the CPU only"),
+    ] {
+        let refused = bench(&[&SMALL[..], flags].concat());
+        let errors = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && errors.contains(text), "{flags:?}: {errors}");
+    }
+}
 
 #[test]
 fn each_batch_size_is_a_line_of_json_with_plausible_figures() {

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 mod adapter_changes;
+mod adapter_turns;
 mod adapters;
 #[cfg(target_os = "linux")]
 mod attack_grammar;

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use millrace_integration_tests::{Server, binary, post, test_data};
+use millrace_integration_tests::{AdapterFolder, Server, binary, post, test_data};
 use serde_json::{Value, json};
 
 fn millrace(arguments: &[&str], input: &str) -> Output {
@@ -39,6 +39,27 @@ fn generate_prints_what_the_server_answers() {
     let by_input = stdout(&millrace(&["generate", "-n", "40"], prompt));
     assert_eq!(by_argument.trim_end_matches('\n'), format!("{prompt}{text}").trim_end_matches('\n'));
     assert_eq!(by_argument, by_input);
+}
+
+#[test]
+fn generate_and_chat_use_the_adapter_that_is_chosen() {
+    let folders = [1, 2].map(|seed| AdapterFolder::new(&format!("terminal-{seed}"), seed));
+    let both = format!("{},{}", folders[0].named("a"), folders[1].named("b"));
+    let server = Server::start(&["--lora-adapters", &both]);
+    let prompt = "Once upon a time";
+    for adapter in ["a", "b"] {
+        let parameters = json!({"max_new_tokens": 30, "return_full_text": true, "adapter_id": adapter});
+        let answer = post(&server.url("/generate"), &json!({"inputs": prompt, "parameters": parameters}));
+        let text = answer.body["generated_text"].as_str().unwrap().trim_end_matches('\n').to_owned();
+        let flags = ["generate", prompt, "-n", "30", "--lora-adapters", &both, "--adapter", adapter];
+        assert_eq!(stdout(&millrace(&flags, "")).trim_end_matches('\n'), text);
+    }
+    let talk = "What does the fox have?\n";
+    let with_adapter = ["chat", "-n", "20", "--lora-modules", &folders[0].named("a")];
+    assert_ne!(stdout(&millrace(&with_adapter, talk)), stdout(&millrace(&["chat", "-n", "20"], talk)));
+    let unclear = millrace(&["generate", prompt, "--lora-adapters", &both], "");
+    let errors = String::from_utf8_lossy(&unclear.stderr);
+    assert!(errors.contains("several adapters are given (a, b): choose one with --adapter NAME"), "{errors}");
 }
 
 #[test]

@@ -31,12 +31,13 @@ pub(crate) struct AdapterArgs {
     /// start, up to 256, and with --enable-lora at least 16
     #[arg(long, env = "MAX_LORA_RANK", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_lora_rank: Option<u32>,
-    /// Number of adapters that memory is reserved for. All loaded adapters are in memory. If
+    /// Number of places for adapters: requests for so many adapters run at the same time. If
     /// absent, it is the number of adapters at the start, and with --enable-lora 4 more
     #[arg(long, env = "MAX_LORAS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_loras: Option<u32>,
-    /// vLLM's number of adapters in the memory of the CPU. It must be at least the number of
-    /// adapters at the start, and has no other effect
+    /// Number of adapters that may be loaded. If there are more than --max-loras, all of them are
+    /// kept in the memory of the CPU, and are copied into places when requests need them. If
+    /// absent, it is --max-loras
     #[arg(long, env = "MAX_CPU_LORAS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_cpu_loras: Option<u32>,
     /// Key with which `/v1/load_lora_adapter`, `/v1/unload_lora_adapter` and `/v1/restart_groups`
@@ -60,6 +61,17 @@ pub(crate) struct RequestedAdapter {
     /// The name of the model that clients see as the parent, if it is not the name of the served
     /// model.
     pub(crate) parent: Option<String>,
+}
+
+/// The sizes that memory for adapters is reserved for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AdapterPool {
+    /// Number of places.
+    pub(crate) places: usize,
+    /// Maximum number of adapters that are loaded, at least `places`.
+    pub(crate) max_loaded: usize,
+    /// The largest rank.
+    pub(crate) max_rank: usize,
 }
 
 /// The JSON form of an adapter in vLLM.
@@ -87,29 +99,33 @@ impl AdapterArgs {
     /// Returns the adapters in the order of the command line: TGI's flag first.
     ///
     /// # Errors
-    /// If an adapter is not in one of the forms, two of them have one name, or a limit is less than
-    /// their number.
+    /// If an adapter is not in one of the forms, two of them have one name, there are more than may
+    /// be loaded, or more places than adapters that may be loaded.
     pub(crate) fn requested(&self) -> Result<Vec<RequestedAdapter>> {
-        let given = self.lora_adapters.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
-        let tgi = given.map(|text| adapter_of_tgi(text).with_context(|| format!("{TGI_FLAG} {text}")));
-        let vllm = self.lora_modules.iter();
-        let vllm = vllm.map(|text| module_of_vllm(text).with_context(|| format!("{VLLM_FLAG} {text}")));
-        let adapters: Vec<RequestedAdapter> = tgi.chain(vllm).collect::<Result<_>>()?;
-        for (index, adapter) in adapters.iter().enumerate() {
-            if adapters[..index].iter().any(|other| other.name == adapter.name) {
-                bail!("{}: two adapters have the name {:?}", adapter.flag, adapter.name);
-            }
-        }
-        for (flag, limit) in [("--max-loras", self.max_loras), ("--max-cpu-loras", self.max_cpu_loras)] {
-            if let Some(limit) = limit.filter(|&limit| (limit as usize) < adapters.len()) {
-                bail!(
-                    "{flag} {limit} is less than the number of adapters, {}: all adapters stay in memory, and none \
-                     is loaded when it is asked for",
-                    adapters.len()
-                );
-            }
-        }
+        let adapters = requested(&self.lora_adapters, &self.lora_modules)?;
+        self.check_limits(adapters.len())?;
         Ok(adapters)
+    }
+
+    /// Checks that so many adapters can be loaded at the start.
+    fn check_limits(&self, adapters: usize) -> Result<()> {
+        match (self.max_loras, self.max_cpu_loras) {
+            (Some(places), Some(most)) if most < places => {
+                bail!(
+                    "--max-cpu-loras {most} is less than --max-loras {places}: every place holds an adapter"
+                )
+            }
+            (_, Some(most)) if (most as usize) < adapters => {
+                bail!("--max-cpu-loras {most} is less than the number of adapters, {adapters}")
+            }
+            (Some(places), None) if (places as usize) < adapters => {
+                bail!(
+                    "--max-loras {places} is less than the number of adapters, {adapters}; with --max-cpu-loras {adapters} \
+                     as well they take turns"
+                )
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns the largest rank that `--max-lora-rank` allows.
@@ -122,12 +138,19 @@ impl AdapterArgs {
         self.enable_lora
     }
 
-    /// Returns the number of places and the largest rank that memory is reserved for, if this many
-    /// adapters are loaded at the start and `widest` is the largest of their ranks.
-    pub(crate) fn pool(&self, adapters: usize, widest: usize) -> (usize, usize) {
+    /// Returns the sizes that memory is reserved for, if this many adapters are loaded at the start
+    /// and `widest` is the largest of their ranks.
+    pub(crate) fn pool(&self, adapters: usize, widest: usize) -> AdapterPool {
         let (further, rank) = if self.enable_lora { (FURTHER_PLACES, FURTHER_RANK) } else { (0, 0) };
-        let places = self.max_loras.filter(|_| self.enable_lora).map(|places| places as usize);
-        (places.unwrap_or(adapters + further), self.max_rank().unwrap_or(widest.max(rank)))
+        let places = self.max_loras.map(|places| places as usize);
+        let most = self.max_cpu_loras.map(|most| most as usize);
+        // `requested` has checked that the adapters of the start fit.
+        let max_loaded = match self.enable_lora {
+            true => most.or(places).unwrap_or(adapters + further),
+            false => adapters,
+        };
+        let places = places.unwrap_or(adapters + further).min(max_loaded);
+        AdapterPool { places, max_loaded, max_rank: self.max_rank().unwrap_or(widest.max(rank)) }
     }
 
     /// Returns the admin key.
@@ -147,6 +170,24 @@ impl AdapterArgs {
              with --admin-key",
         )
     }
+}
+
+/// Reads the adapters of both flags: TGI's first.
+///
+/// # Errors
+/// If an adapter is not in one of the forms, or two of them have one name.
+pub(super) fn requested(tgi: &[String], vllm: &[String]) -> Result<Vec<RequestedAdapter>> {
+    let given = tgi.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
+    let tgi = given.map(|text| adapter_of_tgi(text).with_context(|| format!("{TGI_FLAG} {text}")));
+    let vllm = vllm.iter();
+    let vllm = vllm.map(|text| module_of_vllm(text).with_context(|| format!("{VLLM_FLAG} {text}")));
+    let adapters: Vec<RequestedAdapter> = tgi.chain(vllm).collect::<Result<_>>()?;
+    for (index, adapter) in adapters.iter().enumerate() {
+        if adapters[..index].iter().any(|other| other.name == adapter.name) {
+            bail!("{}: two adapters have the name {:?}", adapter.flag, adapter.name);
+        }
+    }
+    Ok(adapters)
 }
 
 /// Reads one adapter of TGI's flag: `repository`, `folder`, `name=folder` or
@@ -257,12 +298,19 @@ mod tests {
             (&["--lora-modules", "a,b=x"], "a name has no commas"),
             (&["--lora-modules", "a=x", "--lora-adapters", "a=y"], "two adapters have the name \"a\""),
             (&["--lora-modules", "a=x", "b=y", "--max-loras", "1"], "--max-loras 1 is less than the number"),
+            (
+                &["--lora-modules", "a=x", "b=y", "--max-loras", "1"],
+                "with --max-cpu-loras 2 as well they take turns",
+            ),
             (&["--lora-adapters", "a,b", "--max-cpu-loras=1"], "--max-cpu-loras 1 is less than the number"),
+            (&["--max-loras=3", "--max-cpu-loras=2"], "--max-cpu-loras 2 is less than --max-loras 3"),
         ] {
             let error = requested(flags).unwrap_err();
             assert!(error.contains(text), "{flags:?}: {error}");
         }
-        assert!(requested(&["--lora-modules", "a=x", "b=y", "--max-loras=2", "--max-cpu-loras=2"]).is_ok());
+        for limits in [&["--max-loras=2", "--max-cpu-loras=2"][..], &["--max-loras=1", "--max-cpu-loras=2"]] {
+            assert!(requested(&[&["--lora-modules", "a=x", "b=y"], limits].concat()).is_ok());
+        }
     }
 
     #[test]
@@ -275,11 +323,18 @@ mod tests {
 
     #[test]
     fn memory_is_reserved_for_further_adapters() {
-        assert_eq!(args(&["--max-loras", "9"]).pool(2, 8), (2, 8));
-        assert_eq!(args(&["--max-lora-rank", "64"]).pool(2, 8), (2, 64));
-        assert_eq!(args(&["--enable-lora"]).pool(0, 1), (4, 16));
-        assert_eq!(args(&["--enable-lora"]).pool(2, 32), (6, 32));
-        assert_eq!(args(&["--enable-lora", "--max-loras=3", "--max-lora-rank=8"]).pool(2, 8), (3, 8));
+        let sizes = |flags: &[&str], adapters: usize, widest: usize| {
+            let AdapterPool { places, max_loaded, max_rank } = args(flags).pool(adapters, widest);
+            [places, max_loaded, max_rank]
+        };
+        assert_eq!(sizes(&["--max-loras", "9"], 2, 8), [2, 2, 8]);
+        assert_eq!(sizes(&["--max-lora-rank", "64"], 2, 8), [2, 2, 64]);
+        assert_eq!(sizes(&["--max-loras=2", "--max-cpu-loras=9"], 5, 8), [2, 5, 8]);
+        assert_eq!(sizes(&["--enable-lora"], 0, 1), [4, 4, 16]);
+        assert_eq!(sizes(&["--enable-lora"], 2, 32), [6, 6, 32]);
+        assert_eq!(sizes(&["--enable-lora", "--max-loras=3", "--max-lora-rank=8"], 2, 8), [3, 3, 8]);
+        assert_eq!(sizes(&["--enable-lora", "--max-loras=3", "--max-cpu-loras=9"], 2, 8), [3, 9, 16]);
+        assert_eq!(sizes(&["--enable-lora", "--max-cpu-loras=3"], 2, 8), [3, 3, 16]);
     }
 
     #[test]

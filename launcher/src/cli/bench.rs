@@ -3,7 +3,7 @@
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
-use super::{DeviceArg, ModelArgs};
+use super::{DeviceArg, ModelArgs, OneAdapterArgs};
 
 /// `millrace bench`.
 #[derive(Debug, Clone, Args)]
@@ -13,6 +13,8 @@ pub(crate) struct BenchArgs {
     pub(crate) named_model: Option<String>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) adapter: OneAdapterArgs,
     /// Device to measure
     #[arg(long, default_value = "cpu")]
     pub(crate) device: DeviceArg,

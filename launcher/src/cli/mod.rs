@@ -15,6 +15,7 @@ mod health;
 mod http;
 mod neighbours;
 mod null;
+mod one_adapter;
 mod plan;
 mod quantize;
 mod restart_groups;
@@ -32,7 +33,7 @@ use millrace_shard::{DeviceKind, NullOptions, WeightCacheOptions};
 use serde::{Deserialize, Serialize};
 use values::{bytes, quantize, rope_factor};
 
-pub(crate) use adapters::{AdapterArgs, RequestedAdapter, adapter_at_run_time};
+pub(crate) use adapters::{AdapterArgs, AdapterPool, RequestedAdapter, adapter_at_run_time};
 pub(crate) use arguments::{of_server, with_subcommand};
 pub(crate) use bench::BenchArgs;
 pub(crate) use bench_http::{BenchHttpArgs, BenchRoute};
@@ -46,6 +47,7 @@ pub(crate) use health::HealthArgs;
 pub(crate) use http::{GenerationConfig, HttpArgs, KvEventsArg};
 pub(crate) use neighbours::translated;
 pub(crate) use null::NullArgs;
+pub(crate) use one_adapter::OneAdapterArgs;
 pub(crate) use plan::PlanArgs;
 pub(crate) use quantize::QuantizeArgs;
 pub(crate) use restart_groups::RestartGroupsArgs;
@@ -311,6 +313,8 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
     #[command(flatten)]
+    pub(crate) adapter: OneAdapterArgs,
+    #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     /// System message at the start of the conversation
     #[arg(long, value_name = "TEXT")]
@@ -328,6 +332,8 @@ pub(crate) struct GenerateArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) adapter: OneAdapterArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 }

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use millrace_router::service::{Params, Prompt, TextStream};
 use millrace_text::SpecialTokens;
 
+use crate::adapters::ServedAdapters;
 use crate::cli::{GenerateArgs, SamplingArgs};
 use crate::model::fetch_completely;
 use crate::stack::{ServingOptions, Stack};
@@ -15,7 +16,7 @@ use crate::{devices, logging};
 /// Prints the prompt and its continuation.
 pub(crate) fn run(args: GenerateArgs) -> Result<()> {
     logging::start("off", false);
-    let GenerateArgs { mut texts, mut model, mut engine, sampling } = args;
+    let GenerateArgs { mut texts, mut model, mut engine, adapter, sampling } = args;
     let prompt = match texts.pop() {
         Some(prompt) => {
             let is_path = Path::new(&prompt).exists();
@@ -33,12 +34,13 @@ pub(crate) fn run(args: GenerateArgs) -> Result<()> {
             text
         }
     };
+    let adapters = ServedAdapters::find_one(&adapter, &model, engine.device)?;
     fetch_completely(&mut model, false)?;
     devices::settle(&mut engine, &model, 1)?;
     tokio::runtime::Runtime::new()?.block_on(async {
-        let stack = Stack::start(&model, &engine, ServingOptions::default())?;
+        let stack = Stack::start(&model, &engine, ServingOptions { adapters, ..ServingOptions::default() })?;
         stack.loaded().await?;
-        let params = sampling.params();
+        let params = stack.params(&sampling);
         let mut answer =
             stack.service.generate(Prompt::Text(prompt.clone(), SpecialTokens::Add), params).await?;
         print!("{prompt}");
@@ -61,9 +63,18 @@ async fn print_stream(answer: &mut TextStream) -> Result<()> {
     Ok(())
 }
 
+impl Stack {
+    /// Returns the parameters of a request with the adapter that the stack was started with, if it
+    /// was started with one.
+    pub(super) fn params(&self, sampling: &SamplingArgs) -> Params {
+        let adapters = self.service.model().adapters.named();
+        Params { adapter: adapters.first().map(|adapter| adapter.id), ..sampling.params() }
+    }
+}
+
 impl SamplingArgs {
     /// Converts the flags to sampling parameters.
-    pub(super) fn params(&self) -> Params {
+    fn params(&self) -> Params {
         Params {
             max_new_tokens: Some(self.max_new_tokens),
             // Greedy decoding uses no temperature.

@@ -38,6 +38,7 @@ fn limits(num_blocks: usize) -> SchedulerLimits {
         state_checkpoints: 0,
         max_drafts: 0,
         adapters: 0,
+        max_loaded_adapters: 0,
     }
 }
 

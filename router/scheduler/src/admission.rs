@@ -6,12 +6,17 @@
 //! limit on their total work; after that, blocks are kept for it. So a huge prompt does not delay
 //! small ones, and small prompts do not delay a huge one forever.
 //!
+//! If more adapters are loaded than there are places, a sequence also waits for a place
+//! ([`adapter_places`](super::adapter_places)). Sequences that can run meanwhile do not overtake
+//! it.
+//!
 //! The first sequence is that of [`admission_order`](Scheduler::admission_order), which gives
 //! several tenants fair shares. With [`Schedule::Lpm`], the sequence with the longest cached prefix
 //! of those with its priority is admitted first. The limit on overtaking is the same.
 
 use std::collections::HashMap;
 
+use super::adapter_places::PlaceClaims;
 use super::cache::Prefix;
 use super::frame_budget::FrameBudget;
 use super::id::SeqId;
@@ -30,24 +35,30 @@ use super::state_checkpoints::MAX_SAVES;
 /// for a prefix. It bounds the time to plan.
 const MAX_CONSIDERED: usize = 16;
 
-/// Maximum number of sequences that are considered and wait for a prefix. A herd of equal prompts
-/// does not keep the sequences behind it from being considered.
-const MAX_WAITING_FOR_PREFIX: usize = 128;
+/// Maximum number of sequences that are considered and wait for a prefix or for a place of their
+/// adapters. A herd of equal prompts, or of requests for one adapter, does not keep the sequences
+/// behind it from being considered.
+const MAX_WAITING_FOR_OTHERS: usize = 128;
 
-/// Why a sequence is not admitted in the step that is being planned. During one plan blocks only
-/// become fewer, so the reason holds until its end.
+/// Why a sequence is not admitted in the step that is being planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NotNow {
     /// There are no blocks for it, or it awaits its mask.
     DoesNotFit,
     /// A running sequence is computing its prefix, or the prefix is being read from disk.
     WaitsForPrefix,
+    /// There is no place for its adapter.
+    WaitsForPlace,
 }
 
 /// The state of admission during one plan.
 #[derive(Debug)]
-struct AdmissionPass {
-    producers: Vec<Producer>,
+pub(super) struct AdmissionPass {
+    pub(super) producers: Vec<Producer>,
+    /// The claims on places for adapters.
+    pub(super) claims: PlaceClaims,
+    /// Sequences without blocks, mask or prefix. During one plan blocks only become fewer, so the
+    /// reasons hold until its end.
     passed_over: HashMap<SeqId, NotNow>,
 }
 
@@ -58,6 +69,16 @@ struct Candidate {
     priority: Priority,
     len: usize,
     prefix: Prefix,
+}
+
+impl AdmissionPass {
+    /// Why a sequence is not admitted, as far as it is known.
+    fn not_now(&self, id: SeqId) -> Option<NotNow> {
+        match self.claims.waits(id) {
+            true => Some(NotNow::WaitsForPlace),
+            false => self.passed_over.get(&id).copied(),
+        }
+    }
 }
 
 impl Scheduler {
@@ -73,7 +94,8 @@ impl Scheduler {
             if !has_room && self.step_limit.is_none() {
                 break;
             }
-            let mut candidates = self.admission_order(MAX_CONSIDERED + MAX_WAITING_FOR_PREFIX);
+            let mut candidates = self.admission_order(MAX_CONSIDERED + MAX_WAITING_FOR_OTHERS);
+            pass.claims = self.place_claims(&candidates);
             if !has_room {
                 self.keep_prompt_shares(&mut candidates, &admitted);
             }
@@ -81,21 +103,22 @@ impl Scheduler {
             if candidates.is_empty() || self.free_slots.is_empty() && !may_preempt {
                 break;
             }
-            let preempted = self.preempt_for_priority(&candidates, &pass.producers, bytes);
-            let preempted = preempted.or_else(|| self.preempt_for_slot(&candidates, &pass.producers));
+            let preempted = self.preempt_for_priority(&candidates, &pass, bytes);
+            let preempted = preempted.or_else(|| self.preempt_for_slot(&candidates, &pass));
             let is_chosen = preempted.is_none();
             let candidate = match preempted {
                 // Others have left for this sequence, so no other sequence is chosen.
                 Some(id) => {
-                    pass = self.admission_pass();
+                    pass = AdmissionPass { claims: pass.claims, ..self.admission_pass() };
                     self.candidate(id)
                 }
                 None if self.free_slots.is_empty() => None,
                 None => self.choose(&candidates, &mut pass),
             };
             let Some(Candidate { id, len, prefix, .. }) = candidate else { break };
-            let passed = || candidates.iter().copied().take_while(|&other| other != id).collect::<Vec<_>>();
-            if is_chosen && self.begin_restore(id, &prefix, &passed()) {
+            let before = candidates.iter().copied().take_while(|&other| other != id);
+            let passed: Vec<SeqId> = before.filter(|&other| !pass.claims.waits(other)).collect();
+            if is_chosen && self.begin_restore(id, &prefix, &passed) {
                 pass.passed_over.insert(id, NotNow::WaitsForPrefix);
                 continue;
             }
@@ -110,13 +133,16 @@ impl Scheduler {
             let table = self.cache.allocate(&prefix, len);
             debug_assert!(table.is_some(), "choose has checked the number of blocks");
             let Some(table) = table else { break };
-            self.shares.settle(&self.waiting);
+            if let Some(sequence) = self.waiting.get(id) {
+                self.shares.settle(&sequence.tenant, &self.waiting);
+            }
             // What a preempted sequence loses is not charged to its tenant again.
             if self.waiting.get(id).is_some_and(|sequence| !sequence.has_run) {
                 self.charge(id, len - cached);
             }
-            let sequence = self.waiting.admit(id, &passed());
+            let sequence = self.waiting.admit(id, &passed);
             let (Some(sequence), Some(slot)) = (sequence, self.free_slots.pop()) else { break };
+            self.use_place(&sequence, pass.claims.get(id));
             self.hit_tokens += cached as u64;
             self.miss_tokens += (len - cached) as u64;
             let running = RunningSequence::new(sequence, slot, table, cached, self.next_step)
@@ -139,7 +165,11 @@ impl Scheduler {
     }
 
     fn admission_pass(&self) -> AdmissionPass {
-        AdmissionPass { producers: self.producers(), passed_over: HashMap::new() }
+        AdmissionPass {
+            producers: self.producers(),
+            claims: PlaceClaims::default(),
+            passed_over: HashMap::new(),
+        }
     }
 
     /// A waiting sequence with its cached prefix.
@@ -157,19 +187,19 @@ impl Scheduler {
         if self.cache.available() < 1 + self.growth_during_prefill(&prompts, 1, &[]) {
             return None;
         }
-        let (mut considered, mut waiting_for_prefix) = (0, 0);
+        let (mut considered, mut waiting_for_others) = (0, 0);
         let mut allowance = usize::MAX;
         let mut best: Option<Candidate> = None;
         for sequence in candidates.iter().filter_map(|&id| self.waiting.get(id)) {
             // A sequence with pending tokens was preempted a moment ago. It is admitted first when
             // its tokens have arrived, so nothing takes its blocks.
             if considered == MAX_CONSIDERED
-                || waiting_for_prefix == MAX_WAITING_FOR_PREFIX
+                || waiting_for_others == MAX_WAITING_FOR_OTHERS
                 || sequence.has_pending()
             {
                 break;
             }
-            let mut not_now = pass.passed_over.get(&sequence.id).copied();
+            let mut not_now = pass.not_now(sequence.id);
             if not_now.is_none() && sequence.max_positions() <= allowance {
                 let Sequence { id, priority, .. } = *sequence;
                 let is_better = |prefix: &Prefix| {
@@ -190,7 +220,11 @@ impl Scheduler {
                 break;
             }
             match not_now {
-                Some(NotNow::WaitsForPrefix) => waiting_for_prefix += 1,
+                Some(NotNow::WaitsForPlace) => {
+                    waiting_for_others += 1;
+                    continue;
+                }
+                Some(NotNow::WaitsForPrefix) => waiting_for_others += 1,
                 _ => considered += 1,
             }
             allowance = allowance.min(overtaking_allowance(sequence, &self.limits));

@@ -60,6 +60,7 @@ impl Scheduler {
                 return broken(format!("more blocks than can ever be used: {running:?}"));
             }
         }
+        self.check_places()?;
         let users = self
             .running
             .iter()

@@ -25,9 +25,10 @@
 //!
 //! Sequences are ordered by arrival and priority, and [`admission`] decides which of them leave the
 //! queue. Several tenants get fair shares of the tokens ([`fair_share`]), of the slots
-//! ([`slot_shares`]) and of the time of each step ([`tenant_time`]). An admitted sequence
-//! reuses the blocks of its prefix that were computed for other sequences ([`cache`]), and it waits
-//! in the queue for blocks that another sequence is computing ([`prefix_wait`]).
+//! ([`slot_shares`]) and of the time of each step ([`tenant_time`]). The adapters of one tenant
+//! share its tokens ([`shares`]). An admitted sequence reuses the blocks of its prefix that were
+//! computed for other sequences ([`cache`]), and it waits in the queue for blocks that another
+//! sequence is computing ([`prefix_wait`]).
 //!
 //! If no block is free, the last running sequence is preempted: it goes back to the queue with its
 //! tokens and is computed again later. A waiting sequence may also take the place of a running one
@@ -86,7 +87,8 @@
 //!
 //! A request may name an adapter of the model ([`AdapterId`]). Sequences with different adapters
 //! run in one step. The keys and values of a block depend on the adapter, so a sequence reuses only
-//! blocks that were computed with its own adapter.
+//! blocks that were computed with its own adapter. If more adapters are loaded than the shards have
+//! places for, a sequence also waits for a place ([`adapter_places`]).
 //!
 //! # Failures
 //!
@@ -95,6 +97,7 @@
 //! alone if they are lost again ([`quarantine`]). A step and its answer never exceed the size of a
 //! frame ([`frame_budget`]).
 
+mod adapter_places;
 mod admission;
 mod admission_order;
 mod apply;
@@ -117,6 +120,7 @@ mod message_size;
 mod moves;
 mod options;
 mod output;
+mod place_claims;
 mod plan;
 mod planned;
 mod prefix_wait;
@@ -130,6 +134,7 @@ mod request;
 mod running;
 mod schedule;
 mod sequence;
+mod shares;
 mod slot_shares;
 mod state;
 mod state_checkpoints;

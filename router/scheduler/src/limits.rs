@@ -33,9 +33,12 @@ pub struct SchedulerLimits {
     pub state_checkpoints: usize,
     /// Maximum number of drafts of all rows of one step together.
     pub max_drafts: usize,
-    /// Number of places for adapters. Whether an adapter that a request names is in one of them is
-    /// not known here.
+    /// Number of places for adapters.
     pub adapters: usize,
+    /// Maximum number of adapters that are loaded at a time. If it is larger than `adapters`, the
+    /// scheduler decides which of them are in places. Whether an adapter that a request names is
+    /// loaded is not known here.
+    pub max_loaded_adapters: usize,
 }
 
 /// A shard announced limits with which no request could ever run.
@@ -77,6 +80,7 @@ impl SchedulerLimits {
             state_checkpoints: ready.state_checkpoints as usize,
             max_drafts: ready.max_drafts as usize,
             adapters: ready.adapters as usize,
+            max_loaded_adapters: ready.max_loaded_adapters.max(ready.adapters) as usize,
         })
     }
 

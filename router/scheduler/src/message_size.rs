@@ -10,8 +10,9 @@ pub(super) const MESSAGE: usize = 128;
 const ROW: usize = 64;
 /// A released slot.
 const RELEASE: usize = 8;
-/// An admission without its tokens, its blocks and its sampling parameters.
-pub(super) const ADMISSION: usize = 64;
+/// An admission without its tokens, its blocks and its sampling parameters, and the placement of
+/// its adapter.
+pub(super) const ADMISSION: usize = 80;
 /// The answer to a row without alternatives, scores and vector: an error, or the sampled token and
 /// the headers of the other results.
 const ANSWER: usize = MAX_ROW_ERROR + 64;

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use millrace_proto::{Row, Step};
+use millrace_proto::{AdapterPlacement, Row, Step};
 
 use super::cost_model::StepLoad;
 use super::disk_copies::StepCopies;
 use super::frame_budget::FrameBudget;
+use super::id::AdapterId;
 use super::in_flight::{RowInFlight, StepInFlight};
 use super::planned::{Admitted, PlannedStep};
 use super::prompt_shares;
@@ -87,7 +88,11 @@ impl Scheduler {
         let computes = if rows.is_empty() { 0.0 } else { self.costs.predict(&load) };
         let duration = Duration::from_micros((computes + self.predict_copies(&copies)) as u64);
         let release = self.released.drain(..).map(|slot| slot.0).collect();
-        let mut step = Step { id, release, admit, rows, ..Step::default() };
+        let placed = self.adapter_places.take_placed().into_iter();
+        let adapters = placed
+            .map(|(AdapterId(adapter), place)| AdapterPlacement { adapter, place: place as u32 })
+            .collect();
+        let mut step = Step { id, release, adapters, admit, rows, ..Step::default() };
         let copies = copies.add_to(&mut step);
         self.in_flight.push_back(StepInFlight::new(id, expected, load, copies));
         PlannedStep { step, admitted, duration }

@@ -1,11 +1,11 @@
 //! Preemption by priority: a waiting sequence takes the places of running sequences of lower
 //! priority.
 //!
-//! If the first waiting sequence lacks a slot or blocks, the last running sequences of the lowest
-//! priority go back to the queue for it. If that does not help it, the first one of a higher
-//! priority behind it may take their places, within the limit on overtaking: a sequence that has
-//! aged may be first in order and yet be of no higher priority than those that run. Three rules
-//! bound the number of these preemptions:
+//! If the first waiting sequence lacks a slot, blocks or a place for its adapter, the last running
+//! sequences of the lowest priority go back to the queue for it. If that does not help it, the
+//! first one of a higher priority behind it may take their places, within the limit on overtaking:
+//! a sequence that has aged may be first in order and yet be of no higher priority than those that
+//! run. Three rules bound the number of these preemptions:
 //!
 //! - A sequence never takes the place of a sequence of the same priority.
 //! - It never takes the place of a sequence that is ordered before it. A sequence that has aged
@@ -14,10 +14,10 @@
 
 use std::cmp::Reverse;
 
-use super::admission::overtaking_allowance;
+use super::adapter_places::PlaceClaim;
+use super::admission::{AdmissionPass, overtaking_allowance};
 use super::frame_budget::FrameBudget;
 use super::id::SeqId;
-use super::prefix_wait::Producer;
 use super::request::Priority;
 use super::running::RunningSequence;
 use super::sequence::Sequence;
@@ -39,13 +39,13 @@ impl Scheduler {
     pub(super) fn preempt_for_priority(
         &mut self,
         candidates: &[SeqId],
-        producers: &[Producer],
+        pass: &AdmissionPass,
         bytes: &FrameBudget,
     ) -> Option<SeqId> {
         if !self.may_preempt_for(candidates) {
             return None;
         }
-        let (id, mut leaving) = self.first_that_takes_places(candidates, producers, bytes)?;
+        let (id, mut leaving) = self.first_that_takes_places(candidates, pass, bytes)?;
         // From the end, so that the other indices stay valid.
         leaving.sort_unstable_by_key(|&index| Reverse(index));
         for index in leaving {
@@ -63,7 +63,7 @@ impl Scheduler {
     fn first_that_takes_places(
         &self,
         candidates: &[SeqId],
-        producers: &[Producer],
+        pass: &AdmissionPass,
         bytes: &FrameBudget,
     ) -> Option<(SeqId, Vec<usize>)> {
         let mut allowance = usize::MAX;
@@ -74,11 +74,11 @@ impl Scheduler {
             }
             let waits = || {
                 sequence.awaits_mask()
-                    || self.waits_for_prefix(sequence, &self.prefix_of(sequence), producers)
+                    || self.waits_for_prefix(sequence, &self.prefix_of(sequence), &pass.producers)
             };
             let may_overtake = sequence.max_positions() <= allowance;
             if examined.is_none_or(|priority| sequence.priority < priority) && may_overtake && !waits() {
-                match self.places_for(sequence, bytes) {
+                match self.places_for(sequence, pass.claims.get(sequence.id), bytes) {
                     Some(leaving) if leaving.is_empty() => return None,
                     Some(leaving) => return Some((sequence.id, leaving)),
                     None => examined = Some(sequence.priority),
@@ -91,23 +91,30 @@ impl Scheduler {
 
     /// The indices of the running sequences that must leave so that the waiting sequence `first`
     /// can be admitted: none, or as few as possible. `None` if it cannot be admitted even then.
-    fn places_for(&self, first: &Sequence, bytes: &FrameBudget) -> Option<Vec<usize>> {
-        let victims = self.victims_of(first);
+    fn places_for(
+        &self,
+        first: &Sequence,
+        claim: Option<PlaceClaim>,
+        bytes: &FrameBudget,
+    ) -> Option<Vec<usize>> {
+        let victims = self.victims_of(first, claim);
         let prefix = self.prefix_of(first);
         let held: usize = victims.iter().map(|&index| self.running[index].table.blocks.len()).sum();
         // The exact check of the blocks takes longer.
         let may_fit = self.cache.blocks_needed(&prefix, first.len()) <= self.cache.available() + held
             && bytes.fits_admission(first.len(), first.sampling_bytes);
-        if !may_fit || !self.can_admit_without(first, &victims) {
+        let can_admit =
+            |leaving: &[usize]| self.has_place(claim, leaving) && self.can_admit_without(first, leaving);
+        if !may_fit || !can_admit(&victims) {
             return None;
         }
         let mut fewest = (0..=victims.len()).map(|count| &victims[..count]);
-        fewest.find(|leaving| self.can_admit_without(first, leaving)).map(<[_]>::to_vec)
+        fewest.find(|leaving| can_admit(leaving)).map(<[_]>::to_vec)
     }
 
-    /// The indices of the running sequences whose places `first` may take: the last sequence of the
-    /// lowest priority first.
-    fn victims_of(&self, first: &Sequence) -> Vec<usize> {
+    /// The indices of the running sequences whose places `first` may take: those that must leave
+    /// the place of its adapter first, and then the last sequence of the lowest priority.
+    fn victims_of(&self, first: &Sequence, claim: Option<PlaceClaim>) -> Vec<usize> {
         let may_be_taken = |running: &RunningSequence| {
             let sequence = &running.sequence;
             let is_new = running.first_step == self.next_step;
@@ -115,7 +122,11 @@ impl Scheduler {
         };
         let mut victims: Vec<usize> =
             (0..self.running.len()).filter(|&index| may_be_taken(&self.running[index])).collect();
-        victims.sort_by_key(|&index| Reverse((self.running[index].sequence.priority, index)));
+        let order = |&index: &usize| {
+            let running = &self.running[index];
+            (self.is_in_claimed_place(running, claim), running.sequence.priority, index)
+        };
+        victims.sort_by_key(|index| Reverse(order(index)));
         victims
     }
 

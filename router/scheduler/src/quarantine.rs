@@ -74,24 +74,27 @@ impl Scheduler {
         if !self.running.is_empty() || !self.in_flight.is_empty() {
             return Vec::new();
         }
-        let Scheduler { quarantine, waiting, cache, .. } = self;
+        let Scheduler { quarantine, waiting, .. } = &*self;
         let next =
             quarantine.iter().filter_map(|&id| waiting.get(id)).find(|sequence| !sequence.awaits_mask());
         let Some((id, len)) = next.map(|sequence| (sequence.id, sequence.len())) else { return Vec::new() };
         // The sequence did run before, so it is not charged as overtaking the sequences before it.
-        let Some(sequence) = waiting.remove(id) else { return Vec::new() };
+        let claim = self.place_claims(&[id]).get(id);
+        let Some(sequence) = self.waiting.remove(id) else { return Vec::new() };
         let prefix = match sequence.ignores_prefix_cache() {
             true => Prefix::default(),
-            false => cache.find(sequence.block_hashes.as_slice(), sequence.len()),
+            false => self.cache.find(sequence.block_hashes.as_slice(), sequence.len()),
         };
-        let cached = cache.positions(&prefix);
-        let table = cache.allocate(&prefix, len);
+        let cached = self.cache.positions(&prefix);
+        let table = self.cache.allocate(&prefix, len);
         let save_positions = self.save_positions(len, &prefix);
         debug_assert!(table.is_some(), "all blocks are available, and the sequence fits alone");
         let (Some(table), Some(slot)) = (table, self.free_slots.pop()) else {
             self.waiting.insert(sequence);
             return Vec::new();
         };
+        // Nothing runs, so every place is free.
+        self.use_place(&sequence, claim);
         self.hit_tokens += cached as u64;
         self.miss_tokens += (len - cached) as u64;
         let running = RunningSequence::new(sequence, slot, table, cached, self.next_step);

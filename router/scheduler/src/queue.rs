@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::id::SeqId;
+use super::id::{AdapterId, SeqId};
 use super::request::Tenant;
 use super::sequence::Sequence;
 
@@ -11,23 +11,30 @@ pub(super) struct WaitingQueue {
     /// A preempted sequence keeps its id, and so its place.
     sequences: BTreeMap<SeqId, Sequence>,
     tokens: usize,
-    /// Number of sequences of each tenant that has any.
-    tenants: HashMap<Tenant, usize>,
+    /// Number of sequences of each tenant that has any, by their adapters.
+    tenants: HashMap<Tenant, AdapterCounts>,
 }
+
+/// Number of sequences with each adapter, and without one.
+pub(super) type AdapterCounts = HashMap<Option<AdapterId>, usize>;
 
 impl WaitingQueue {
     pub(super) fn insert(&mut self, sequence: Sequence) {
         self.tokens += sequence.len();
-        *self.tenants.entry(sequence.tenant.clone()).or_default() += 1;
+        let adapters = self.tenants.entry(sequence.tenant.clone()).or_default();
+        *adapters.entry(sequence.adapter).or_default() += 1;
         self.sequences.insert(sequence.id, sequence);
     }
 
     pub(super) fn remove(&mut self, id: SeqId) -> Option<Sequence> {
         let sequence = self.sequences.remove(&id)?;
         self.tokens -= sequence.len();
-        if let Some(count) = self.tenants.get_mut(&sequence.tenant) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(adapters) = self.tenants.get_mut(&sequence.tenant) {
+            if let Some(count) = adapters.get_mut(&sequence.adapter) {
+                *count -= 1;
+            }
+            adapters.retain(|_, count| *count > 0);
+            if adapters.is_empty() {
                 self.tenants.remove(&sequence.tenant);
             }
         }
@@ -38,7 +45,8 @@ impl WaitingQueue {
         self.sequences.get(&id)
     }
 
-    /// Changes a sequence in place. `change` may change its length, but not its id or its tenant.
+    /// Changes a sequence in place. `change` may change its length, but not its id,
+    /// its tenant or its adapter.
     pub(super) fn update<T>(&mut self, id: SeqId, change: impl FnOnce(&mut Sequence) -> T) -> Option<T> {
         let sequence = self.sequences.get_mut(&id)?;
         let before = sequence.len();
@@ -50,6 +58,24 @@ impl WaitingQueue {
     /// Iterates over the tenants that have a sequence in the queue.
     pub(super) fn tenants(&self) -> impl ExactSizeIterator<Item = &Tenant> {
         self.tenants.keys()
+    }
+
+    /// Number of sequences of each tenant in the queue, by their adapters.
+    pub(super) fn by_tenant(&self) -> &HashMap<Tenant, AdapterCounts> {
+        &self.tenants
+    }
+
+    /// Calls `use_counts` with the number of sequences of a tenant in the queue, by their adapters.
+    pub(super) fn with_adapters_of(&self, tenant: &Tenant, use_counts: impl FnOnce(&AdapterCounts)) {
+        match self.tenants.get(tenant) {
+            Some(counts) => use_counts(counts),
+            None => use_counts(&AdapterCounts::new()),
+        }
+    }
+
+    /// Whether sequences of several tenants, or with several adapters, are in the queue.
+    pub(super) fn is_shared(&self) -> bool {
+        self.tenants.len() > 1 || self.tenants.values().any(|adapters| adapters.len() > 1)
     }
 
     /// Whether a tenant has a sequence in the queue.

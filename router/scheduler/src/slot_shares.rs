@@ -11,9 +11,8 @@
 
 use std::collections::HashMap;
 
-use super::admission::overtaking_allowance;
+use super::admission::{AdmissionPass, overtaking_allowance};
 use super::id::SeqId;
-use super::prefix_wait::Producer;
 use super::request::Tenant;
 use super::running::RunningSequence;
 use super::sequence::Sequence;
@@ -36,7 +35,7 @@ impl Scheduler {
 
     /// Preempts a running sequence if one of the `candidates` belongs to a tenant that holds less
     /// than its share of the slots. Returns the waiting sequence that takes the slot.
-    pub(super) fn preempt_for_slot(&mut self, candidates: &[SeqId], producers: &[Producer]) -> Option<SeqId> {
+    pub(super) fn preempt_for_slot(&mut self, candidates: &[SeqId], pass: &AdmissionPass) -> Option<SeqId> {
         if !self.may_preempt_for_slot() {
             return None;
         }
@@ -53,7 +52,8 @@ impl Scheduler {
         let waits = |sequence: &Sequence| {
             sequence.has_pending()
                 || sequence.awaits_mask()
-                || self.waits_for_prefix(sequence, &self.prefix_of(sequence), producers)
+                || pass.claims.waits(sequence.id)
+                || self.waits_for_prefix(sequence, &self.prefix_of(sequence), &pass.producers)
         };
         // A tenant that has received more tokens takes no slot of one that has received fewer.
         let received = self.shares.counter(largest);

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use super::adapter_places::AdapterPlaces;
 use super::cache::{CacheEvent, KvCache};
 use super::cost_model::{StepCostModel, StepLoad};
 use super::disk_copies::DiskCopies;
 use super::earlier_answers::EarlierAnswers;
-use super::fair_share::FairShares;
 use super::id::{SeqId, SlotId};
 use super::in_flight::StepInFlight;
 use super::limits::{InfeasibleRequest, SchedulerLimits};
@@ -16,6 +16,7 @@ use super::queue::WaitingQueue;
 use super::request::{Mask, Request};
 use super::running::RunningSequence;
 use super::sequence::Sequence;
+use super::shares::Shares;
 use super::stats::SchedulerStats;
 
 /// The scheduler. See the [module](super).
@@ -32,6 +33,8 @@ pub struct Scheduler {
     /// Free slots whose release has not been sent to the shards.
     pub(super) released: Vec<SlotId>,
     pub(super) cache: KvCache,
+    /// The adapters that are in places.
+    pub(super) adapter_places: AdapterPlaces,
     /// The copies between the KV cache and the disk cache.
     pub(super) copies: DiskCopies,
     pub(super) costs: StepCostModel,
@@ -40,8 +43,8 @@ pub struct Scheduler {
     pub(super) in_flight: VecDeque<StepInFlight>,
     /// Sequences that must run alone. While there are any, no other sequence runs.
     pub(super) quarantine: BTreeSet<SeqId>,
-    /// The tokens that each tenant has received.
-    pub(super) shares: FairShares,
+    /// The tokens that each tenant and its adapters have received.
+    pub(super) shares: Shares,
     /// The tenants that share the steps.
     pub(super) present: PresentTenants,
     /// The limit on the time of the step being planned in microseconds, if several tenants share
@@ -77,12 +80,13 @@ impl Scheduler {
             free_slots: all_slots(&limits),
             released: Vec::new(),
             cache,
+            adapter_places: AdapterPlaces::new(&limits),
             copies: DiskCopies::new(),
             costs: StepCostModel::default(),
             next_step: 0,
             in_flight: VecDeque::new(),
             quarantine: BTreeSet::new(),
-            shares: FairShares::default(),
+            shares: Shares::default(),
             present: PresentTenants::default(),
             step_limit: None,
             preemptions: 0,
@@ -129,7 +133,7 @@ impl Scheduler {
         let id = SeqId { serial: self.arrived, ..sequence.id };
         sequence.id = id;
         self.arrived += 1;
-        self.shares.enter(&sequence.tenant, &self.waiting);
+        self.shares.enter(&sequence, &self.waiting);
         self.waiting.insert(sequence);
         id
     }
@@ -170,6 +174,7 @@ impl Scheduler {
         self.copies.clear();
         self.released.clear();
         self.free_slots = all_slots(&limits);
+        self.adapter_places = AdapterPlaces::new(&limits);
         self.cache.renew(limits.num_blocks, limits.block_size);
         self.cache.set_checkpoints(checkpoints(&limits));
         let running = std::mem::take(&mut self.running).into_iter().map(|running| running.sequence);
@@ -266,6 +271,7 @@ impl Scheduler {
     pub(super) fn vacate(&mut self, index: usize) -> Sequence {
         let RunningSequence { sequence, slot, table, .. } = self.running.remove(index);
         self.cache.release(table);
+        self.adapter_places.note_use(sequence.adapter, self.next_step);
         self.free_slots.push(slot);
         self.released.push(slot);
         sequence

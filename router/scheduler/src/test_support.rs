@@ -12,8 +12,8 @@
 use std::collections::HashSet;
 
 use millrace_proto::{
-    Admission, Masks, Pooled, Pooling, PromptHandling, PromptToken, Row, RowError, RowErrorKind, Sampled,
-    Sampling, Scored, Step, StepOutput, TokenLogprob,
+    AdapterPlacement, Admission, Masks, Pooled, Pooling, PromptHandling, PromptToken, Row, RowError,
+    RowErrorKind, Sampled, Sampling, Scored, Step, StepOutput, TokenLogprob,
 };
 
 pub use crate::test_disk::PretendDisk;
@@ -31,6 +31,8 @@ pub struct PretendShard {
     holders: Vec<u32>,
     /// The saved recurrent states.
     checkpoints: Vec<Option<RecurrentState>>,
+    /// The adapter in each place, if steps copy adapters into places.
+    places: Vec<Option<u32>>,
     /// The disk cache. It may be replaced between two steps.
     pub disk: PretendDisk,
 }
@@ -223,6 +225,7 @@ impl PretendShard {
             cache: vec![0; limits.num_blocks * limits.block_size],
             holders: vec![0; limits.num_blocks],
             checkpoints: vec![None; limits.state_checkpoints],
+            places: vec![None; limits.adapters],
             disk: PretendDisk::default(),
         }
     }
@@ -249,6 +252,7 @@ impl PretendShard {
             let left = left.ok_or_else(|| format!("release of slot {slot}, which is free"))?;
             left.table.iter().for_each(|&block| self.holders[block as usize] -= 1);
         }
+        step.adapters.iter().try_for_each(|placement| self.place(placement))?;
         let copied = self.disk.copy(step, &mut self.cache, &self.holders)?;
         step.admit.iter().try_for_each(|admission| self.admit(admission))?;
 
@@ -300,12 +304,41 @@ impl PretendShard {
         })
     }
 
+    /// Whether steps copy adapters into places.
+    fn has_copies(&self) -> bool {
+        self.limits.max_loaded_adapters > self.limits.adapters
+    }
+
+    /// Copies an adapter into a place.
+    fn place(&mut self, placement: &AdapterPlacement) -> Result<(), String> {
+        let &AdapterPlacement { adapter, place } = placement;
+        let has_copies = self.has_copies();
+        ensure(has_copies && !self.places.contains(&Some(adapter)), || format!("{adapter} needs no copy"))?;
+        let held = self.places.get_mut(place as usize).ok_or("no such place")?;
+        let mut occupants = self.slots.iter().flatten();
+        let is_used = held.is_some() && occupants.any(|occupant| occupant.adapter == *held);
+        ensure(!is_used, || format!("a sequence uses the adapter in place {place}"))?;
+        *held = Some(adapter);
+        Ok(())
+    }
+
+    /// Frees the place of an adapter, if it has one.
+    pub fn unload(&mut self, adapter: u32) {
+        let place = self.places.iter_mut().find(|held| **held == Some(adapter));
+        place.into_iter().for_each(|held| *held = None);
+    }
+
     fn admit(&mut self, admission: &Admission) -> Result<(), String> {
         let Admission { slot, tokens, prompt_len, sampling, .. } = admission;
+        let has_copies = self.has_copies();
         let place = self.slots.get_mut(*slot as usize).ok_or("no such slot")?;
         ensure(place.is_none(), || format!("slot {slot} is taken"))?;
         ensure((1..=tokens.len()).contains(&(*prompt_len as usize)), || "no prompt".into())?;
-        let has_place = admission.adapter.is_none() || self.limits.adapters > 0;
+        let has_place = match admission.adapter {
+            None => true,
+            held if has_copies => self.places.contains(&held),
+            Some(_) => self.limits.adapters > 0,
+        };
         ensure(has_place, || format!("there is no place for adapter {:?}", admission.adapter))?;
         let checkpoint = |id| self.checkpoints.get(id as usize).copied().flatten().ok_or("nothing was saved");
         let state = admission.restore_state.map(checkpoint).transpose()?;

@@ -68,6 +68,15 @@ pub enum LoadError {
         /// Number of places.
         places: usize,
     },
+    /// As many adapters are loaded as the shards keep in host memory.
+    #[error(
+        "{most} adapters are loaded, which is the limit (--max-cpu-loras). Unload an adapter first; an adapter that was \
+         unloaded or replaced counts until the last request with it has ended"
+    )]
+    NoMemory {
+        /// Maximum number of adapters that are loaded.
+        most: usize,
+    },
     /// A shard cannot load the adapter.
     #[error("{0}")]
     Refused(String),

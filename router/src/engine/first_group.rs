@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_proto::Loading;
+use millrace_proto::{Loading, Ready};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
@@ -74,7 +74,7 @@ async fn ready_with_adapters(
     progress: impl FnMut(Loading),
 ) -> Result<GroupAnnouncement, String> {
     let mut announcement = group.wait_until_ready(silence, progress).await.map_err(|loss| loss.reason)?;
-    announcement.adapters = first_adapters(config);
+    announcement.adapters = first_adapters(config, &announcement.ready);
     let lost = group.load_adapters(&mut announcement.adapters, silence).await.map_err(|loss| loss.reason)?;
     match lost.into_iter().next() {
         Some(LostAdapter { reason, .. }) => Err(reason),
@@ -82,12 +82,14 @@ async fn ready_with_adapters(
     }
 }
 
-/// The adapters with which the engine was started, in the places of their indices.
-fn first_adapters(config: &EngineConfig) -> Vec<KeptAdapter> {
+/// The adapters with which the engine was started: in the places of their indices, or in host
+/// memory.
+fn first_adapters(config: &EngineConfig, ready: &Ready) -> Vec<KeptAdapter> {
+    let has_places = ready.max_loaded_adapters <= ready.adapters;
     let listed = config.adapters.named();
     let kept = (0..).zip(listed.iter()).map(|(index, adapter)| KeptAdapter {
         id: adapter.id,
-        place: index,
+        place: has_places.then_some(index),
         source: AdapterSource::Listed(index),
         identities: Vec::new(),
     });

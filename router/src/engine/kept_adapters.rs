@@ -9,8 +9,9 @@ use super::adapters::AdapterSource;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct KeptAdapter {
     pub(super) id: AdapterId,
-    /// The place in the pools of all ranks.
-    pub(super) place: u32,
+    /// The place in the pools of all ranks. `None` if the scheduler decides which adapters are in
+    /// places.
+    pub(super) place: Option<u32>,
     pub(super) source: AdapterSource,
     /// The files that each rank has read it from. Only shards read this text. Empty before the
     /// first load.

@@ -28,24 +28,32 @@ pub struct ShardLimits {
     pub adapters: AdapterLimits,
 }
 
-/// The number of adapters and the largest rank of their matrices, for which memory is allocated.
+/// The numbers of adapters and the largest rank of their matrices, for which memory is allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdapterLimits {
-    /// Number of adapters.
+    /// Number of places in the pools.
     pub count: usize,
+    /// Maximum number of adapters that are loaded. If there are fewer places, all of them are kept
+    /// in host memory.
+    pub max_loaded: usize,
     /// The largest rank of a matrix of an adapter.
     pub max_rank: usize,
 }
 
 impl AdapterLimits {
     /// No adapters.
-    pub const NONE: Self = AdapterLimits { count: 0, max_rank: 0 };
+    pub const NONE: Self = AdapterLimits { count: 0, max_loaded: 0, max_rank: 0 };
 
     /// Returns the pool of adapters of the matrix for `slot` of `spec`, which is this rank's share
     /// of the model, in numbers of type `dtype`.
     pub fn pool(self, spec: &DecoderSpec, slot: WeightSlot, dtype: DType) -> AdapterSpec {
         let (outputs, inputs) = spec.shape(slot);
         AdapterSpec { inputs, outputs, places: self.count, rank: self.rank(slot), dtype }
+    }
+
+    /// Whether adapters are kept in host memory, and steps copy them into places.
+    pub fn keeps_copies(self) -> bool {
+        self.max_loaded > self.count
     }
 
     /// Returns the largest sum of the ranks of what one adapter adds to the matrix for `slot`. Each

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use millrace_backend::{AdapterWeights, Backend};
+use millrace_backend::{AdapterSpec, AdapterWeights, Backend};
 use millrace_model::{AdapterLimits, DecoderSpec, WeightSlot};
 use millrace_numbers::DType;
 
@@ -17,7 +17,8 @@ pub type RankAdapter = BTreeMap<WeightSlot, AdapterWeights>;
 
 impl<B: Backend> Weights<B> {
     /// Allocates pools for `limits.count` adapters with numbers of type `dtype`, and returns the
-    /// matrices that adapters can change. `spec` is this rank's share of the model.
+    /// matrices that adapters can change, with the sizes of their pools. `spec` is this rank's
+    /// share of the model.
     ///
     /// # Errors
     /// If the device has no kernels for adapters or not enough memory.
@@ -27,17 +28,17 @@ impl<B: Backend> Weights<B> {
         spec: &DecoderSpec,
         limits: AdapterLimits,
         dtype: DType,
-    ) -> Result<Vec<WeightSlot>, Error> {
-        let mut slots = Vec::new();
+    ) -> Result<Vec<(WeightSlot, AdapterSpec)>, Error> {
+        let mut pools = Vec::new();
         if limits.count == 0 {
-            return Ok(slots);
+            return Ok(pools);
         }
         for projection in self.layers.iter_mut().flat_map(LayerWeights::projections) {
             let sizes = limits.pool(spec, projection.slot, dtype);
             projection.adapters = Some((backend.adapters(&sizes)?, sizes));
-            slots.push(projection.slot);
+            pools.push((projection.slot, sizes));
         }
-        Ok(slots)
+        Ok(pools)
     }
 }
 

@@ -16,6 +16,7 @@ mod latent;
 mod layer_stack;
 mod mlp;
 mod narrow_embedding;
+mod packed_adapter;
 mod per_layer;
 mod projection;
 mod recurrent;
@@ -39,6 +40,7 @@ use millrace_model::{DecoderSpec, ShardLimits};
 pub use adapters::RankAdapter;
 pub use collective::Collective;
 pub use host_layers::HostLayers;
+pub use packed_adapter::PackedAdapter;
 pub use weights::{ModelPart, Weights};
 
 use crate::Error;

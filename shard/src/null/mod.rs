@@ -56,6 +56,7 @@ pub(crate) fn announcement(model: &Model, world_size: usize, options: &ShardOpti
         max_step_tokens: clamped(max_step_tokens),
         state_checkpoints: clamped(state_checkpoints.unwrap_or(usize::MAX).min(usual_checkpoints)),
         adapters: clamped(options.adapters.places),
+        max_loaded_adapters: clamped(options.adapters.max_loaded),
         ..Ready::default()
     }
 }

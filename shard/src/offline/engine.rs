@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use millrace_cpu::limits::{self, Instruction};
 use millrace_cpu::{Activations, Cpu, Isa};
 use millrace_model::memory_plan::UnpaddedDevice;
-use millrace_model::{LayerSlot, Model, ShardLimits, WeightSlot, WeightStorage};
+use millrace_model::{LayerSlot, ShardLimits, WeightSlot, WeightStorage};
 use millrace_numbers::WeightFormat;
 use millrace_proto::{Ready, Step, StepOutput};
 
@@ -13,7 +13,7 @@ use super::workload::BenchWorkload;
 use crate::Error;
 use crate::options::{DeviceKind, RankPlacement, RouterAddress, ShardOptions};
 use crate::platform::{HostPlatform, Platform, cuda};
-use crate::process::{self, Started};
+use crate::process::{self, OpenedModel, Started};
 use crate::step_engine::StepEngine;
 use crate::worker::Worker;
 
@@ -25,6 +25,8 @@ pub struct OfflineEngine {
     /// None for a device other than the CPU.
     cpu: Option<CpuInUse>,
     next_step: u64,
+    /// The number of the adapter of all sequences.
+    adapter: Option<u32>,
 }
 
 /// The part of the CPU that an engine computes with.
@@ -65,11 +67,16 @@ pub struct MachineLimits {
 }
 
 impl OfflineEngine {
-    /// Loads a model on one device. `open` finds it.
+    /// Loads a model on one device, and the first adapter of the options, if there is one. All
+    /// sequences are computed with it. `open` finds the model.
     ///
     /// # Errors
-    /// If the device does not compute or cannot be used, or the model cannot be loaded.
-    pub fn load(options: &ShardOptions, open: impl FnOnce() -> Result<Model, Error>) -> Result<Self, Error> {
+    /// If the device does not compute or cannot be used, or the model or the adapter cannot be
+    /// loaded.
+    pub fn load(
+        options: &ShardOptions,
+        open: impl FnOnce() -> Result<OpenedModel, Error>,
+    ) -> Result<Self, Error> {
         let placement = RankPlacement {
             // Without a router there is nothing to connect to.
             address: RouterAddress::Tcp(String::new()),
@@ -111,7 +118,7 @@ impl OfflineEngine {
         platform: &P,
         placement: &RankPlacement,
         options: &ShardOptions,
-        open: impl FnOnce() -> Result<Model, Error>,
+        open: impl FnOnce() -> Result<OpenedModel, Error>,
         in_use: impl FnOnce(&P::Backend, WeightFormat) -> Option<CpuInUse>,
     ) -> Result<Self, Error>
     where
@@ -119,16 +126,23 @@ impl OfflineEngine {
     {
         let mut format = None;
         let open = || {
-            let model = open()?;
+            let opened = open()?;
+            let model = &opened.model;
             let dtype = options.dtype.unwrap_or(model.dtype);
-            let storage = WeightStorage::choose(dtype, options.quantize, &model, &UnpaddedDevice)?;
+            let storage = WeightStorage::choose(dtype, options.quantize, model, &UnpaddedDevice)?;
             let slot = WeightSlot::Layer(0, LayerSlot::GateUp);
             format = Some(storage.matrix(slot, model.spec.shape(slot).1));
-            Ok(model.into())
+            Ok(opened)
         };
-        let Started { worker, ready, .. } = process::start(platform, None, placement, options, open)?;
+        let Started { mut worker, ready, mut adapters } =
+            process::start(platform, None, placement, options, open)?;
         let cpu = format.and_then(|format| in_use(worker.backend(), format));
-        Ok(OfflineEngine { limits: worker.limits(), engine: Box::new(worker), ready, cpu, next_step: 1 })
+        let adapter = (!options.adapters.folders.is_empty()).then_some(0);
+        if let Some(adapter) = adapter {
+            adapters.load_now(&mut worker, adapter)?;
+        }
+        let limits = worker.limits();
+        Ok(OfflineEngine { limits, engine: Box::new(worker), ready, cpu, next_step: 1, adapter })
     }
 
     /// Returns the description of the model, its device and its memory.
@@ -222,8 +236,9 @@ impl OfflineEngine {
         let mut steps = steps.into_iter().peekable();
         while steps.peek().is_some() || in_flight > 0 {
             if in_flight < self.engine.steps_ahead()
-                && let Some(step) = steps.next()
+                && let Some(mut step) = steps.next()
             {
+                step.admit.iter_mut().for_each(|admission| admission.adapter = self.adapter);
                 self.engine.submit(&Step { id: self.next_step, ..step })?;
                 in_flight += 1;
                 self.next_step += 1;

@@ -81,8 +81,8 @@ fn serve_null(
     let log = null.log.as_deref().filter(|_| placement.rank == 0);
     let mut engine = NullEngine::new(&model.spec, options.max_sequences, null.costs, log)?;
     router.send(from_shard::Message::Ready(ready))?;
-    let AdapterOptions { ref folders, places, max_rank } = options.adapters;
-    let limits = AdapterLimits { count: places, max_rank };
+    let AdapterOptions { ref folders, places, max_loaded, max_rank } = options.adapters;
+    let limits = AdapterLimits { count: places, max_loaded, max_rank };
     let mut adapters = AdapterLoads::new(None, folders, limits);
     answer_steps(router, placement.rank, &mut engine, &mut adapters)
 }

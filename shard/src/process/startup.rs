@@ -128,10 +128,10 @@ pub(crate) fn start<P: Platform>(
     let host_layers = start.load_host_layers(host, &*source, &plan)?;
     source.verify()?;
     timer.end("load weights");
-    let slots = weights.reserve_adapters(&backend, &spec, adapter_limits, dtype)?;
+    let pools = weights.reserve_adapters(&backend, &spec, adapter_limits, dtype)?;
     let split = if options.pipeline { Split::WHOLE } else { Split { rank, world_size } };
     let max_rank = adapter_limits.max_rank;
-    let reader = open_adapter.map(|open| AdapterReader { open, split, slots, max_rank });
+    let reader = open_adapter.map(|open| AdapterReader { open, split, pools, max_rank });
     let adapters = AdapterLoads::new(reader, &options.adapters.folders, adapter_limits);
 
     let mut ready = Ready {
@@ -243,7 +243,7 @@ fn evicted_blocks_flag(options: &ShardOptions) -> Option<&'static str> {
 
 /// Returns the sizes of the pools of adapters.
 fn adapter_limits(options: &AdapterOptions, backend: &impl Backend) -> Result<AdapterLimits, Error> {
-    let &AdapterOptions { places, max_rank, .. } = options;
+    let &AdapterOptions { places, max_loaded, max_rank, .. } = options;
     if places == 0 {
         return Ok(AdapterLimits::NONE);
     }
@@ -253,7 +253,7 @@ fn adapter_limits(options: &AdapterOptions, backend: &impl Backend) -> Result<Ad
             backend.name()
         )));
     }
-    Ok(AdapterLimits { count: places, max_rank })
+    Ok(AdapterLimits { count: places, max_loaded, max_rank })
 }
 
 /// The request for a memory plan that follows from the options.
@@ -460,6 +460,7 @@ fn describe(spec: &DecoderSpec, plan: &MemoryPlan) -> Ready {
         state_checkpoints: limits.state_checkpoints as u32,
         max_drafts: limits.max_drafts as u32,
         adapters: limits.adapters.count as u32,
+        max_loaded_adapters: limits.adapters.max_loaded as u32,
         memory: memory.collect(),
         host_memory: host_memory.collect(),
         ..Ready::default()

@@ -89,6 +89,8 @@ pub(super) fn answer_steps(
         let has_capacity = idle_times.len() < engine.steps_ahead();
         match next.take_if(|(message, _)| match message {
             to_shard::Message::Shutdown(_) | to_shard::Message::UnloadAdapter(_) => idle_times.is_empty(),
+            // Steps in flight may read the places.
+            to_shard::Message::Step(step) if !step.adapters.is_empty() => idle_times.is_empty(),
             _ => has_capacity,
         }) {
             Some((to_shard::Message::Step(step), received)) => {
@@ -96,6 +98,7 @@ pub(super) fn answer_steps(
                 idle_times
                     .push_back(idle_since.map_or(Duration::ZERO, |since| received.duration_since(since)));
                 fault.strike(&step);
+                adapters.place(engine, &step.adapters)?;
                 engine.submit(&step)?;
             }
             Some((to_shard::Message::LoadAdapter(load), _)) => adapters.start(load)?,
@@ -114,7 +117,9 @@ pub(super) fn answer_steps(
 mod tests {
     use std::os::unix::net::UnixStream;
 
-    use millrace_proto::{FromShard, LoadAdapter, Masks, Row, Shutdown, Step, ToShard, UnloadAdapter, frame};
+    use millrace_proto::{
+        AdapterPlacement, FromShard, LoadAdapter, Masks, Row, Shutdown, Step, ToShard, UnloadAdapter, frame,
+    };
 
     use millrace_model::AdapterLimits;
 
@@ -185,7 +190,8 @@ mod tests {
         send(to_shard::Message::Step(Step { id: 2, rows: vec![late], ..Step::default() }));
         let serving = thread::spawn(move || {
             let link = RouterLink::new(&shard)?;
-            let mut adapters = AdapterLoads::new(None, &[], AdapterLimits { count: 1, max_rank: 8 });
+            let mut adapters =
+                AdapterLoads::new(None, &[], AdapterLimits { count: 1, max_loaded: 1, max_rank: 8 });
             answer_steps(&link, 0, &mut RacingEngine::default(), &mut adapters)
         });
         assert!(matches!(receive(), from_shard::Message::Output(output) if output.step == 1));
@@ -209,7 +215,7 @@ mod tests {
                 adapter,
                 listed,
                 folder: "x".into(),
-                place: 0,
+                place: Some(0),
             }));
             match receive() {
                 from_shard::Message::AdapterLoaded(answer) => (answer.adapter, answer.error),
@@ -218,7 +224,8 @@ mod tests {
         };
         let serving = thread::spawn(move || {
             let link = RouterLink::new(&shard)?;
-            let mut adapters = AdapterLoads::new(None, &[], AdapterLimits { count: 1, max_rank: 8 });
+            let mut adapters =
+                AdapterLoads::new(None, &[], AdapterLimits { count: 1, max_loaded: 1, max_rank: 8 });
             // Its first step is done at once.
             let mut engine = RacingEngine { is_done: true, ..RacingEngine::default() };
             let end = answer_steps(&link, 1, &mut engine, &mut adapters);
@@ -233,5 +240,45 @@ mod tests {
         assert_eq!(load(5, None), (5, String::new()));
         send(to_shard::Message::Shutdown(Shutdown {}));
         assert_eq!(serving.join().unwrap().unwrap(), [Some(4), None, Some(5)]);
+    }
+
+    /// Adapters without a place of their own are copied into places before the steps that use them.
+    #[test]
+    fn steps_copy_adapters_into_places_when_earlier_steps_have_ended() {
+        let (router, shard) = UnixStream::pair().unwrap();
+        let long = millrace_test_patience::patience(Duration::from_secs(300));
+        router.set_read_timeout(Some(long)).unwrap();
+        let send = |message| frame::write(&mut &router, &ToShard { message: Some(message) }).unwrap();
+        let receive = || frame::read::<FromShard>(&mut &router, &mut Vec::new()).unwrap().message.unwrap();
+        let serving = thread::spawn(move || {
+            let link = RouterLink::new(&shard).unwrap();
+            let limits = AdapterLimits { count: 1, max_loaded: 2, max_rank: 8 };
+            let mut adapters = AdapterLoads::new(None, &[], limits);
+            // Its first step is done at once.
+            let mut engine = RacingEngine { is_done: true, ..RacingEngine::default() };
+            let end = answer_steps(&link, 1, &mut engine, &mut adapters);
+            (end, engine.adapters)
+        });
+        for adapter in [3, 4] {
+            let load = LoadAdapter { adapter, listed: None, folder: "x".into(), place: None };
+            send(to_shard::Message::LoadAdapter(load));
+            assert!(
+                matches!(receive(), from_shard::Message::AdapterLoaded(loaded) if loaded.error.is_empty())
+            );
+        }
+        let step = |id, adapter| Step {
+            id,
+            adapters: vec![AdapterPlacement { adapter, place: 0 }],
+            ..Step::default()
+        };
+        send(to_shard::Message::Step(Step { id: 0, ..Step::default() }));
+        send(to_shard::Message::Step(step(1, 4)));
+        send(to_shard::Message::Step(step(2, 3)));
+        send(to_shard::Message::UnloadAdapter(UnloadAdapter { adapter: 4 }));
+        // The copy of an adapter is gone when the adapter is unloaded.
+        send(to_shard::Message::Step(step(3, 4)));
+        let (end, places) = serving.join().unwrap();
+        assert!(matches!(end, Err(Error::OutOfPlace)), "{end:?}");
+        assert_eq!(places, [Some(4), Some(3)]);
     }
 }

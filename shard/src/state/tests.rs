@@ -13,7 +13,7 @@ pub(super) const LIMITS: ShardLimits = ShardLimits {
     block_size: 4,
     state_checkpoints: 0,
     max_drafts: 0,
-    adapters: AdapterLimits { count: 2, max_rank: 4 },
+    adapters: AdapterLimits { count: 2, max_loaded: 2, max_rank: 4 },
     num_blocks: 8,
     kv_format: KvFormat::Dense(DType::F32),
 };

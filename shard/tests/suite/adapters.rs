@@ -10,7 +10,7 @@ use millrace_model::adapters::Adapter;
 use millrace_model::families::{self, Overrides};
 use millrace_model::split::Split;
 use millrace_model::{AdapterLimits, Model, Quantize, ShardLimits, WeightStorage};
-use millrace_shard::decoder::{Collective, Decoder, RankAdapter, Weights};
+use millrace_shard::decoder::{Collective, Decoder, PackedAdapter, RankAdapter, Weights};
 use safetensors::SafeTensors;
 
 use crate::common::{Chunk, Harness, on_two_ranks, repository, row_error};
@@ -75,7 +75,7 @@ impl Case {
     ) -> Harness<'b, B> {
         let adapters = self.adapters();
         let max_rank = adapters.iter().map(Adapter::max_rank).max().unwrap();
-        let limits = AdapterLimits { count: adapters.len(), max_rank };
+        let limits = AdapterLimits { count: adapters.len(), max_loaded: adapters.len(), max_rank };
         let limits = ShardLimits { adapters: limits, ..LIMITS };
         let model = split.apply(self.model()).unwrap();
         let storage = WeightStorage::choose(model.dtype, quantize, &model, backend).unwrap();
@@ -84,11 +84,11 @@ impl Case {
         let positions = limits.max_sequence_tokens;
         let mut weights =
             Weights::load(backend, &spec, &*source, storage, positions, &mut |_| Ok(())).unwrap();
-        let slots = weights.reserve_adapters(backend, &spec, limits.adapters, dtype).unwrap();
+        let pools = weights.reserve_adapters(backend, &spec, limits.adapters, dtype).unwrap();
         let mut decoder = Decoder::new(backend, spec, weights, &limits, ranks).unwrap();
         for (index, &adapter) in order.iter().enumerate() {
-            let share = |&slot| Some((slot, adapters[adapter].weights(slot, split).unwrap()?));
-            let share: RankAdapter = slots.iter().filter_map(share).collect();
+            let share = |&(slot, _): &_| Some((slot, adapters[adapter].weights(slot, split).unwrap()?));
+            let share: RankAdapter = pools.iter().filter_map(share).collect();
             decoder.set_adapter(backend, index % ADAPTERS.len(), Some(&share)).unwrap();
         }
         Harness::of(backend, decoder, &limits)
@@ -186,6 +186,27 @@ fn an_adapter_in_a_place_that_was_used_computes_what_it_computes_in_a_new_one() 
         let fresh = prompts(&mut case.load(&cpu, Split::WHOLE, None, None), &wanted);
         let mut reused = case.load_all(&cpu, Split::WHOLE, None, None, &[1, 0, 0, 1]);
         assert_eq!(prompts(&mut reused, &wanted), fresh, "{name}");
+    }
+}
+
+/// Adapters that waited in host memory take the places of others, of larger and of smaller ranks.
+#[test]
+fn an_adapter_that_waited_in_host_memory_computes_what_it_computes_after_a_fresh_start() {
+    for name in ["llama_gqa", "phi3", "qwen3_5_text", "deepseek_v2"] {
+        let case = Case::named(name);
+        let cpu = cpu(Activations::Exact);
+        let wanted = [Some(0), None, Some(1), Some(0)];
+        let fresh = prompts(&mut case.load(&cpu, Split::WHOLE, None, None), &wanted);
+        let mut swapped = case.load_all(&cpu, Split::WHOLE, None, None, &[1, 0]);
+        assert_ne!(prompts(&mut swapped, &wanted), fresh, "{name}: the places are exchanged");
+        let slots = millrace_model::adapters::adaptable(swapped.decoder.spec());
+        let dtype = case.model().dtype;
+        for (place, adapter) in case.adapters().iter().enumerate() {
+            let share = |&slot| Some((slot, adapter.weights(slot, Split::WHOLE).unwrap()?));
+            let waiting = PackedAdapter::pack(slots.iter().filter_map(share).collect(), dtype);
+            swapped.decoder.set_adapter(&cpu, place, Some(&waiting.unpack())).unwrap();
+        }
+        assert_eq!(prompts(&mut swapped, &wanted), fresh, "{name}");
     }
 }
 

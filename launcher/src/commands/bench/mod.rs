@@ -5,16 +5,19 @@ mod figures;
 mod progress;
 mod report;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail, ensure};
+use millrace_model::adapters::Adapter;
 use millrace_model::estimate::ShardEstimate;
 use millrace_model::memory_plan::{PlanError, UnpaddedDevice};
 use millrace_model::{Bytes, Model, WeightStorage, families};
 use millrace_shard::collective::Transport;
 use millrace_shard::offline::{BenchWorkload, OfflineEngine};
-use millrace_shard::{AdapterOptions, AllReduce, Error, NullOptions, ShardOptions};
+use millrace_shard::{AdapterOptions, AllReduce, Error, NullOptions, OpenAdapter, OpenedModel, ShardOptions};
 
+use crate::adapters::ServedAdapters;
 use crate::cli::{ActivationsArg, BenchArgs, DeviceArg, LoadFormat};
 use crate::shard_message::BLOCK_SIZE;
 use crate::{logging, model};
@@ -30,15 +33,22 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         args.device != DeviceArg::Auto,
         "--device auto: name the device that is measured, --device cpu or --device cuda"
     );
+    let adapter = ServedAdapters::find_one(&args.adapter, &args.model, args.device)?;
+    let measured_model = match adapter.infos.first() {
+        Some(info) => format!("{} with adapter {}", args.model.model_id, info.name),
+        None => args.model.model_id.clone(),
+    };
     let since = Instant::now();
-    let model = open(args)?;
+    let (model, open_adapter) = open(args)?;
     let dtype = args.model.dtype().unwrap_or(model.dtype);
     let quantize = args.model.quantize;
     let storage = WeightStorage::choose(dtype, quantize, &model, &UnpaddedDevice)?;
     let kv_format = args.model.kv_format().unwrap_or(dtype.into());
     let estimate = ShardEstimate::new(&model.spec, 1, storage, kv_format)?;
-    let mut engine =
-        OfflineEngine::load(&options(args), || Ok(model)).map_err(|error| explained(error, args))?;
+    let mut engine = OfflineEngine::load(&options(args, adapter.options), || {
+        Ok(OpenedModel { model, open_adapter: Some(open_adapter) })
+    })
+    .map_err(|error| explained(error, args))?;
     let load_time = since.elapsed();
 
     let mut progress = BenchProgress::start();
@@ -70,7 +80,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     }
     progress.finish();
     let setup = BenchSetup {
-        model: args.model.model_id.clone(),
+        model: measured_model,
         prompt: args.prompt,
         generate: args.generate,
         repeat: args.repeat,
@@ -109,8 +119,9 @@ fn workloads(args: &BenchArgs) -> Vec<BenchWorkload> {
     all
 }
 
-/// Finds the model and checks that it supports sequences of the requested length.
-fn open(args: &BenchArgs) -> Result<Model> {
+/// Finds the model and what opens its adapters, and checks that the model supports sequences of the
+/// requested length.
+fn open(args: &BenchArgs) -> Result<(Model, OpenAdapter)> {
     let source = model::source(&args.model)?;
     let overrides = args.model.overrides();
     let model = match args.model.load_format {
@@ -125,11 +136,12 @@ fn open(args: &BenchArgs) -> Result<Model> {
             args.generate
         );
     }
-    Ok(model)
+    let open_adapter: OpenAdapter = Arc::new(move |folder| Adapter::open(&source, &overrides, folder));
+    Ok((model, open_adapter))
 }
 
 /// Returns the options of a shard with memory for the largest batch.
-fn options(args: &BenchArgs) -> ShardOptions {
+fn options(args: &BenchArgs, adapters: AdapterOptions) -> ShardOptions {
     let batch = largest_batch(args);
     let tokens = args.prompt + args.generate;
     let prefill = step_tokens(args);
@@ -159,7 +171,7 @@ fn options(args: &BenchArgs) -> ShardOptions {
         block_size: BLOCK_SIZE,
         state_checkpoints: None,
         max_drafts: 0,
-        adapters: AdapterOptions::default(),
+        adapters,
         graph_sizes: Some(args.batch.clone()),
         batch_invariant: false,
         threads: args.threads,

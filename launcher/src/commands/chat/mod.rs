@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use self::command::ChatInput;
 use self::lines::Lines;
+use crate::adapters::ServedAdapters;
 use crate::cli::ChatArgs;
 use crate::model::fetch_completely;
 use crate::stack::{ServingOptions, Stack};
@@ -26,11 +27,12 @@ use crate::{devices, logging};
 /// Reads messages and prints the answers as they stream.
 pub(crate) fn run(args: ChatArgs) -> Result<()> {
     logging::start("off", false);
-    let ChatArgs { mut model, mut engine, sampling, system, named_model: _ } = args;
+    let ChatArgs { mut model, mut engine, adapter, sampling, system, named_model: _ } = args;
+    let adapters = ServedAdapters::find_one(&adapter, &model, engine.device)?;
     fetch_completely(&mut model, false)?;
     devices::settle(&mut engine, &model, 1)?;
     tokio::runtime::Runtime::new()?.block_on(async {
-        let stack = Stack::start(&model, &engine, ServingOptions::default())?;
+        let stack = Stack::start(&model, &engine, ServingOptions { adapters, ..ServingOptions::default() })?;
         if !stack.service.has_template() {
             let id = &stack.service.model().id;
             bail!(
@@ -43,8 +45,8 @@ pub(crate) fn run(args: ChatArgs) -> Result<()> {
         if lines.is_terminal() {
             println!("Talking to {}. /help lists the commands.", stack.service.model().id);
         }
-        let mut chat =
-            Chat { stack, params: sampling.params(), system, messages: Vec::new(), shows_speed: false };
+        let params = stack.params(&sampling);
+        let mut chat = Chat { stack, params, system, messages: Vec::new(), shows_speed: false };
         chat.reset();
         while let Some(line) = lines.next()? {
             if !chat.take(ChatInput::read(&line)).await? {

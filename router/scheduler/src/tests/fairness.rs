@@ -7,7 +7,7 @@ use rand::{Rng, SeedableRng};
 
 use super::pair::Pair;
 use super::{LIMITS, request};
-use crate::{Priority, Request, SchedulerLimits, SchedulerOptions, SeqId, SequenceEvent, Tenant};
+use crate::{AdapterId, Priority, Request, SchedulerLimits, SchedulerOptions, SeqId, SequenceEvent, Tenant};
 
 fn of(tenant: &str, request: Request) -> Request {
     Request { tenant: Tenant::named(tenant), ..request }
@@ -332,5 +332,45 @@ fn idle_tenants_are_forgotten() {
             pair.step();
         }
         assert!(pair.scheduler.shares.known() < 10, "{} tenants", pair.scheduler.shares.known());
+    }
+}
+
+/// The adapters of one tenant share its tokens, and a tenant gets no more by naming several.
+#[test]
+fn adapters_share_the_part_of_their_tenant() {
+    let mut random = StdRng::seed_from_u64(7);
+    for (adapters, max_loaded_adapters) in [(4, 4), (2, 4)] {
+        let limits = SchedulerLimits { num_blocks: 200, adapters, max_loaded_adapters, ..LIMITS };
+        let mut pair = Pair::new(limits);
+        // Two adapters of the first tenant, of which the first floods the queue, and one of the
+        // second.
+        let kinds = [("a", 0, 30), ("a", 1, 6), ("b", 2, 6)];
+        let mut received = Received::new(kinds.len());
+        let mut waiting = vec![Vec::<SeqId>::new(); kinds.len()];
+        let largest_gap = |received: &Received| {
+            let [first, second, other] = received.tokens[..] else { unreachable!("three kinds") };
+            first.abs_diff(second).max((first + second).abs_diff(other) / 2)
+        };
+        let mut gap = 0;
+        for _ in 0..3000 {
+            for (kind, &(tenant, adapter, backlog)) in kinds.iter().enumerate() {
+                waiting[kind].retain(|id| received.prompts[id] > 0);
+                while waiting[kind].len() < backlog {
+                    let (prompt, new) = (random.random_range(1..40), random.random_range(1..20));
+                    let request = of(tenant, distinct(&mut random, prompt, new));
+                    let id = pair.add(&Request { adapter: Some(AdapterId(adapter)), ..request });
+                    received.tenants.insert(id, kind);
+                    received.prompts.insert(id, prompt);
+                    waiting[kind].push(id);
+                }
+            }
+            received.step(&mut pair);
+            gap = gap.max(largest_gap(&received));
+        }
+        assert!(received.tokens.iter().all(|&tokens| tokens > 3000), "{:?}", received.tokens);
+        // Twice the tokens that can run at the same time, and with fewer places than adapters those
+        // that run until a place is free.
+        let bound = if adapters < max_loaded_adapters { 1500 } else { 2 * 4 * 60 };
+        assert!(gap <= bound, "{adapters} places: {gap} tokens, {:?}", received.tokens);
     }
 }

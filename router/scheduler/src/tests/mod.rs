@@ -1,6 +1,7 @@
 //! Tests of the scheduler with a pretend shard: single cases, malformed answers, and a seeded
 //! simulation of traffic.
 
+mod adapter_places;
 mod admission_example;
 mod cases;
 mod constrained;
@@ -46,6 +47,7 @@ const LIMITS: SchedulerLimits = SchedulerLimits {
     state_checkpoints: 0,
     max_drafts: 0,
     adapters: 0,
+    max_loaded_adapters: 0,
 };
 
 /// The token of an output.

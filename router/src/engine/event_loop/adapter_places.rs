@@ -1,6 +1,6 @@
 //! The adapters of the shards: those that are loaded, and the one that is being loaded.
 
-use millrace_scheduler::AdapterId;
+use millrace_scheduler::{AdapterId, SchedulerLimits};
 use tokio::sync::oneshot;
 
 use crate::engine::adapters::LoadError;
@@ -35,9 +35,17 @@ impl AdapterPlaces {
         self.loaded.iter().any(|adapter| adapter.id == id)
     }
 
-    /// Returns the first free one of so many places.
-    pub(super) fn free_place(&self, places: usize) -> Option<u32> {
-        (0..places as u32).find(|place| self.loaded.iter().all(|adapter| adapter.place != *place))
+    /// Returns where the shards keep one more adapter: in a free place, or in host memory.
+    ///
+    /// # Errors
+    /// If no more adapters may be loaded.
+    pub(super) fn free_place(&self, limits: &SchedulerLimits) -> Result<Option<u32>, LoadError> {
+        let &SchedulerLimits { adapters: places, max_loaded_adapters: most, .. } = limits;
+        if most > places {
+            return if self.loaded.len() < most { Ok(None) } else { Err(LoadError::NoMemory { most }) };
+        }
+        let is_free = |place: &u32| self.loaded.iter().all(|adapter| adapter.place != Some(*place));
+        (0..places as u32).find(is_free).map(Some).ok_or(LoadError::NoPlace { places })
     }
 
     /// Removes an adapter. Returns whether it was loaded.
@@ -57,13 +65,24 @@ mod tests {
     fn the_first_free_place_is_used() {
         let kept = |id, place| KeptAdapter {
             id: AdapterId(id),
-            place,
+            place: Some(place),
             source: AdapterSource::Listed(0),
             identities: Vec::new(),
         };
         let mut places = AdapterPlaces::new(vec![kept(7, 0), kept(3, 2)]);
-        assert_eq!((places.free_place(4), places.free_place(1)), (Some(1), None));
+        let limits = |adapters, max_loaded_adapters| SchedulerLimits {
+            adapters,
+            max_loaded_adapters,
+            ..crate::engine::tests::limits()
+        };
+        let full = |most| Err(LoadError::NoPlace { places: most });
+        assert_eq!(
+            (places.free_place(&limits(4, 4)), places.free_place(&limits(1, 1))),
+            (Ok(Some(1)), full(1))
+        );
+        let in_memory = [places.free_place(&limits(1, 3)), places.free_place(&limits(1, 2))];
+        assert_eq!(in_memory, [Ok(None), Err(LoadError::NoMemory { most: 2 })]);
         assert!(places.has(AdapterId(7)) && places.remove(AdapterId(7)) && !places.remove(AdapterId(7)));
-        assert_eq!((places.free_place(4), places.has(AdapterId(7))), (Some(0), false));
+        assert_eq!((places.free_place(&limits(4, 4)), places.has(AdapterId(7))), (Ok(Some(0)), false));
     }
 }

@@ -17,21 +17,22 @@ impl EngineLoop<'_> {
     /// Asks all ranks to load an adapter.
     pub(super) fn load_adapter(&mut self, command: AdapterLoadCommand) {
         let AdapterLoadCommand { adapter: id, source, reply } = command;
-        let places = self.limits.adapters;
-        let error = if self.drain_deadline.is_some() {
-            LoadError::Unavailable(SHUTTING_DOWN)
+        let place = if self.drain_deadline.is_some() {
+            Err(LoadError::Unavailable(SHUTTING_DOWN))
         } else if !self.shards.is_running() || self.adapters.loading.is_some() {
-            LoadError::Unavailable(RESTARTING)
-        } else if let Some(place) = self.adapters.free_place(places) {
-            let adapter = KeptAdapter { id, place, source, identities: Vec::new() };
-            self.shards.send_message(to_shard::Message::LoadAdapter(adapter.message()));
-            let answers = LoadAnswers::new(id, self.config.world_size);
-            self.adapters.loading = Some(LoadingAdapter { adapter, answers, reply });
-            return;
+            Err(LoadError::Unavailable(RESTARTING))
         } else {
-            LoadError::NoPlace { places }
+            self.adapters.free_place(&self.limits)
         };
-        let _ = reply.send(Err(error));
+        match place {
+            Ok(place) => {
+                let adapter = KeptAdapter { id, place, source, identities: Vec::new() };
+                self.shards.send_message(to_shard::Message::LoadAdapter(adapter.message()));
+                let answers = LoadAnswers::new(id, self.config.world_size);
+                self.adapters.loading = Some(LoadingAdapter { adapter, answers, reply });
+            }
+            Err(error) => _ = reply.send(Err(error)),
+        }
     }
 
     /// Adds the answer of a rank to the load.
@@ -70,6 +71,7 @@ impl EngineLoop<'_> {
     /// Frees the place of an adapter that nothing holds any more.
     pub(super) fn free_adapter(&mut self, id: AdapterId) {
         self.config.adapters.forget(id);
+        self.scheduler.unload_adapter(id);
         if self.adapters.remove(id) {
             self.shards.keep_adapters(&self.adapters.loaded);
             match self.shards.is_running() {

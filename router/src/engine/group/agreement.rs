@@ -39,7 +39,7 @@ pub(super) fn check(announced: &[Ready]) -> Result<(), Disagreement> {
 }
 
 /// The settings of a rank, with their names.
-fn settings(ready: &Ready) -> [(&'static str, String); 14] {
+fn settings(ready: &Ready) -> [(&'static str, String); 15] {
     // An empty text would be invisible in a message.
     let text = |text: &str| if text.is_empty() { "none".to_owned() } else { text.to_owned() };
     [
@@ -55,6 +55,7 @@ fn settings(ready: &Ready) -> [(&'static str, String); 14] {
         ("the number of tokens per step", ready.max_step_tokens.to_string()),
         ("--state-checkpoints", ready.state_checkpoints.to_string()),
         ("--max-loras", ready.adapters.to_string()),
+        ("--max-cpu-loras", ready.max_loaded_adapters.to_string()),
         ("--speculate", ready.max_drafts.to_string()),
         ("the handling of prompts", ready.prompt_handling().as_str_name().to_owned()),
     ]

@@ -156,3 +156,43 @@ async fn an_adapter_that_cannot_be_loaded_at_the_start_ends_the_start() {
     let ended = Err(LoadError::Unavailable("Server is shutting down"));
     assert_eq!(load(&adapters, "b", false).await, ended);
 }
+
+/// Five adapters and two places, on shards that are lost while requests run and wait.
+#[tokio::test]
+async fn adapters_beyond_the_places_take_turns() {
+    let adapters = Adapters::new(["a", "b", "c", "d"].map(info));
+    let (shard, mut control, stream) = FakeShard::new(20);
+    let dying = tokio::spawn(shard.keeping(5).serve());
+    let (next, next_control, next_stream) = FakeShard::new(OPEN);
+    tokio::spawn(next.keeping(5).serve());
+    let (engine, _task) = engine_over_all(config_with(&adapters), vec![stream, next_stream]);
+    until_ready(&engine).await;
+    assert_eq!(places(&control), [], "all wait in host memory");
+    load(&adapters, "e", false).await.unwrap();
+    let full = Err(LoadError::NoMemory { most: 5 });
+    assert_eq!(load(&adapters, "f", false).await, full);
+
+    let names = ["a", "b", "c", "d", "e", "a", "c"];
+    let requests: Vec<Request> = (0..).zip(names).map(|(seed, name)| with(&adapters, name, seed)).collect();
+    let listeners: Vec<_> = requests
+        .iter()
+        .map(|request| tokio::spawn(listen(engine.submit(request.clone()).unwrap())))
+        .collect();
+    for _ in 0..20 {
+        soon("a step", control.steps.recv()).await.unwrap();
+    }
+    assert_eq!(places(&control).len(), 2);
+    // `b` runs and `d` waits. Their requests end as they began.
+    assert!(adapters.unload("b").await && adapters.unload("d").await);
+    dying.abort();
+    for (listener, request) in listeners.into_iter().zip(&requests) {
+        assert_eq!(listener.await.unwrap().tokens, received_alone(request).tokens, "{request:?}");
+    }
+    // The memory of both is free. Their requests held it, and these have ended.
+    load(&adapters, "f", false).await.unwrap();
+    load(&adapters, "g", false).await.unwrap();
+    assert_eq!(load(&adapters, "h", false).await, full);
+    let last = with(&adapters, "g", 9);
+    assert_eq!(listen(engine.submit(last.clone()).unwrap()).await, received_alone(&last));
+    assert_eq!(places(&next_control).len(), 2);
+}

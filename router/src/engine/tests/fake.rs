@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex};
 use futures::FutureExt;
 use millrace_proto::frame::{read_async, write_async};
 use millrace_proto::{
-    AdapterLoaded, FromShard, LoadAdapter, Masks, MasksDue, Pong, Step, StepOutput, ToShard, from_shard,
-    to_shard,
+    AdapterLoaded, FromShard, LoadAdapter, Masks, MasksDue, Pong, Ready, Step, StepOutput, ToShard,
+    from_shard, to_shard,
 };
+use millrace_scheduler::SchedulerLimits;
 use millrace_scheduler::test_support::{DEATH, PretendShard};
 use tokio::io::{DuplexStream, duplex};
 use tokio::sync::{Semaphore, mpsc};
@@ -37,6 +38,9 @@ pub(super) struct FakeShard {
     seen: mpsc::UnboundedSender<Step>,
     /// The adapter in each place.
     adapters: LoadedAdapters,
+    /// The adapters in host memory.
+    copies: Vec<u32>,
+    ready: Ready,
     /// Folders whose adapters cannot be loaded.
     pub(super) broken: Vec<&'static str>,
 }
@@ -72,9 +76,18 @@ impl FakeShard {
             gate,
             seen,
             adapters,
+            copies: Vec::new(),
+            ready: ready(),
             broken: Vec::new(),
         };
         (shard, control, router)
+    }
+
+    /// The same shard, which keeps up to this many adapters in host memory.
+    pub(super) fn keeping(mut self, most: u32) -> Self {
+        self.ready.max_loaded_adapters = most;
+        self.pretend = PretendShard::new(SchedulerLimits::new(&self.ready).unwrap());
+        self
     }
 
     pub(super) async fn send(&mut self, what: from_shard::Message) {
@@ -86,7 +99,7 @@ impl FakeShard {
     }
 
     pub(super) async fn announce(&mut self) {
-        self.send(from_shard::Message::Ready(ready())).await;
+        self.send(from_shard::Message::Ready(self.ready.clone())).await;
     }
 
     /// Receives the next step and returns the correct answer to it. Returns `None` after a
@@ -99,6 +112,10 @@ impl FakeShard {
                 other => panic!("{other:?} instead of a step"),
             },
         };
+        for placement in &step.adapters {
+            assert!(self.copies.contains(&placement.adapter), "{placement:?} copies nothing");
+            self.adapters.lock().unwrap().insert(placement.place, placement.adapter);
+        }
         let numbers = step.admit.iter().filter_map(|admission| admission.adapter);
         numbers.for_each(|number| assert!(self.place_of(number).is_some(), "adapter {number} is not loaded"));
         let masks = match step.rows.iter().any(|row| row.mask_follows) {
@@ -136,6 +153,8 @@ impl FakeShard {
                 to_shard::Message::Shutdown(_) => return None,
                 to_shard::Message::LoadAdapter(load) => self.load_adapter(load).await,
                 to_shard::Message::UnloadAdapter(unload) => {
+                    self.copies.retain(|number| *number != unload.adapter);
+                    self.pretend.unload(unload.adapter);
                     if let Some(place) = self.place_of(unload.adapter) {
                         self.adapters.lock().unwrap().remove(&place);
                     }
@@ -157,9 +176,12 @@ impl FakeShard {
             AdapterLoaded { adapter, identity: format!("{folder} {listed:?}"), error: String::new() };
         if self.broken.contains(&folder.as_str()) {
             answer = AdapterLoaded { adapter, error: format!("{folder} is broken"), identity: String::new() };
-        } else {
+        } else if let Some(place) = place {
             let before = self.adapters.lock().unwrap().insert(place, adapter);
             assert_eq!(before, None, "place {place} is taken");
+        } else {
+            assert!(self.copies.len() < self.ready.max_loaded_adapters as usize, "no memory for {adapter}");
+            self.copies.push(adapter);
         }
         self.send(from_shard::Message::AdapterLoaded(answer)).await;
     }

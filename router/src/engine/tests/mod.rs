@@ -41,7 +41,7 @@ fn ready() -> Ready {
     }
 }
 
-fn limits() -> SchedulerLimits {
+pub(super) fn limits() -> SchedulerLimits {
     SchedulerLimits::new(&ready()).unwrap()
 }
 

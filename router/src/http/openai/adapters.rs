@@ -147,7 +147,9 @@ impl From<LoadError> for OpenAiError {
     fn from(error: LoadError) -> Self {
         let message = error.to_string();
         match error {
-            LoadError::NameTaken(_) | LoadError::NoPlace { .. } => OpenAiError::invalid("lora_name", message),
+            LoadError::NameTaken(_) | LoadError::NoPlace { .. } | LoadError::NoMemory { .. } => {
+                OpenAiError::invalid("lora_name", message)
+            }
             LoadError::Refused(_) => OpenAiError::invalid("lora_path", message),
             LoadError::Unavailable(_) => OpenAiError::plain(StatusCode::SERVICE_UNAVAILABLE, message),
         }

@@ -85,8 +85,10 @@ impl PoolBound {
 pub struct Footprint {
     /// Matrices, norms and biases.
     pub weights: usize,
-    /// Adapters.
+    /// Pools of adapters.
     pub adapters: usize,
+    /// Copies of adapters in host memory.
+    pub adapter_copies: usize,
     /// Activations of one step, and the scratch memory to compute them.
     pub activations: usize,
     /// Logits of one step, and the buffer that they are gathered in.
@@ -175,6 +177,17 @@ pub fn adapter_bytes(
     adaptable(spec).into_iter().map(bytes).fold(0, usize::saturating_add)
 }
 
+/// Returns the bytes of the copies of adapters in host memory: for each adapter that may be loaded,
+/// as many as the numbers of a place.
+fn adapter_copy_bytes(spec: &DecoderSpec, adapters: AdapterLimits, dtype: DType) -> usize {
+    if !adapters.keeps_copies() {
+        return 0;
+    }
+    let copies = AdapterLimits { count: adapters.max_loaded, ..adapters };
+    let bytes = |slot| copies.pool(spec, slot, dtype).bytes();
+    adaptable(spec).into_iter().map(bytes).fold(0, usize::saturating_add)
+}
+
 /// Returns the bytes of the scales of 1 that norms of heads without a scale have on the device.
 fn unscaled_norm_bytes(spec: &DecoderSpec) -> usize {
     let heads = spec.layers.iter().filter_map(|layer| layer.attention.heads());
@@ -253,6 +266,7 @@ pub fn footprint(
     Footprint {
         weights: weight_bytes(spec, &storage, device),
         adapters: adapter_bytes(spec, limits.adapters, storage.dtype, device),
+        adapter_copies: adapter_copy_bytes(spec, limits.adapters, storage.dtype),
         activations: device
             .activation_bytes(activation_elements(spec, limits))
             .saturating_add(routing_bytes(spec, max_step_tokens, device))
@@ -434,7 +448,11 @@ fn largest(mut low: usize, mut high: usize, fits: impl Fn(usize) -> bool) -> usi
 impl Footprint {
     /// Returns the names and bytes of all purposes that take memory, in the order of printing.
     pub fn items(&self) -> Vec<(&'static str, usize)> {
-        let mut items = vec![("weights", self.weights), ("adapters", self.adapters)];
+        let mut items = vec![
+            ("weights", self.weights),
+            ("adapters", self.adapters),
+            ("copies of adapters", self.adapter_copies),
+        ];
         items.extend(self.workspace_items());
         items.push(("KV cache", self.kv_pool));
         items.retain(|(_, bytes)| *bytes > 0);
@@ -463,7 +481,7 @@ impl Footprint {
 
     /// Returns the bytes of everything.
     pub fn total(&self) -> usize {
-        let planned = self.weights.saturating_add(self.adapters);
+        let planned = self.weights.saturating_add(self.adapters).saturating_add(self.adapter_copies);
         planned.saturating_add(self.workspace()).saturating_add(self.kv_pool)
     }
 

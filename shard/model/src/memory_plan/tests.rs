@@ -71,7 +71,7 @@ fn every_byte_is_counted() {
         kv_format: DType::F16.into(),
         state_checkpoints: 0,
         max_drafts: 0,
-        adapters: AdapterLimits { count: 3, max_rank: 2 },
+        adapters: AdapterLimits { count: 3, max_loaded: 5, max_rank: 2 },
     };
     let found = footprint(&spec(), DType::F16, &limits, 1, &UnpaddedDevice);
     let matrices = 100 * 16 + 2 * (32 * 16 + 16 * 16 + 64 * 16 + 16 * 32);
@@ -81,6 +81,7 @@ fn every_byte_is_counted() {
     let expected = Footprint {
         weights: 2 * matrices + 4 * vectors,
         adapters: 3 * 2 * adapter,
+        adapter_copies: 5 * 2 * adapter,
         activations: 4 * (8 * (3 * 16 + 32 + 16 + 64 + 32 + (2 + 4 + 6)) + 4 * 16),
         logits: 4 * 4 * 100,
         step: 0,

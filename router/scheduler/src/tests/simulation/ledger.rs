@@ -326,9 +326,15 @@ impl Ledger {
         let work = work(request);
         let allowance = self.limits.num_blocks * self.limits.block_size;
         let several = self.tenants.len() > 1;
+        let has_adapters = self.limits.adapters > 0;
+        // While a sequence waits for a place, others do not overtake it.
+        let waits_for_places = self.limits.max_loaded_adapters > self.limits.adapters;
         for (id, passed) in self.waiting.range_mut(..admitted) {
-            let other_order = several && (*has_run || self.known[id].request.tenant != request.tenant);
-            if other_order || leaving.contains(id) {
+            let other = &self.known[id].request;
+            let is_apart = other.tenant != request.tenant || other.adapter != request.adapter;
+            let other_order = (several || has_adapters) && (*has_run || is_apart);
+            let may_wait = waits_for_places && self.known[id].request.adapter.is_some();
+            if other_order || may_wait || leaving.contains(id) {
                 continue;
             }
             *passed += work;

@@ -1,8 +1,8 @@
-//! Random traffic from a seed: arrivals with priorities, adapters, salts and common prefixes,
-//! several answers to one prompt, both schedules, cancellations, shortage of blocks and slots, late
-//! answers, late masks, answers of several tokens per row, disk caches whose reads and writes fail,
-//! shards that die, sequences that kill them, sequences that fail, small frames, and shards whose
-//! prompts cannot be shared or divided.
+//! Random traffic from a seed: arrivals with priorities, more adapters than places, salts and
+//! common prefixes, several answers to one prompt, both schedules, cancellations, shortage of
+//! blocks and slots, late answers, late masks, answers of several tokens per row, disk caches whose
+//! reads and writes fail, shards that die, sequences that kill them, sequences that fail, small
+//! frames, and shards whose prompts cannot be shared or divided.
 //!
 //! `MILLRACE_SIM_SEED=7` replays one seed. `MILLRACE_SIM_STEPS=2000000` simulates for longer than
 //! the default.
@@ -33,6 +33,9 @@ struct Totals {
     shared_blocks: u64,
     /// Reused blocks that were computed with an adapter.
     adapted_blocks: u64,
+    /// Adapters that were copied into places, and adapters that were unloaded.
+    placed: u64,
+    unloaded: u64,
     awaited_blocks: u64,
     evictions: u64,
     releases: u64,
@@ -81,6 +84,8 @@ impl Totals {
         self.hit_blocks += other.hit_blocks;
         self.shared_blocks += other.shared_blocks;
         self.adapted_blocks += other.adapted_blocks;
+        self.placed += other.placed;
+        self.unloaded += other.unloaded;
         self.awaited_blocks += other.awaited_blocks;
         self.evictions += other.evictions;
         self.releases += other.releases;
@@ -149,6 +154,7 @@ fn random_traffic_keeps_every_invariant() {
     assert!(totals.late_masks > 30 * often && totals.deferred > 10 * often, "{totals:?}");
     assert!(shared_blocks > 30 * often && evictions > 50 * often, "{totals:?}");
     assert!(totals.adapted_blocks > 30 * often, "{totals:?}");
+    assert!(totals.placed > 5 * often && totals.unloaded > often / 10, "{totals:?}");
     assert!(totals.awaited_blocks > 5 * often, "{totals:?}");
     assert!(totals.unshared > 100 * often && totals.whole > 100 * often, "{totals:?}");
     let Totals { drafted, accepted_drafts, .. } = totals;

@@ -120,7 +120,7 @@ impl Traffic {
 
     /// An adapter. A few requests name one that the shards do not have.
     fn adapter(&self, random: &mut StdRng) -> AdapterId {
-        let last = self.limits.adapters as u32;
+        let last = self.limits.max_loaded_adapters as u32;
         AdapterId(if random.random_bool(0.01) { last } else { random.random_range(0..last.max(1)) })
     }
 

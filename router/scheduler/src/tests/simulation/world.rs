@@ -18,7 +18,8 @@ use crate::test_support::{
 };
 use crate::tests::pretend_speed::PretendSpeed;
 use crate::{
-    Finish, Request, RowFailure, Schedule, Scheduler, SchedulerLimits, SchedulerOptions, SeqId, SequenceEvent,
+    AdapterId, Finish, Request, RowFailure, Schedule, Scheduler, SchedulerLimits, SchedulerOptions, SeqId,
+    SequenceEvent,
 };
 
 struct World {
@@ -91,6 +92,9 @@ pub(super) fn simulate(seed: u64) -> Totals {
         if world.random.random_bool(rates.cancellations) {
             world.cancel();
         }
+        if world.random.random_bool(0.01) {
+            world.unload();
+        }
         if world.random.random_bool(rates.deaths) {
             world.die(None);
         }
@@ -150,7 +154,14 @@ impl World {
             state_checkpoints: [0, 1, 3, 10][random.random_range(0..4)],
             max_drafts: [0, 2, 5, 20][random.random_range(0..4)],
             adapters: [0, 0, 1, 3][random.random_range(0..4)],
+            max_loaded_adapters: 0,
         };
+        let waiting_adapters = [0, 1, 4][random.random_range(0..3)];
+        let max_loaded_adapters = match limits.adapters {
+            0 => 0,
+            places => places + waiting_adapters,
+        };
+        let limits = SchedulerLimits { max_loaded_adapters, ..limits };
         let options = SchedulerOptions {
             prefix_cache: random.random_bool(0.9),
             cache_events: true,
@@ -237,6 +248,21 @@ impl World {
             self.scheduler.cancel(id);
             self.ledger.left(id);
             self.totals.cancelled += 1;
+        }
+    }
+
+    /// An adapter that no request has is unloaded. Requests may name the number again later, as if
+    /// another adapter had been loaded.
+    fn unload(&mut self) {
+        let unused = (0..self.limits.max_loaded_adapters as u32).find(|&number| {
+            let mut live = self.live.values();
+            !live.any(|live| live.request.adapter == Some(AdapterId(number)))
+        });
+        // The shards unload it after all steps that were sent before.
+        if let Some(number) = unused.filter(|_| self.sent.is_empty()) {
+            self.scheduler.unload_adapter(AdapterId(number));
+            self.shard.unload(number);
+            self.totals.unloaded += 1;
         }
     }
 
@@ -361,7 +387,8 @@ impl World {
     fn check_no_sequence_starves(&mut self) {
         let all: usize = self.live.values().map(|live| work(&live.request)).sum();
         let allowance = self.limits.num_blocks * self.limits.block_size;
-        let tenants = self.traffic.tenants() - 1;
+        // The adapters of each tenant share its part as tenants do.
+        let tenants = self.traffic.tenants() * (1 + self.limits.max_loaded_adapters) - 1;
         // While a constrained sequence waits for a tick, so many steps may run without it.
         let slowness = (1 + self.slowness) * self.depth as u64 + 1;
         for (id, live) in &mut self.live {
@@ -391,6 +418,7 @@ impl World {
             PromptHandling::Unshared => self.totals.unshared += step.rows.len() as u64,
             PromptHandling::Whole => self.totals.whole += step.rows.len() as u64,
         }
+        self.totals.placed += step.adapters.len() as u64;
         self.totals.restored += step.admit.iter().filter(|new| new.restore_state.is_some()).count() as u64;
         self.totals.saved += step.rows.iter().filter(|row| row.save_state.is_some()).count() as u64;
         let masks = self.masks.take();
