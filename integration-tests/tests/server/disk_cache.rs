@@ -4,9 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use millrace_integration_tests::{
-    JsonResponse, SMALL_SERVER_FLAGS, Server, binary, post, require_simulated_gpus,
-};
+use millrace_integration_tests::{JsonResponse, Server, binary, post};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -236,69 +234,6 @@ fn damaged_files_change_no_answer() {
     let server = disk.serve(&["--kv-persist"]);
     let turn = Conversation::new(3).turn(&server);
     assert_eq!((turn.cached, turn.details), (0, first.details));
-}
-
-/// Starts a server on simulated GPUs whose KV cache holds about two of the conversations.
-fn on_gpus(flags: &[&str]) -> Server {
-    require_simulated_gpus();
-    let exact = ["--device", "cuda-sim", "--dtype", "float32"];
-    Server::start(&[&exact[..], &SMALL_SERVER_FLAGS[2..], &SMALL[..], flags].concat())
-}
-
-/// Three conversations take turns on GPUs, whose evicted blocks are in the memory of the host.
-fn conversations_continue_from_host_memory(gpus: &[&str]) {
-    let (plain, server) = (on_gpus(gpus), on_gpus(&[gpus, &["--kv-host-memory", "50M"]].concat()));
-    let mut conversations: Vec<Conversation> = (0..3).map(Conversation::new).collect();
-    let mut others = conversations.clone();
-    let first = first_turns(&server, &mut conversations);
-    let expected: Vec<Turn> = others.iter_mut().map(|other| other.turn(&plain)).collect();
-    for (index, (got, expected)) in first.iter().zip(&expected).enumerate() {
-        assert_eq!(got.text, expected.text, "conversation {index}");
-    }
-    let (got, expected) = (conversations[0].turn(&server), others[0].turn(&plain));
-    assert_eq!(got.text, expected.text);
-    let least = first[0].prompt / BLOCK * BLOCK;
-    assert!(got.cached >= least, "{} of {} tokens are cached", got.cached, got.prompt);
-    assert!(expected.cached < least, "the KV cache holds all conversations");
-    assert!(read(&server) >= 128.0 && failed_reads(&server) == 0.0);
-
-    // What is in host memory is gone with the shards.
-    server.signal_shards("KILL");
-    server.wait_for_restarts(1);
-    let again = Conversation::new(1).turn(&server);
-    assert_eq!((&again.text, again.cached), (&first[1].text, 0));
-}
-
-#[test]
-fn evicted_conversations_continue_from_the_memory_of_the_host() {
-    conversations_continue_from_host_memory(&[]);
-}
-
-#[test]
-fn several_gpus_have_host_memory_each() {
-    conversations_continue_from_host_memory(&["--num-shard", "2"]);
-}
-
-#[test]
-fn host_memory_for_evicted_blocks_needs_a_gpu() {
-    let folder = tempfile::tempdir().unwrap();
-    let disk = format!("--kv-disk={},50M", folder.path().display());
-    for (flags, reason) in [
-        (&["--device", "cpu"][..], "--kv-host-memory needs a GPU"),
-        (&["--device", "cuda-sim", "--prefix-caching", "false"], "--prefix-caching=false turns off"),
-        (&["--device", "cuda-sim", "--gpu-memory", "8M"], "--kv-host-memory and --gpu-memory cannot be"),
-        (&["--device", "cuda-sim", &disk], "--kv-disk and --kv-host-memory cannot be combined"),
-        (&["--device", "cuda-sim", "--kv-host-memory", "1k"], "hold no block of"),
-    ] {
-        let mut server = Command::new(binary());
-        server.args(["serve", "--port", "0", "--max-shard-failures", "1"]);
-        if !flags.contains(&"--kv-host-memory") {
-            server.args(["--kv-host-memory", "50M"]);
-        }
-        let refused = server.args(flags).output().unwrap();
-        let said = String::from_utf8(refused.stderr).unwrap();
-        assert!(!refused.status.success() && said.contains(reason), "{flags:?}: {said}");
-    }
 }
 
 #[test]

@@ -30,6 +30,7 @@ mod gguf_encoders;
 mod gpu_memory;
 mod grammar;
 mod health;
+mod host_cache;
 mod hostile;
 mod hub;
 mod inputs;

@@ -42,8 +42,12 @@ impl Golden {
     }
 
     pub(crate) fn serve(&self, flags: &[&str]) -> Server {
+        self.serve_on("cpu", flags)
+    }
+
+    pub(crate) fn serve_on(&self, device: &str, flags: &[&str]) -> Server {
         let model = self.folder.path().to_str().unwrap();
-        Server::start(&[&["--model-id", model, "--dtype", "float32", "--device", "cpu"][..], flags].concat())
+        Server::start(&[&["--model-id", model, "--dtype", "float32", "--device", device][..], flags].concat())
     }
 
     /// Returns the prompts of the golden file, and what transformers generates after them.

@@ -163,6 +163,9 @@ pub(crate) fn start<P: Platform>(
     let reads_files = decoder.spec().looks_up_tokens() && !backend.copies_embedding();
     let classifier = Classifier::load(decoder.spec(), &*source)?;
     let mut worker = Worker::new(backend, decoder, limits, reads_files.then_some(source), classifier)?;
+    if let Some(bytes) = options.host_cache_bytes {
+        reserve_host_cache(bytes, placement, &mut worker, &mut ready)?;
+    }
     timer.end("allocate");
     let since = Instant::now();
     ready.warm_up_tokens = worker.warm_up()? as u32;
@@ -180,10 +183,6 @@ pub(crate) fn start<P: Platform>(
     if let Some(disk) = &options.disk_cache {
         open_disk_cache(disk, placement, options, &mut worker, &mut ready)?;
         timer.end("open the disk cache");
-    }
-    if let Some(bytes) = options.host_cache_bytes {
-        reserve_host_cache(bytes, placement, &mut worker, &mut ready)?;
-        timer.end("reserve host memory for evicted blocks");
     }
     ready.phases = timer.phases;
     Ok(Started { worker, ready, adapters })

@@ -47,6 +47,7 @@ fn child() {
         max_batch_total_tokens: None,
         memory_fraction: 1.0,
         gpu_memory: None,
+        host_cache_bytes: None,
         pipeline: false,
         max_step_tokens: 8,
         max_sequences: 1,

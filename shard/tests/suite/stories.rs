@@ -56,6 +56,7 @@ fn options() -> ShardOptions {
         max_batch_total_tokens: None,
         memory_fraction: 1.0,
         gpu_memory: None,
+        host_cache_bytes: None,
         pipeline: false,
         max_step_tokens: 64,
         max_sequences: 4,

@@ -135,9 +135,6 @@ const REFUSED: &[(&str, &[&str])] = &[
             "opt_wide_embedding",
             "phi_msft",
             "phi_msft_rotary",
-            "qwen",
-            "qwen_heads",
-            "qwen_theta",
         ],
     ),
     (
@@ -146,6 +143,7 @@ const REFUSED: &[(&str, &[&str])] = &[
             "deepseek_v2_lite",
             "deepseek_v3_half",
             "glm4_moe_lite_half",
+            "internlm2_dynamic",
             "deepseek_v3_yarn",
             "gemma4_square_experts",
             "gemma4_values",
@@ -164,6 +162,7 @@ const REFUSED: &[(&str, &[&str])] = &[
     (
         "cannot describe the attention of layer",
         &[
+            "internlm3_qkv_bias",
             "falcon_alibi",
             "falcon_refined_web_alibi",
             "gemma2_layers",

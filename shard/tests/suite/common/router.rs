@@ -51,6 +51,7 @@ pub fn options() -> ShardOptions {
         max_batch_total_tokens: Some(80),
         memory_fraction: 1.0,
         gpu_memory: None,
+        host_cache_bytes: None,
         pipeline: false,
         max_step_tokens: 24,
         max_sequences: 3,
