@@ -9,10 +9,7 @@
 use std::collections::HashMap;
 
 use super::cache::BlockHash;
-use super::earlier_answers::{EarlierAnswers, EarlierPlace};
-
-/// Number of tokens that must have stood together before.
-pub(super) const GRAM: usize = 3;
+use super::earlier_answers::{EarlierAnswers, EarlierPlace, GRAM};
 
 /// Factor by which the weight of a guess falls with each later one.
 const MEMORY: f64 = 0.9;

@@ -9,7 +9,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::cache::BlockHash;
-use crate::drafter::GRAM;
+
+/// Number of tokens that must have stood together before, here or in a sequence itself.
+pub(super) const GRAM: usize = 3;
 
 /// A place in an answer.
 #[derive(Debug, Clone)]
@@ -79,7 +81,7 @@ impl EarlierAnswers {
             (self.unread, self.read) = (self.answers.len(), 0);
         }
         let Some(places) = self.places.get_mut(&root) else { return };
-        for gram in answer.array_windows::<GRAM>() {
+        for gram in answer.windows(GRAM) {
             // Later answers may have the same tokens.
             if places.get(gram).is_some_and(|place| Arc::ptr_eq(&place.answer, &answer)) {
                 places.remove(gram);
