@@ -7,6 +7,7 @@ mod adapter;
 mod client;
 #[cfg(test)]
 mod features_page;
+pub mod golden;
 mod gpus;
 pub mod hub;
 mod limits;

@@ -259,6 +259,13 @@ const TASKS: &[Task] = &[
         run: |arguments| suites::properties(arguments.first().map(String::as_str)),
     },
     Task {
+        name: "checkpoints",
+        arguments: "",
+        help: "the real server with every golden checkpoint: in pieces, in batches, from the prefix cache,\n\
+               by two shards, and after its shard was killed",
+        run: |_| suites::checkpoints(),
+    },
+    Task {
         name: "simulation",
         arguments: "",
         help: "20 million steps of the scheduler under random traffic, shortages and lost shards",

@@ -88,6 +88,13 @@ pub(crate) fn properties(seed: Option<&str>) -> bool {
     cargo_test(&test, &[], &[BUILT, ("PROPTEST_RNG_SEED", &seed)]).is_some()
 }
 
+/// Serves every golden checkpoint with the real binary.
+pub(crate) fn checkpoints() -> bool {
+    // The test `version` belongs to the launcher and makes Cargo build the binary.
+    let test = ["test", "--workspace", FEATURES, "--test", "version", "--test", "every_checkpoint"];
+    cargo_with(&[&test[..], &["--", "--nocapture"]].concat(), &[BUILT, ("MILLRACE_EVERY_CHECKPOINT", "1")])
+}
+
 /// Simulates the scheduler under random traffic, block shortages and lost shards.
 pub(crate) fn simulation() -> bool {
     let test = ["test", "--release", "--package", "millrace-scheduler", "--lib", "simulation"];

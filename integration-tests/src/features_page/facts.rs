@@ -70,6 +70,20 @@ const RECURRENT_QUANTIZED: Fact =
 const QUANTIZED_GPU: Fact =
     Fact::Yes("integration-tests/tests/server/cuda_sim.rs::fp8_weights_score_close_to_the_cpu");
 
+/// Quantized weights with drafts, replicas, a disk tier, a grammar, several answers and
+/// log-probabilities, from the prefix cache and not.
+const QUANTIZED_TOGETHER: Fact = Fact::Yes(
+    "integration-tests/tests/server/combinations.rs::quantized_weights_answer_alike_with_drafts_replicas_and_tiers",
+);
+
+const GROUPS_OF_GPUS: Fact = Fact::Yes(
+    "integration-tests/tests/server/combinations.rs::groups_of_gpus_and_several_answers_on_a_gpu_are_those_of_one",
+);
+
+const HOST_MEMORY: Fact = Fact::Yes(
+    "integration-tests/tests/server/host_cache.rs::evicted_prompts_return_from_the_memory_of_the_host",
+);
+
 /// The known pairs: the names of two features, the one that is before in the table first.
 #[rustfmt::skip]
 pub(super) const FACTS: &[(&str, &str, Fact)] = &[
@@ -95,15 +109,24 @@ pub(super) const FACTS: &[(&str, &str, Fact)] = &[
     ("speculation", "prefix cache", DRAFTS),
     ("speculation", "n > 1", DRAFTS),
     ("speculation", "log-probabilities", DRAFTS),
+    ("speculation", "quantized weights", QUANTIZED_TOGETHER),
     ("speculation", "tensor parallel", DRAFTS),
+    ("speculation", "replicas", QUANTIZED_TOGETHER),
     ("speculation", "tiers", SIMULATION),
     ("speculation", "recurrent layers", Fact::No {
         sentence: "recurrent layers cannot forget a wrong draft",
         source: "shard/src/prompt_handling.rs",
         test: "integration-tests/tests/server/drafts.rs::models_that_cannot_verify_drafts_say_so",
     }),
+    ("speculation", "CUDA", Fact::No {
+        sentence: "drafts are only verified on the CPU",
+        source: "shard/src/prompt_handling.rs",
+        test: "integration-tests/tests/server/drafts.rs::models_that_cannot_verify_drafts_say_so",
+    }),
     ("grammars", "prefix cache", SIMULATION),
     ("grammars", "n > 1", ANSWERS_WITH_ADAPTERS),
+    ("grammars", "log-probabilities", QUANTIZED_TOGETHER),
+    ("grammars", "quantized weights", QUANTIZED_TOGETHER),
     ("grammars", "tensor parallel", Fact::Yes("integration-tests/tests/server/late_masks.rs::texts_are_the_same_alone_and_together_on_one_and_two_shards")),
     ("grammars", "replicas", MOVES),
     ("grammars", "tiers", SIMULATION),
@@ -111,13 +134,19 @@ pub(super) const FACTS: &[(&str, &str, Fact)] = &[
     ("grammars", "CUDA", Fact::Yes("integration-tests/tests/server/late_masks.rs::texts_on_simulated_gpus_are_those_of_the_cpu")),
     ("prefix cache", "n > 1", Fact::Yes("integration-tests/tests/server/prefix.rs::answers_to_one_prompt_and_a_herd_of_requests_compute_it_once")),
     ("prefix cache", "log-probabilities", SIMULATION),
+    ("prefix cache", "quantized weights", QUANTIZED_TOGETHER),
     ("prefix cache", "tensor parallel", CHECKPOINTS),
     ("prefix cache", "replicas", Fact::Yes("integration-tests/tests/server/replicas.rs::conversations_stay_with_their_prefixes")),
     ("prefix cache", "tiers", Fact::Yes("integration-tests/tests/server/disk_cache.rs::evicted_conversations_continue_from_disk_with_the_same_answers")),
     ("prefix cache", "recurrent layers", CHECKPOINTS),
+    ("prefix cache", "CUDA", HOST_MEMORY),
+    ("n > 1", "log-probabilities", QUANTIZED_TOGETHER),
+    ("n > 1", "quantized weights", QUANTIZED_TOGETHER),
     ("n > 1", "tensor parallel", DRAFTS),
+    ("n > 1", "replicas", QUANTIZED_TOGETHER),
     ("n > 1", "tiers", SIMULATION),
     ("n > 1", "recurrent layers", SIMULATION),
+    ("n > 1", "CUDA", GROUPS_OF_GPUS),
     ("log-probabilities", "quantized weights", QUANTIZED),
     ("log-probabilities", "tensor parallel", QUANTIZED),
     ("log-probabilities", "replicas", MOVES),
@@ -125,8 +154,11 @@ pub(super) const FACTS: &[(&str, &str, Fact)] = &[
     ("log-probabilities", "recurrent layers", RECURRENT_QUANTIZED),
     ("log-probabilities", "CUDA", QUANTIZED_GPU),
     ("quantized weights", "tensor parallel", QUANTIZED),
+    ("quantized weights", "replicas", QUANTIZED_TOGETHER),
+    ("quantized weights", "tiers", QUANTIZED_TOGETHER),
     ("quantized weights", "recurrent layers", RECURRENT_QUANTIZED),
     ("quantized weights", "CUDA", QUANTIZED_GPU),
+    ("tensor parallel", "replicas", Fact::Yes("integration-tests/tests/server/combinations.rs::groups_of_two_shards_answer_as_one_group_does")),
     ("tensor parallel", "tiers", Fact::Yes("integration-tests/tests/server/disk_cache.rs::several_shards_have_a_file_each")),
     ("tensor parallel", "recurrent layers", Fact::Yes("integration-tests/tests/server/recurrent.rs::two_ranks_give_the_greedy_path_of_transformers")),
     ("tensor parallel", "CUDA", Fact::Yes("integration-tests/tests/server/cuda_sim.rs::one_and_two_gpus_match_the_cpu")),
@@ -135,11 +167,13 @@ pub(super) const FACTS: &[(&str, &str, Fact)] = &[
         source: "launcher/src/disk_cache.rs",
         test: "integration-tests/tests/server/replicas.rs::what_several_groups_cannot_do_is_refused_by_name",
     }),
+    ("replicas", "recurrent layers", Fact::Yes("integration-tests/tests/server/combinations.rs::groups_with_recurrent_layers_answer_as_one_group_does")),
+    ("replicas", "CUDA", GROUPS_OF_GPUS),
     ("tiers", "recurrent layers", Fact::No {
         sentence: "needs a model whose state is all in the KV cache",
         source: "shard/src/process/startup.rs",
         test: "integration-tests/tests/server/disk_cache.rs::a_model_with_recurrent_layers_has_no_disk_cache",
     }),
-    ("tiers", "CUDA", Fact::Yes("integration-tests/tests/server/host_cache.rs::evicted_prompts_return_from_the_memory_of_the_host")),
+    ("tiers", "CUDA", HOST_MEMORY),
     ("recurrent layers", "CUDA", Fact::Yes("shard/tests/suite/graphs.rs::a_shard_with_recurrent_layers_starts_on_a_gpu")),
 ];

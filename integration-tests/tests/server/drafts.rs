@@ -1,9 +1,9 @@
 //! Speculation: drafts change no token of any answer.
 
-use millrace_integration_tests::{Server, long_generation, post};
+use millrace_integration_tests::{SMALL_SERVER_FLAGS, Server, long_generation, post, require_simulated_gpus};
 use serde_json::{Value, json};
 
-use crate::recurrent::Golden;
+use millrace_integration_tests::golden::Golden;
 
 /// Rows have drafts even where a model is so small that they are not worth their time.
 const ALWAYS: [&str; 3] = ["--speculate", "6", "--speculate-always"];
@@ -176,4 +176,8 @@ fn models_that_cannot_verify_drafts_say_so() {
     let answer = post(&server.url("/v1/completions"), &json!({"prompt": vec![5; 20], "max_tokens": 9}));
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert_eq!(counts(&server), (0.0, 0.0));
+
+    require_simulated_gpus();
+    let gpu = Golden::new("llama_gqa").serve_on("cuda-sim", &[&ALWAYS[..], &SMALL_SERVER_FLAGS].concat());
+    gpu.wait_for_log("--speculate has no effect: drafts are only verified on the CPU");
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 use millrace_integration_tests::{Server, binary, post, require_simulated_gpus};
 use serde_json::{Value, json};
 
-use crate::recurrent::Golden;
+use millrace_integration_tests::golden::Golden;
 
 /// Three blocks of the KV cache.
 const PROMPT: usize = 48;

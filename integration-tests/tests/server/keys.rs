@@ -119,6 +119,12 @@ fn a_key_below_its_share_is_accepted_at_the_limit() {
     assert_eq!(open("modest").status(), 429);
     assert_eq!(open("greedy").status(), 429);
     drop(streams);
+    // The server notices later that the clients have left.
+    let is_idle = |server: &Server| {
+        ["tgi_batch_current_size", "tgi_queue_size"].iter().all(|name| server.metric(name) == 0.0)
+    };
+    server.wait_until("no stream is left", is_idle);
+    server.wait_until("places are free", |server| ask(server, "modest", &chat()).status == 200);
 
     let texts: Vec<String> = (0..2048).map(|n| format!("Rosa bought {n} lemons on Monday.")).collect();
     let embed = || {

@@ -17,6 +17,7 @@ mod attack_supervision;
 mod attack_text;
 mod bench;
 mod clients;
+mod combinations;
 mod command_line;
 mod convert_command;
 mod cuda_sim;

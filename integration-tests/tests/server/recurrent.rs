@@ -1,75 +1,10 @@
 //! Serves models with recurrent layers: neither the other requests of a batch, nor a previous user
 //! of a slot, nor the checkpoint that a prompt begins with changes an answer.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
 use millrace_integration_tests::{Server, post, stream};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-/// A golden checkpoint beside the tokenizer of the demo model, whose first tokens are single
-/// characters.
-pub(crate) struct Golden {
-    folder: TempDir,
-    name: &'static str,
-}
-
-impl Golden {
-    pub(crate) fn new(name: &'static str) -> Golden {
-        let (root, folder) = (Path::new(env!("CARGO_MANIFEST_DIR")), tempfile::tempdir().unwrap());
-        let golden = root.join("golden").join(name);
-        for file in ["config.json", "model.safetensors"] {
-            fs::copy(golden.join(file), folder.path().join(file)).unwrap();
-        }
-        Golden { folder, name }.with_tokenizer()
-    }
-
-    fn with_tokenizer(self) -> Golden {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let tokenizer = root.join("../models/demo/tokenizer.json");
-        fs::copy(tokenizer, self.folder.path().join("tokenizer.json")).unwrap();
-        self
-    }
-
-    /// A model with as many positions as longer prompts need.
-    pub(crate) fn with_positions(self, positions: usize) -> Golden {
-        let path = self.folder.path().join("config.json");
-        let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-        config["max_position_embeddings"] = json!(positions);
-        fs::write(path, config.to_string()).unwrap();
-        self
-    }
-
-    pub(crate) fn serve(&self, flags: &[&str]) -> Server {
-        self.serve_on("cpu", flags)
-    }
-
-    pub(crate) fn serve_on(&self, device: &str, flags: &[&str]) -> Server {
-        let model = self.folder.path().to_str().unwrap();
-        Server::start(&[&["--model-id", model, "--dtype", "float32", "--device", device][..], flags].concat())
-    }
-
-    /// Returns the prompts of the golden file, and what transformers generates after them.
-    fn continuations(&self) -> Vec<(Vec<u32>, Vec<u32>)> {
-        let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden");
-        let bytes = fs::read(root.join(self.name).join("golden.safetensors")).unwrap();
-        let (length, rest) = bytes.split_at(8);
-        let length = u64::from_le_bytes(length.try_into().unwrap()) as usize;
-        let (header, data) = rest.split_at(length);
-        let header: Value = serde_json::from_slice(header).unwrap();
-        let ids = |name: String| -> Option<Vec<u32>> {
-            let tensor = header.get(name)?;
-            assert_eq!(tensor["dtype"], "I32");
-            let end = |end: usize| tensor["data_offsets"][end].as_u64().unwrap() as usize;
-            let numbers = data[end(0)..end(1)].chunks_exact(4);
-            Some(numbers.map(|bytes| u32::from_le_bytes(bytes.try_into().unwrap())).collect())
-        };
-        let pairs = (0..)
-            .map_while(|i| Some((ids(format!("prompt_ids.{i}"))?, ids(format!("continuation_ids.{i}"))?)));
-        pairs.collect()
-    }
-}
+use millrace_integration_tests::golden::{Golden, generate, generate_together};
 
 /// Prompts of different lengths. Two are equal, and one begins with another one.
 fn prompts() -> Vec<Vec<u32>> {
@@ -79,29 +14,6 @@ fn prompts() -> Vec<Vec<u32>> {
     let longer = [&all[5][..], &[7, 9, 11]].concat();
     all.push(longer);
     all
-}
-
-/// Returns the tokens that a greedy request generates, and the tokens of its prompt that were found
-/// in the prefix cache.
-fn generate(server: &Server, prompt: &[u32], count: usize) -> (Vec<u32>, usize) {
-    let body = json!({
-        "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": true,
-        "return_token_ids": true,
-    });
-    let answer = post(&server.url("/v1/completions"), &body);
-    assert_eq!(answer.status, 200, "{}", answer.body);
-    let ids = answer.body["choices"][0]["token_ids"].as_array().unwrap();
-    let ids = ids.iter().map(|id| id.as_u64().unwrap() as u32).collect();
-    (ids, answer.header("x-cached-tokens").unwrap().parse().unwrap())
-}
-
-/// Sends all prompts at the same time. Returns what is generated after each.
-fn generate_together(server: &Server, prompts: &[Vec<u32>], count: usize) -> Vec<Vec<u32>> {
-    std::thread::scope(|scope| {
-        let clients: Vec<_> =
-            prompts.iter().map(|prompt| scope.spawn(|| generate(server, prompt, count).0)).collect();
-        clients.into_iter().map(|client| client.join().unwrap()).collect()
-    })
 }
 
 /// Returns the logprobs of the tokens of a prompt.

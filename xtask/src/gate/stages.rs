@@ -47,6 +47,7 @@ pub(super) const STAGES: &[Stage] = &[
     stage("book", Nightly, 5),
     stage("attack", Nightly, 20),
     stage("properties", Nightly, 10),
+    stage("checkpoints", Nightly, 10),
     stage("simulation", Nightly, 20),
     stage("sim all-gpus", Nightly, 25),
     stage("ptx all", Nightly, 30),

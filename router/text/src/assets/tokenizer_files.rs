@@ -19,7 +19,7 @@ pub(super) const FILES: &[(&str, Reader)] = &[
     ("ice_text.model", pieces_or_ranks),
     ("tokenizer.model", pieces_or_ranks),
     ("spiece.model", pieces_or_ranks),
-    ("sentencepiece.bpe.model", pieces_or_ranks),
+    ("sentencepiece.bpe.model", reordered_pieces),
     ("qwen.tiktoken", pieces_or_ranks),
     ("tiktoken.model", pieces_or_ranks),
     ("tokenizer.bin", llama2c),
@@ -79,6 +79,16 @@ fn pieces_or_ranks(bytes: &[u8], facts: &ModelFacts) -> Result<Vocabulary, Vocab
         true => ranked(bytes, facts),
         false => pieces(read_sentencepiece(bytes)?, facts),
     }
+}
+
+/// Refuses a SentencePiece model whose ids are not those of the model: XLM-RoBERTa and the other
+/// models with this file have tokens of fairseq before the pieces.
+fn reordered_pieces(_: &[u8], _: &ModelFacts) -> Result<Vocabulary, VocabularyError> {
+    Err(VocabularyError::Unsupported(
+        "the models with this file give other ids to its pieces; save tokenizer.json beside it, which the \
+         AutoTokenizer of transformers writes"
+            .into(),
+    ))
 }
 
 fn ranked(bytes: &[u8], facts: &ModelFacts) -> Result<Vocabulary, VocabularyError> {

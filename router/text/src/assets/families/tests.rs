@@ -162,6 +162,18 @@ fn baichuan_writes_the_tokens_of_its_generation_config() {
 }
 
 #[test]
+fn pieces_in_the_order_of_fairseq_are_refused() {
+    let bytes = recorded("unigram_trimmed/tokenizer.model");
+    let config: &[u8] = br#"{"model_type": "xlm-roberta"}"#;
+    let files = [("sentencepiece.bpe.model", &bytes[..]), ("config.json", config)];
+    let error = TextAssets::from_files(&files).map(drop).unwrap_err();
+    let error = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+    let error: Vec<String> = error.map(ToString::to_string).collect();
+    let error = error.join(": ");
+    assert!(error.contains("sentencepiece.bpe.model") && error.contains("save tokenizer.json"), "{error}");
+}
+
+#[test]
 fn prefixes_surround_raw_prompts_and_begin_chats() {
     let raw = |model: &Model| model.tokenizer.encode_now("ab", SpecialTokens::Add).unwrap().ids;
     let bare = |model: &Model| model.tokenizer.encode_now("ab", SpecialTokens::Omit).unwrap().ids;
