@@ -87,7 +87,7 @@ const ARCHITECTURES: &[Architecture] = &[
         naming: names::CHATGLM,
         ..PLAIN
     },
-    // Files of this model are read as those of the row before. Both compute the same.
+    // Files of this model are read like files of the row before. Both compute the same.
     Architecture { name: "chatglm", model_type: "glm", class: "GlmForCausalLM", naming: names::GLM, ..PLAIN },
     Architecture {
         name: "gemma",

@@ -28,7 +28,7 @@ pub(super) const BERT: Naming = Naming {
     experts: &[],
 };
 
-/// The begins of names of RoBERTa, whose layers and classifier are those of BERT.
+/// The begins of names of RoBERTa, which has the layers and the classifier of BERT.
 pub(super) const ROBERTA: [(&str, &str); 3] = [
     ("roberta.", "bert."),
     ("classifier.dense.", "bert.pooler.dense."),
