@@ -31,4 +31,4 @@ pub use options::{
 pub use platform::{
     GpuRequirement, HostCollectives, HostPlatform, OpenDevice, Platform, check_gpu_requirements, usable_gpus,
 };
-pub use process::{Connection, OpenAdapter, OpenedModel, compute_threads, run, serve};
+pub use process::{Connection, OpenAdapter, OpenModel, OpenedModel, compute_threads, run, serve};

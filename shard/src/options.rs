@@ -238,6 +238,42 @@ pub struct ShardOptions {
     pub threads: Option<usize>,
 }
 
+impl Default for ShardOptions {
+    /// Returns the options of the only rank of a model on the CPU, with the server's defaults.
+    fn default() -> Self {
+        ShardOptions {
+            device: DeviceKind::Cpu,
+            host_ranks: 1,
+            replica: Replica::default(),
+            pipeline: false,
+            transport: Transport::Shm,
+            all_reduce: AllReduce::Auto,
+            ranks_per_gpu: 1,
+            collective_timeout: Duration::from_secs(30),
+            dtype: None,
+            quantize: None,
+            exact_activations: false,
+            weight_cache: None,
+            disk_cache: None,
+            kv_cache_dtype: None,
+            max_total_tokens: None,
+            max_batch_total_tokens: None,
+            memory_fraction: 1.0,
+            gpu_memory: None,
+            host_cache_bytes: None,
+            max_step_tokens: 512,
+            max_sequences: 64,
+            block_size: 16,
+            state_checkpoints: None,
+            max_drafts: 0,
+            adapters: AdapterOptions::default(),
+            graph_sizes: None,
+            batch_invariant: false,
+            threads: None,
+        }
+    }
+}
+
 /// The adapters that a shard has room for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

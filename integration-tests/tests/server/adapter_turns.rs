@@ -57,6 +57,14 @@ fn together(server: &Server, requests: &[Value]) -> Vec<String> {
     })
 }
 
+/// Streams the pieces of the text of a request's answer.
+fn pieces(server: &Server, request: &Value) -> impl Iterator<Item = String> {
+    let mut request = request.clone();
+    request["stream"] = json!(true);
+    let piece = |event: Value| event["choices"][0]["text"].as_str().unwrap().to_owned();
+    stream(&server.url("/v1/completions"), &request).map(piece)
+}
+
 #[test]
 fn many_clients_get_the_answers_of_servers_with_a_place_for_each_adapter() {
     let adapters = Adapters::new("turns");
@@ -90,17 +98,14 @@ fn a_killed_shard_loses_no_adapter_that_runs_or_waits() {
     let server = adapters.start(&flags);
     let requests: Vec<Value> = (0..3).map(|client| request(client, 900)).collect();
     let expected: Vec<String> = requests.iter().map(|request| text(&server, request)).collect();
-    let mut first = requests[0].clone();
-    first["stream"] = json!(true);
-    let piece = |event: Value| event["choices"][0]["text"].as_str().unwrap().to_owned();
     thread::scope(|scope| {
-        let mut running = stream(&server.url("/v1/completions"), &first);
-        let begun: String = running.by_ref().take(5).map(piece).collect();
+        let mut running = pieces(&server, &requests[0]);
+        let begun: String = running.by_ref().take(5).collect();
         server.signal_shards("STOP");
         let waiting: Vec<_> =
             requests[1..].iter().map(|request| scope.spawn(|| text(&server, request))).collect();
         server.signal_shards("KILL");
-        assert_eq!(begun + &running.map(piece).collect::<String>(), expected[0]);
+        assert_eq!(begun + &running.collect::<String>(), expected[0]);
         for (client, expected) in waiting.into_iter().zip(&expected[1..]) {
             assert_eq!(client.join().unwrap(), *expected);
         }
@@ -131,12 +136,9 @@ fn adapters_are_unloaded_while_requests_with_them_run_and_wait() {
     // `e` was never in a place.
     unload("e");
     assert_eq!(load("f").status, 200);
-    let mut first = requests[0].clone();
-    first["stream"] = json!(true);
-    let piece = |event: Value| event["choices"][0]["text"].as_str().unwrap().to_owned();
     thread::scope(|scope| {
-        let mut running = stream(&server.url("/v1/completions"), &first);
-        let begun: String = running.by_ref().take(5).map(piece).collect();
+        let mut running = pieces(&server, &requests[0]);
+        let begun: String = running.by_ref().take(5).collect();
         let waiting = scope.spawn(|| text(&server, &requests[1]));
         while server.metric("vllm:num_requests_waiting") < 1.0 {
             thread::yield_now();
@@ -145,7 +147,7 @@ fn adapters_are_unloaded_while_requests_with_them_run_and_wait() {
         unload("a");
         unload("b");
         assert_eq!(load("g").status, 400, "the requests still hold their adapters");
-        assert_eq!(begun + &running.map(piece).collect::<String>(), expected[0]);
+        assert_eq!(begun + &running.collect::<String>(), expected[0]);
         assert_eq!(waiting.join().unwrap(), expected[1]);
     });
     assert_eq!(text(&server, &requests[2]), expected[2]);

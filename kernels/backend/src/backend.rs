@@ -4,7 +4,7 @@ use crate::queue::StepQueue;
 use crate::sampling::Sampled;
 use crate::{Error, ForwardOps, ModelLoading, OpenStep, Result, Sizing};
 
-/// A device that a decoder can run on: all four traits, and a name.
+/// A device that a decoder can run on: all its traits, and a name.
 pub trait Backend: Sizing + ModelLoading + ForwardOps + StepQueue {
     /// Returns a name for people, such as `cpu (avx512, 2 threads)`.
     fn name(&self) -> String;

@@ -1,12 +1,14 @@
 //! The interface between a decoder and a device, and the meaning of each operation.
 //!
-//! [`Backend`] is the sum of four traits, one for each use that a shard makes of its device:
+//! [`Backend`] is the sum of these traits, one for each use that a shard makes of its device:
 //!
 //! | trait | use |
 //! |---|---|
 //! | [`Sizing`] | bytes of everything that is allocated, for the memory plan |
-//! | [`ModelLoading`] | allocation and weights, before the first step |
+//! | [`ModelLoading`] | allocation, before the first step |
+//! | [`WeightLoading`] | weights |
 //! | [`StepQueue`] | the order of a step's calls, sampling, and the tokens that come back |
+//! | [`StepGraphs`] | steps that are recorded once and replayed |
 //! | [`ForwardOps`] | the operations of a forward pass, fused where a device gains from it |
 //! | [`AttentionOps`], [`RecurrentOps`], [`ExpertOps`] | its operations in layers of one kind |
 //! | [`AdapterOps`] | what the adapters of sequences add to products |
@@ -41,6 +43,7 @@ pub mod staging;
 mod step;
 mod thread_pool;
 mod types;
+mod weights;
 
 pub use activation::{Activation, Gating, MlpKind, Xielu};
 pub use adapters::{AdapterOps, AdapterSpec, AdapterWeights, LowRankProduct};
@@ -48,13 +51,13 @@ pub use backend::{Backend, HostMemory};
 pub use error::{Error, Result};
 pub use experts::{ExpertGroups, GroupScore, RouterScores, RouterSpec, RoutingSpec};
 pub use format::{KvFormat, KvSpec};
-pub use loading::{HeadRows, ModelLoading, Segment};
+pub use loading::ModelLoading;
 pub use ops::{
     AttentionOps, AttentionSpec, DistanceBias, ExpertMlp, ExpertOps, ForwardOps, HeadNorm, KeyWindow,
     LatentPrologue, LatentSpec, Norm, NormKind, Prologue, QkvLayout, RecurrentOps, RopeSpec, RopeStyle,
     RouterTerms, RowParts, ScoreTerms, TransferOps,
 };
-pub use queue::StepQueue;
+pub use queue::{StepGraphs, StepQueue};
 pub use recurrent::{
     ChannelRecurrence, Convolution, GateFunction, KeySharing, Recurrence, RecurrenceRule, RecurrentHeads,
     StateCopy, StateSpec,
@@ -67,3 +70,4 @@ pub use step::{
 };
 pub use thread_pool::ThreadPool;
 pub use types::DeviceTypes;
+pub use weights::{HeadRows, Segment, WeightLoading};

@@ -1,103 +1,18 @@
-//! Everything that happens before the first step: choosing algorithms, allocating, loading weights.
-
-use std::borrow::Cow;
-
-use millrace_numbers::tensor::{flatten, stacked_shape};
-use millrace_numbers::{DType, Part, WeightFormat};
+//! The time before the first step, beside the loading of weights: choosing algorithms and
+//! allocating.
 
 use crate::adapters::{AdapterSpec, AdapterWeights};
 use crate::experts::RoutingSpec;
 use crate::format::KvSpec;
 use crate::recurrent::StateSpec;
 use crate::sizing::{ProductShape, StepSize};
-use crate::types::DeviceTypes;
+use crate::weights::WeightLoading;
 use crate::{Error, Result};
-
-/// Rows of a weight matrix that a device keeps in one format.
-///
-/// A fused matrix (query, key and value; gate and up) is a list of segments, stacked along the
-/// output axis, whose formats may differ.
-#[derive(Debug, Clone, Copy)]
-pub struct Segment<'a> {
-    /// The rows of the segment, stacked. All have the same number of columns.
-    pub parts: &'a [Part],
-    /// The format in which the device keeps them.
-    pub format: WeightFormat,
-}
-
-impl<'a> Segment<'a> {
-    /// Creates a segment of `parts`, to be kept in `format`.
-    pub fn new(parts: &'a [Part], format: impl Into<WeightFormat>) -> Self {
-        Segment { parts, format: format.into() }
-    }
-
-    /// Returns the parts of all `segments` and their format, for a device that keeps a matrix in
-    /// one format.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] if the formats differ, [`Error::Shape`] if there is no segment.
-    pub fn in_one_format(segments: &[Segment<'a>]) -> Result<(Cow<'a, [Part]>, WeightFormat)> {
-        match segments {
-            [] => Err(Error::Shape("a weight of no segments".to_owned())),
-            [segment] => Ok((Cow::Borrowed(segment.parts), segment.format)),
-            [first, rest @ ..] => {
-                if let Some(other) = rest.iter().find(|segment| segment.format != first.format) {
-                    let (one, other) = (first.format, other.format);
-                    return Err(Error::Unsupported(format!(
-                        "a matrix with segments in the formats {one:?} and {other:?}"
-                    )));
-                }
-                let parts = segments.iter().flat_map(|segment| segment.parts).cloned().collect();
-                Ok((Cow::Owned(parts), first.format))
-            }
-        }
-    }
-}
-
-/// The rows of the stored matrix of a head.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HeadRows {
-    /// A row holds the weights of one input, by output.
-    Inputs,
-    /// A row holds the weights of one output, by input, as in [`ModelLoading::matrix`].
-    Outputs,
-}
-
-impl HeadRows {
-    /// Returns the numbers of all heads as `[heads, inputs, outputs]`, and the numbers of inputs
-    /// and of outputs.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if the heads' parts do not have the same shape, or reach outside their
-    /// tensors.
-    pub fn arrange(self, heads: &[Vec<Part>]) -> Result<(Vec<f32>, usize, usize)> {
-        let mut all = Vec::new();
-        let mut shape = None;
-        for parts in heads {
-            let (rows, cols) = stacked_shape(parts)?;
-            if *shape.get_or_insert((rows, cols)) != (rows, cols) {
-                return Err(Error::Shape("matrices of heads of different shapes".to_owned()));
-            }
-            let values = flatten(parts)?;
-            match self {
-                HeadRows::Inputs => all.extend_from_slice(&values),
-                HeadRows::Outputs => {
-                    all.extend((0..cols).flat_map(|col| values.iter().skip(col).step_by(cols)));
-                }
-            }
-        }
-        let (rows, cols) = shape.unwrap_or_default();
-        Ok(match self {
-            HeadRows::Inputs => (all, rows, cols),
-            HeadRows::Outputs => (all, cols, rows),
-        })
-    }
-}
 
 /// Allocation and loading, in this order: [`tune`](ModelLoading::tune),
 /// [`reserve`](ModelLoading::reserve), the allocations, [`seal`](ModelLoading::seal). After `seal`,
 /// steps allocate nothing on the device.
-pub trait ModelLoading: DeviceTypes {
+pub trait ModelLoading: WeightLoading {
     /// Chooses the fastest algorithm for each of these products where there is a choice. Returns
     /// warnings for the operator.
     ///
@@ -126,22 +41,6 @@ pub trait ModelLoading: DeviceTypes {
         None
     }
 
-    /// Begins the loading of weights, for a device that keeps packed weights for the next start.
-    /// Weights of one `subject` replace each other; `version` is different for different weights.
-    fn begin_weights(&self, _subject: &str, _version: &str) {}
-
-    /// Tells whether the device reads the parts of the next matrix. Otherwise it has kept the
-    /// matrix.
-    fn reads_parts(&self) -> bool {
-        true
-    }
-
-    /// Ends the loading of weights. Returns a warning for the operator if kept weights could not be
-    /// used, or not be kept.
-    fn end_weights(&self) -> Option<String> {
-        None
-    }
-
     /// Allocates zeroed activations `[rows, cols]`.
     ///
     /// # Errors
@@ -158,41 +57,6 @@ pub trait ModelLoading: DeviceTypes {
     fn logits(&self, rows: usize, cols: usize) -> Result<Self::Buf> {
         self.buf(rows, cols)
     }
-
-    /// Loads a vector of all parts' elements, one part after the other in row-major order.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if a part reaches outside its tensor, [`Error::OutOfMemory`] if the device
-    /// lacks memory.
-    fn vector(&self, parts: &[Part]) -> Result<Self::Vector>;
-
-    /// Loads a matrix `[out, cols]` whose rows are those of the segments, stacked.
-    ///
-    /// A matrix that is not dense can only be used in [`ForwardOps::linear`], in a product that
-    /// [`ModelLoading::tune`] was given.
-    ///
-    /// [`ForwardOps::linear`]: super::ForwardOps::linear
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] for a format that the device cannot multiply by, for a mix
-    /// of formats that it does not support, and for numbers that the format cannot hold;
-    /// [`Error::Shape`] if the parts do not fit together; [`Error::OutOfMemory`] if the device
-    /// lacks memory.
-    fn matrix(&self, segments: &[Segment<'_>]) -> Result<Self::Matrix>;
-
-    /// Loads a matrix of each expert, whose rows are those of the expert's parts, stacked. All have
-    /// the same shape.
-    ///
-    /// # Errors
-    /// As [`ModelLoading::matrix`].
-    fn experts(&self, experts: &[Vec<Part>], format: WeightFormat) -> Result<Self::Experts>;
-
-    /// Loads a matrix of each query head in numbers of type `dtype`. All have the same shape.
-    /// `rows` says what the rows of a head's parts are.
-    ///
-    /// # Errors
-    /// As [`ModelLoading::matrix`].
-    fn head_matrices(&self, heads: &[Vec<Part>], rows: HeadRows, dtype: DType) -> Result<Self::HeadMatrices>;
 
     /// Tells whether the device has the operation of adapters.
     fn computes_adapters(&self) -> bool {
@@ -229,22 +93,6 @@ pub trait ModelLoading: DeviceTypes {
     /// [`Error::OutOfMemory`] if the device lacks memory.
     fn routing(&self, spec: &RoutingSpec) -> Result<Self::Routing>;
 
-    /// Loads an embedding `[rows, cols]` that is used only in [`ForwardOps::embed`].
-    ///
-    /// [`ForwardOps::embed`]: super::ForwardOps::embed
-    ///
-    /// # Errors
-    /// As [`ModelLoading::matrix`].
-    fn embedding(&self, parts: &[Part], dtype: DType) -> Result<Self::Matrix> {
-        self.matrix(&[Segment::new(parts, dtype)])
-    }
-
-    /// Tells whether the device copies an embedding. Otherwise it reads rows from the parts when a
-    /// step needs them.
-    fn copies_embedding(&self) -> bool {
-        true
-    }
-
     /// Allocates a zeroed KV cache for one layer.
     ///
     /// # Errors
@@ -264,26 +112,4 @@ pub trait ModelLoading: DeviceTypes {
     /// # Errors
     /// [`Error::OutOfMemory`] if the device lacks memory.
     fn queue(&self, size: &StepSize<'_>) -> Result<Self::Queue>;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use millrace_numbers::{DType, HostTensor};
-
-    #[test]
-    fn segments_of_one_format_are_one_list_of_parts() {
-        let part =
-            |rows: usize| Part::whole(HostTensor::dense(DType::F32, rows, 1, vec![0; 4 * rows].into()));
-        let (gate, up) = ([part(1)], [part(2), part(3)]);
-        let segments = [Segment::new(&gate, DType::F16), Segment::new(&up, DType::F16)];
-        let (parts, format) = Segment::in_one_format(&segments).unwrap();
-        assert_eq!(parts.iter().map(|part| part.rows.len()).collect::<Vec<_>>(), [1, 2, 3]);
-        assert_eq!(format, WeightFormat::Dense(DType::F16));
-
-        let mixed = [Segment::new(&gate, DType::F16), Segment::new(&up, WeightFormat::Fp8)];
-        let error = Segment::in_one_format(&mixed).unwrap_err().to_string();
-        assert!(error.contains("Dense(F16) and Fp8"), "{error}");
-        assert!(Segment::in_one_format(&[]).is_err());
-    }
 }

@@ -51,12 +51,9 @@ use crate::{Error, Result};
 /// collected.
 ///
 /// All calls fail with [`Error::Device`] if the device has failed.
-pub trait StepQueue: DeviceTypes {
+pub trait StepQueue: StepGraphs {
     /// A step whose results come back from the device.
     type FinishedStep;
-    /// The recorded forward pass, or the recorded sampling, of a step of a fixed number of decode
-    /// rows.
-    type Graph;
 
     /// Returns how many steps may be finished before the first of them is collected.
     fn steps_ahead(&self) -> usize {
@@ -85,53 +82,6 @@ pub trait StepQueue: DeviceTypes {
         queue: &'q mut Self::Queue,
         input: &StepInput<'_>,
     ) -> Result<BegunStep<'q, Self::Queue>>;
-
-    /// Widens a step in which all rows decode to `rows` rows; the added rows have no effect.
-    /// Returns the step unchanged if that is not possible, or if the device has no graphs.
-    fn pad<'q>(
-        &self,
-        step: BegunStep<'q, Self::Queue>,
-        _rows: usize,
-    ) -> std::result::Result<PaddedStep<'q, Self::Queue>, BegunStep<'q, Self::Queue>> {
-        Err(step)
-    }
-
-    /// Records what `work`, a part of a step, asks of the device instead of executing it. `work`
-    /// has been executed before for a step of the same size, so that everything that is loaded on
-    /// first use is there.
-    ///
-    /// # Errors
-    /// The error of `work`, and [`Error::Unsupported`] on a device without graphs.
-    fn record<T, E: From<Error>>(
-        &self,
-        _work: impl FnOnce() -> std::result::Result<T, E>,
-    ) -> std::result::Result<(T, Self::Graph), E> {
-        Err(Error::Unsupported("recorded steps".to_owned()).into())
-    }
-
-    /// Executes a forward pass that was recorded for a step padded to the same number of rows.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] on a device without graphs.
-    fn replay<'q>(
-        &self,
-        _step: PaddedStep<'q, Self::Queue>,
-        _graph: &Self::Graph,
-    ) -> Result<OpenStep<'q, Self::Queue>> {
-        Err(Error::Unsupported("recorded steps".to_owned()))
-    }
-
-    /// Executes the sampling that was recorded for a step padded to the same number of rows.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] on a device without graphs.
-    fn replay_sampling<'q>(
-        &self,
-        _step: OpenStep<'q, Self::Queue>,
-        _graph: &Self::Graph,
-    ) -> Result<ComputedStep<'q, Self::Queue>> {
-        Err(Error::Unsupported("recorded steps".to_owned()))
-    }
 
     /// Sets a step aside whose forward pass has been asked for, because masks of its rows are not
     /// there yet. Until they are, no other step begins.
@@ -207,4 +157,58 @@ pub trait StepQueue: DeviceTypes {
         step: Self::FinishedStep,
         sampled: &mut SampledRows,
     ) -> Result<()>;
+}
+
+/// Steps that are recorded once and replayed for each step of the same size.
+pub trait StepGraphs: DeviceTypes {
+    /// The recorded forward pass, or the recorded sampling, of a step of a fixed number of decode
+    /// rows.
+    type Graph;
+
+    /// Widens a step in which all rows decode to `rows` rows; the added rows have no effect.
+    /// Returns the step unchanged if that is not possible, or if the device has no graphs.
+    fn pad<'q>(
+        &self,
+        step: BegunStep<'q, Self::Queue>,
+        _rows: usize,
+    ) -> std::result::Result<PaddedStep<'q, Self::Queue>, BegunStep<'q, Self::Queue>> {
+        Err(step)
+    }
+
+    /// Records what `work`, a part of a step, asks of the device instead of executing it. `work`
+    /// has been executed before for a step of the same size, so that everything that is loaded on
+    /// first use is there.
+    ///
+    /// # Errors
+    /// The error of `work`, and [`Error::Unsupported`] on a device without graphs.
+    fn record<T, E: From<Error>>(
+        &self,
+        _work: impl FnOnce() -> std::result::Result<T, E>,
+    ) -> std::result::Result<(T, Self::Graph), E> {
+        Err(Error::Unsupported("recorded steps".to_owned()).into())
+    }
+
+    /// Executes a forward pass that was recorded for a step padded to the same number of rows.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] on a device without graphs.
+    fn replay<'q>(
+        &self,
+        _step: PaddedStep<'q, Self::Queue>,
+        _graph: &Self::Graph,
+    ) -> Result<OpenStep<'q, Self::Queue>> {
+        Err(Error::Unsupported("recorded steps".to_owned()))
+    }
+
+    /// Executes the sampling that was recorded for a step padded to the same number of rows.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] on a device without graphs.
+    fn replay_sampling<'q>(
+        &self,
+        _step: OpenStep<'q, Self::Queue>,
+        _graph: &Self::Graph,
+    ) -> Result<ComputedStep<'q, Self::Queue>> {
+        Err(Error::Unsupported("recorded steps".to_owned()))
+    }
 }

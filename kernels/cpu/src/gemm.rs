@@ -18,7 +18,7 @@ use super::inputs::{GROUP, Inputs};
 use super::matrix::{Matrix, Packed, Panels};
 use super::memory::Shared;
 use super::simd::{Element, Extension, Kernel, Simd};
-use super::step::{Pair, Single, Step};
+use super::step::{Pair, ProductStep, Single};
 use super::tile::{Tiles, with_height};
 
 /// Smallest number of panels in a task at which the kernels are fastest: a single row uses as many
@@ -85,7 +85,7 @@ unsafe fn single<S: Simd, T: Element>(job: &Linear<'_>, panels: &Panels<T>) {
 }
 
 #[inline(always)]
-unsafe fn by_rows<S: Simd, F: Step>(job: &Linear<'_>, weights: *const F::Weight) {
+unsafe fn by_rows<S: Simd, F: ProductStep>(job: &Linear<'_>, weights: *const F::Weight) {
     // SAFETY: the caller guarantees the instruction set and valid pointers.
     unsafe {
         if job.inputs.n <= S::ROWS { streamed::<S, F>(job, weights) } else { resident::<S, F>(job, weights) }
@@ -94,7 +94,7 @@ unsafe fn by_rows<S: Simd, F: Step>(job: &Linear<'_>, weights: *const F::Weight)
 
 /// Computes one tile of all rows.
 #[inline(always)]
-unsafe fn streamed<S: Simd, F: Step>(job: &Linear<'_>, weights: *const F::Weight) {
+unsafe fn streamed<S: Simd, F: ProductStep>(job: &Linear<'_>, weights: *const F::Weight) {
     let (rows, panels) = (job.inputs.n, job.panels.clone());
     // With so many panels the multiplier has at least eight independent chains.
     let at_once = [4, 2, 2].get(rows - 1).copied().unwrap_or(1);
@@ -118,7 +118,7 @@ unsafe fn streamed<S: Simd, F: Step>(job: &Linear<'_>, weights: *const F::Weight
 }
 
 #[inline(always)]
-unsafe fn streamed_one<S: Simd, F: Step, const M: usize>(
+unsafe fn streamed_one<S: Simd, F: ProductStep, const M: usize>(
     job: &Linear<'_>,
     panel: usize,
     w: *const F::Weight,
@@ -130,7 +130,7 @@ unsafe fn streamed_one<S: Simd, F: Step, const M: usize>(
 
 /// Computes all M rows with the NV / 2 panels at `w`.
 #[inline(always)]
-unsafe fn streamed_tile<S: Simd, F: Step, const M: usize, const NV: usize>(
+unsafe fn streamed_tile<S: Simd, F: ProductStep, const M: usize, const NV: usize>(
     job: &Linear<'_>,
     panel: usize,
     w: *const F::Weight,
@@ -142,14 +142,14 @@ unsafe fn streamed_tile<S: Simd, F: Step, const M: usize, const NV: usize>(
 
 /// The product of all M rows with the NV / 2 panels at `w`. Every panel is a stream, which
 /// prefetches itself until its end and then its successor among the panels at `next`.
-struct StreamedTile<'a, F: Step, const M: usize, const NV: usize> {
+struct StreamedTile<'a, F: ProductStep, const M: usize, const NV: usize> {
     job: &'a Linear<'a>,
     panel: usize,
     w: *const F::Weight,
     next: *const F::Weight,
 }
 
-impl<F: Step, const M: usize, const NV: usize> Kernel for StreamedTile<'_, F, M, NV> {
+impl<F: ProductStep, const M: usize, const NV: usize> Kernel for StreamedTile<'_, F, M, NV> {
     const USES: Extension = F::USES;
     type Output = ();
 
@@ -190,7 +190,7 @@ impl<F: Step, const M: usize, const NV: usize> Kernel for StreamedTile<'_, F, M,
 
 /// Computes tile after tile with weights that stay in the cache.
 #[inline(always)]
-unsafe fn resident<S: Simd, F: Step>(job: &Linear<'_>, weights: *const F::Weight) {
+unsafe fn resident<S: Simd, F: ProductStep>(job: &Linear<'_>, weights: *const F::Weight) {
     let (words, width) = (job.inputs.words, 2 * S::LANES);
     let step_bytes = width * size_of::<F::Weight>();
     let size = block_steps(words, BLOCK_STEPS);
@@ -280,7 +280,7 @@ struct Block {
 
 /// Multiplies M rows by one block of weights.
 #[inline(always)]
-unsafe fn block_tile<S: Simd, F: Step, const M: usize>(
+unsafe fn block_tile<S: Simd, F: ProductStep, const M: usize>(
     job: &Linear<'_>,
     at: Block,
     w: *const F::Weight,
@@ -293,7 +293,7 @@ unsafe fn block_tile<S: Simd, F: Step, const M: usize>(
 
 /// The product of M rows with one block of weights, added to the partial sums of the blocks before
 /// it.
-struct BlockTile<'a, F: Step, const M: usize> {
+struct BlockTile<'a, F: ProductStep, const M: usize> {
     job: &'a Linear<'a>,
     at: Block,
     w: *const F::Weight,
@@ -301,7 +301,7 @@ struct BlockTile<'a, F: Step, const M: usize> {
     ahead_step: usize,
 }
 
-impl<F: Step, const M: usize> Kernel for BlockTile<'_, F, M> {
+impl<F: ProductStep, const M: usize> Kernel for BlockTile<'_, F, M> {
     const USES: Extension = F::USES;
     type Output = ();
 
@@ -329,7 +329,7 @@ impl<F: Step, const M: usize> Kernel for BlockTile<'_, F, M> {
 }
 
 /// The operands of [`multiply`].
-struct Operands<F: Step, const NV: usize> {
+struct Operands<F: ProductStep, const NV: usize> {
     /// A tile of inputs.
     x: *const u32,
     /// The first address of each vector of weights. The next one is a panel's width further.
@@ -344,7 +344,7 @@ struct Operands<F: Step, const NV: usize> {
 /// Adds the products of M rows with NV vectors of weights to `sums`, in the order of the inputs.
 /// Each element is one chain, independent of M, of NV, and of how the words are divided into calls.
 #[inline(always)]
-unsafe fn multiply<S: Simd, F: Step, const M: usize, const NV: usize>(
+unsafe fn multiply<S: Simd, F: ProductStep, const M: usize, const NV: usize>(
     sums: &mut [[S::V; NV]; M],
     from: Operands<F, NV>,
 ) {

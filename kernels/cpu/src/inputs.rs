@@ -15,18 +15,18 @@ pub(super) const GROUP: usize = 16;
 
 /// The contents of the words of packed inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Words {
+pub(super) enum InputWords {
     F32,
     /// Two neighboring inputs.
     Bf16Pairs,
 }
 
-impl Words {
+impl InputWords {
     /// Returns the words of a row of `cols` inputs.
     pub(super) fn count(self, cols: usize) -> usize {
         match self {
-            Words::F32 => cols,
-            Words::Bf16Pairs => cols.div_ceil(2),
+            InputWords::F32 => cols,
+            InputWords::Bf16Pairs => cols.div_ceil(2),
         }
     }
 }
@@ -66,7 +66,7 @@ impl Inputs {
 
 /// The packing of one tile of rows of `x`, `[n, cols]`.
 pub(super) struct PackTile<'a> {
-    pub(super) words: Words,
+    pub(super) words: InputWords,
     pub(super) cols: usize,
     pub(super) x: &'a [f32],
     /// The rows of the tile.
@@ -91,16 +91,18 @@ impl Kernel for PackTile<'_> {
             unsafe {
                 let to = to.add(i * GROUP);
                 match self.words {
-                    Words::F32 => pack_row::<S, GROUP>(row, to, rows.len() * GROUP, |to, x| {
+                    InputWords::F32 => pack_row::<S, GROUP>(row, to, rows.len() * GROUP, |to, x| {
                         for at in (0..GROUP).step_by(S::LANES) {
                             S::store(to.cast::<f32>().add(at), S::load(x.add(at)));
                         }
                     }),
-                    Words::Bf16Pairs => pack_row::<S, { 2 * GROUP }>(row, to, rows.len() * GROUP, |to, x| {
-                        for at in (0..2 * GROUP).step_by(S::LANES) {
-                            S::store_bf16(to.cast::<u16>().add(at), S::load(x.add(at)));
-                        }
-                    }),
+                    InputWords::Bf16Pairs => {
+                        pack_row::<S, { 2 * GROUP }>(row, to, rows.len() * GROUP, |to, x| {
+                            for at in (0..2 * GROUP).step_by(S::LANES) {
+                                S::store_bf16(to.cast::<u16>().add(at), S::load(x.add(at)));
+                            }
+                        })
+                    }
                 }
             }
         }

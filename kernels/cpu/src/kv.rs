@@ -10,7 +10,7 @@ use millrace_numbers::DType;
 
 use super::memory::{Memory, Shared};
 use super::simd::Element;
-use super::step::Step;
+use super::step::ProductStep;
 
 /// Block sizes are multiples of the longest vector, so that no vector of keys spans two blocks.
 const BLOCK_STEP: usize = 16;
@@ -140,7 +140,7 @@ impl<T: Element> Pages<T> {
 
     /// Returns the numbers in the form in which steps `F` read them.
     #[inline(always)]
-    pub(super) fn view<F: Step>(&self) -> View<F> {
+    pub(super) fn view<F: ProductStep>(&self) -> View<F> {
         debug_assert_eq!(size_of::<F::Weight>(), self.layout.pack * T::SIZE, "numbers of a word");
         View { k: self.k.as_ptr().cast(), v: self.v.as_ptr().cast(), scales: None, layout: self.layout }
     }
@@ -161,7 +161,7 @@ impl BytePages {
     }
 
     #[inline(always)]
-    pub(super) fn view<F: Step>(&self) -> View<F> {
+    pub(super) fn view<F: ProductStep>(&self) -> View<F> {
         let scales = Scales { keys: self.key_scales.as_ptr(), values: self.value_scales.as_ptr() };
         View { scales: Some(scales), ..self.bytes.view() }
     }
@@ -176,7 +176,7 @@ impl BytePages {
 }
 
 /// The numbers of a cache as the words that steps `F` multiply by.
-pub(super) struct View<F: Step> {
+pub(super) struct View<F: ProductStep> {
     k: *const F::Weight,
     v: *const F::Weight,
     scales: Option<Scales>,
@@ -190,7 +190,7 @@ struct Scales {
     values: *const f32,
 }
 
-impl<F: Step> View<F> {
+impl<F: ProductStep> View<F> {
     /// Returns the address of the first word of the key at a place: a block and a slot.
     #[inline(always)]
     pub(super) fn key(&self, (block, slot): (u32, usize), head: usize) -> *const F::Weight {

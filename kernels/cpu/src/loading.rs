@@ -2,7 +2,7 @@
 
 use millrace_backend::{
     AdapterSpec, AdapterWeights, DeviceTypes, Error, HeadRows, KvSpec, ModelLoading, ProductShape, Result,
-    RoutingSpec, Segment, Sizing, StateSpec, StepSize,
+    RoutingSpec, Segment, Sizing, StateSpec, StepSize, WeightLoading,
 };
 use millrace_numbers::codes::CodeRows;
 use millrace_numbers::codes::StoredCodes;
@@ -10,7 +10,7 @@ use millrace_numbers::formats::exact_format;
 use millrace_numbers::tensor::flatten;
 use millrace_numbers::{DType, Part, WeightFormat};
 
-use super::inputs::{Inputs, Words};
+use super::inputs::{InputWords, Inputs};
 use super::matrix::PanelLayout;
 use super::memory::Memory;
 use super::quant::{self, IntPanels};
@@ -92,7 +92,7 @@ impl Sizing for Cpu {
     }
 }
 
-impl ModelLoading for Cpu {
+impl WeightLoading for Cpu {
     fn begin_weights(&self, subject: &str, version: &str) {
         // Panels depend on the instruction set, and an older version of this program may have
         // packed other ones.
@@ -107,13 +107,6 @@ impl ModelLoading for Cpu {
 
     fn end_weights(&self) -> Option<String> {
         self.cache.end()
-    }
-
-    fn buf(&self, rows: usize, cols: usize) -> Result<Buf> {
-        self.reserve_inputs(rows, 0)?;
-        lock(&self.quantized).reserve(rows, 0)?;
-        lock(&self.super_blocks).reserve(rows, 0)?;
-        Ok(Buf { cols, data: Memory::zeroed(rows.saturating_mul(cols), "activations")? })
     }
 
     fn vector(&self, parts: &[Part]) -> Result<Vec<f32>> {
@@ -165,6 +158,25 @@ impl ModelLoading for Cpu {
         HeadMatrices::new(heads, rows, dtype)
     }
 
+    /// Keeps the parts. A step reads a few rows of the embedding, and the system keeps those in
+    /// memory that are read often.
+    fn embedding(&self, parts: &[Part], dtype: DType) -> Result<Matrix> {
+        Matrix::stored(parts, dtype)
+    }
+
+    fn copies_embedding(&self) -> bool {
+        false
+    }
+}
+
+impl ModelLoading for Cpu {
+    fn buf(&self, rows: usize, cols: usize) -> Result<Buf> {
+        self.reserve_inputs(rows, 0)?;
+        lock(&self.quantized).reserve(rows, 0)?;
+        lock(&self.super_blocks).reserve(rows, 0)?;
+        Ok(Buf { cols, data: Memory::zeroed(rows.saturating_mul(cols), "activations")? })
+    }
+
     fn computes_adapters(&self) -> bool {
         true
     }
@@ -179,16 +191,6 @@ impl ModelLoading for Cpu {
 
     fn routing(&self, spec: &RoutingSpec) -> Result<Routing> {
         Routing::new(spec, |rows, cols| self.buf(rows, cols))
-    }
-
-    /// Keeps the parts. A step reads a few rows of the embedding, and the system keeps those in
-    /// memory that are read often.
-    fn embedding(&self, parts: &[Part], dtype: DType) -> Result<Matrix> {
-        Matrix::stored(parts, dtype)
-    }
-
-    fn copies_embedding(&self) -> bool {
-        false
     }
 
     fn kv(&self, spec: KvSpec) -> Result<Kv> {
@@ -214,7 +216,7 @@ impl ModelLoading for Cpu {
 impl Cpu {
     /// Loads a matrix of codes that stand for numbers: those of `stored`, or quantized.
     fn coded(&self, parts: &[Part], format: StoredCodes, stored: Option<CodeRows<'_>>) -> Result<Matrix> {
-        let words = if self.panel_layout().bf16_pairs { Words::Bf16Pairs } else { Words::F32 };
+        let words = if self.panel_layout().bf16_pairs { InputWords::Bf16Pairs } else { InputWords::F32 };
         let (target, packing) = (self.target, self.packing());
         let matrix = match stored {
             Some(stored) => Matrix::pack_codes(parts, format, &stored, words, target, packing)?,

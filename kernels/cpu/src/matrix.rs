@@ -14,7 +14,7 @@ use millrace_numbers::tensor::{part_of_row, stacked_shape};
 use millrace_numbers::{DType, IntFormat, KFormat, Part, WeightFormat};
 
 use super::cache::Packing;
-use super::inputs::Words;
+use super::inputs::InputWords;
 use super::memory::{Memory, Shared};
 use super::quant::{IntPanels, RowContents};
 use super::simd::{Element, Target};
@@ -42,7 +42,7 @@ pub(super) enum Packed {
     /// Integers in super-blocks.
     SuperBlocks(KPanels),
     /// Codes that stand for numbers.
-    Table(TablePanels, Words),
+    Table(TablePanels, InputWords),
     /// The rows of an embedding, not packed.
     Stored(StoredRows),
 }
@@ -179,7 +179,7 @@ impl Matrix {
         parts: &[Part],
         format: StoredCodes,
         stored: &CodeRows<'_>,
-        words: Words,
+        words: InputWords,
         target: Target,
         packing: Packing<'_>,
     ) -> Result<Matrix> {
@@ -196,7 +196,7 @@ impl Matrix {
     pub(super) fn pack_quantized_codes(
         parts: &[Part],
         format: StoredCodes,
-        words: Words,
+        words: InputWords,
         target: Target,
         packing: Packing<'_>,
     ) -> Result<Matrix> {
@@ -220,12 +220,12 @@ impl Matrix {
     }
 
     /// Returns the form of the inputs that the weights are multiplied with.
-    pub(super) fn words(&self) -> Words {
+    pub(super) fn words(&self) -> InputWords {
         match self.packed {
-            Packed::F32(_) | Packed::F16(_) | Packed::BF16(_) => Words::F32,
+            Packed::F32(_) | Packed::F16(_) | Packed::BF16(_) => InputWords::F32,
             // Unless activations become bytes.
-            Packed::Int(_) | Packed::SuperBlocks(_) => Words::F32,
-            Packed::Bf16Pairs(_) => Words::Bf16Pairs,
+            Packed::Int(_) | Packed::SuperBlocks(_) => InputWords::F32,
+            Packed::Bf16Pairs(_) => InputWords::Bf16Pairs,
             Packed::Table(_, words) => words,
             Packed::Stored(_) => unreachable!("rows of an embedding are not multiplied; this is a bug"),
         }

@@ -10,7 +10,7 @@ use millrace_backend::{
 
 use super::attention::{HeadDims, Scoring};
 use super::gemm::{BLOCK_PANELS, Linear};
-use super::inputs::{GROUP, Inputs, PackTile, Words};
+use super::inputs::{GROUP, InputWords, Inputs, PackTile};
 use super::kv::{Cache, WriteKv};
 use super::matrix::Packed;
 use super::memory::Shared;
@@ -475,13 +475,13 @@ impl Cpu {
         &self,
         n: usize,
         x: &Buf,
-        form: Words,
+        form: InputWords,
         highest: usize,
         packed: &mut PackedInputs,
     ) -> Inputs {
         let cols = x.cols;
         let (x, words) = (x.rows(n), form.count(cols));
-        if n == 1 && form == Words::F32 && cols.is_multiple_of(GROUP) {
+        if n == 1 && form == InputWords::F32 && cols.is_multiple_of(GROUP) {
             // A single row without padding already has the layout of a tile of height one.
             return Inputs { n, words, x: x.as_ptr().cast() };
         }

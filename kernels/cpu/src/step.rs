@@ -7,7 +7,7 @@ use super::simd::{Element, Extension, Simd};
 
 /// One step of a product: a 32-bit word of inputs is multiplied by the weights of a vector of
 /// outputs, and added to their sums.
-pub(super) trait Step: 'static {
+pub(super) trait ProductStep: 'static {
     /// Inputs in a word.
     const INPUTS: usize;
     /// The instructions that the step uses.
@@ -20,7 +20,7 @@ pub(super) trait Step: 'static {
     /// Loads the weights of `S::LANES` outputs.
     ///
     /// # Safety
-    /// As [`Simd::load`].
+    /// As `S::load`.
     unsafe fn weights<S: Simd>(p: *const Self::Weight) -> Self::Vector<S>;
     /// Loads a word of inputs into all lanes.
     ///
@@ -39,7 +39,7 @@ pub(super) struct Single<T>(PhantomData<T>);
 
 // SAFETY of the functions: the callers guarantee the instruction set and valid pointers.
 #[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
-impl<T: Element> Step for Single<T> {
+impl<T: Element> ProductStep for Single<T> {
     const INPUTS: usize = 1;
     const USES: Extension = Extension::None;
     type Weight = T;
@@ -68,7 +68,7 @@ pub(super) struct Pair;
 
 // SAFETY of the functions: the callers guarantee the instruction set and valid pointers.
 #[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
-impl Step for Pair {
+impl ProductStep for Pair {
     const INPUTS: usize = 2;
     const USES: Extension = Extension::Bf16;
     type Weight = i32;

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use millrace_backend::sampling::{self, Pass, Passes};
 use millrace_backend::{
     Backend, BegunStep, ComputedStep, HostMemory, OpenStep, Result, SampleRow, Sampled, SampledRows,
-    ScoreRow, Scored, StepInput, StepQueue, SynchronousStep,
+    ScoreRow, Scored, StepGraphs, StepInput, StepQueue, SynchronousStep,
 };
 
 use super::memory::Shared;
@@ -13,9 +13,12 @@ use super::queue::Queue;
 use super::simd::{Extension, Kernel, Simd, Target};
 use super::{Buf, Cpu, Kv};
 
+impl StepGraphs for Cpu {
+    type Graph = Infallible;
+}
+
 impl StepQueue for Cpu {
     type FinishedStep = SynchronousStep;
-    type Graph = Infallible;
 
     fn begin<'q>(&self, queue: &'q mut Queue, input: &StepInput<'_>) -> Result<BegunStep<'q, Queue>> {
         queue.set(input);

@@ -19,7 +19,6 @@
 mod backend;
 mod cache_folder;
 pub mod comm;
-pub mod cost;
 pub mod device;
 pub mod doctor;
 pub mod ops;
@@ -29,13 +28,12 @@ pub mod weights;
 pub use backend::Cuda;
 pub use comm::{DeviceCollectives, measure_all_reduce, nccl};
 pub use comm::{PeerCollectives, PeerOffer};
-pub use cost::Cost;
 pub use device::Gpu;
 pub use device::params;
 pub use device::{
     Algorithm, ArenaUsage, CopyStream, Device, DeviceEvent, DeviceStream, Driver, Elem, Gemm, Graph, Grid,
-    KernelName, Memory, Pinned, Properties, RowScales, SharedName, StreamCall, StreamDriver, TensorLayout,
-    TensorMap, View,
+    KernelName, MatrixLibrary, Memory, PeerMemory, Pinned, Properties, RowScales, SharedName, StreamCall,
+    StreamDriver, TensorLayout, TensorMap, View,
 };
 #[cfg(feature = "cpu-sim")]
 pub use device::{FiberSchedule, GpuModel, Simulated};

@@ -53,7 +53,6 @@ mod exec;
 mod float;
 mod hopper;
 mod instruction;
-mod kernel;
 mod launch;
 mod memory;
 mod module;

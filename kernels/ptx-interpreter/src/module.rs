@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::exec::Grid;
-use crate::kernel::Kernel;
+use crate::instruction::Kernel;
 use crate::launch::{Launch, Stats};
 use crate::{DeviceMemory, Fault, ParseError};
 

@@ -65,7 +65,7 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         });
         Ok(OpenedModel { model, open_adapter: Some(open) })
     };
-    match millrace_shard::run(&placement, &options, open) {
+    match millrace_shard::run(&placement, &options, Box::new(open)) {
         Ok(()) => Ok(()),
         Err(error) => {
             // The router has been told of the error, and logs it. The shard logs it only if the

@@ -13,7 +13,7 @@ use super::workload::BenchWorkload;
 use crate::Error;
 use crate::options::{DeviceKind, RankPlacement, RouterAddress, ShardOptions};
 use crate::platform::{HostPlatform, Platform, cuda};
-use crate::process::{self, OpenedModel, Started};
+use crate::process::{self, OpenModel, Started};
 use crate::step_engine::StepEngine;
 use crate::worker::Worker;
 
@@ -73,10 +73,7 @@ impl OfflineEngine {
     /// # Errors
     /// If the device does not compute or cannot be used, or the model or the adapter cannot be
     /// loaded.
-    pub fn load(
-        options: &ShardOptions,
-        open: impl FnOnce() -> Result<OpenedModel, Error>,
-    ) -> Result<Self, Error> {
+    pub fn load(options: &ShardOptions, open: OpenModel<'_>) -> Result<Self, Error> {
         let placement = RankPlacement {
             // Without a router there is nothing to connect to.
             address: RouterAddress::Tcp(String::new()),
@@ -118,14 +115,14 @@ impl OfflineEngine {
         platform: &P,
         placement: &RankPlacement,
         options: &ShardOptions,
-        open: impl FnOnce() -> Result<OpenedModel, Error>,
+        open: OpenModel<'_>,
         in_use: impl FnOnce(&P::Backend, WeightFormat) -> Option<CpuInUse>,
     ) -> Result<Self, Error>
     where
         Worker<P::Backend>: StepEngine + 'static,
     {
         let mut format = None;
-        let open = || {
+        let open = Box::new(|| {
             let opened = open()?;
             let model = &opened.model;
             let dtype = options.dtype.unwrap_or(model.dtype);
@@ -133,7 +130,7 @@ impl OfflineEngine {
             let slot = WeightSlot::Layer(0, LayerSlot::GateUp);
             format = Some(storage.matrix(slot, model.spec.shape(slot).1));
             Ok(opened)
-        };
+        });
         let Started { mut worker, ready, mut adapters } =
             process::start(platform, None, placement, options, open)?;
         let cpu = format.and_then(|format| in_use(worker.backend(), format));

@@ -1,15 +1,29 @@
-//! The host's part of a model whose layers do not all fit the GPU.
+//! The CPU of this host, opened for one rank: alone, or for the layers that do not fit the GPU.
 
 use millrace_backend::Sizing;
-use millrace_cpu::Cpu;
+use millrace_cpu::{Activations, CacheMode, CacheOptions, Cpu, CpuOptions};
 use millrace_model::memory_plan::{HostPlan, HostRequest, MemoryPlan, PlanError, PlanRequest, plan_split};
 use millrace_model::{DecoderSpec, Model, WeightSource, WeightStorage};
 
 use crate::Error;
 use crate::decoder::{HostLayers, ModelPart};
 use crate::options::{GpuMemory, RankPlacement, ShardOptions};
-use crate::platform::{HostPlatform, OpenDevice, Platform};
-use crate::process::host_cpu::open_cpu;
+use crate::platform::{HostPlatform, OpenDevice, Platform, free_host_share};
+use crate::process::affinity;
+
+/// Opens the CPU: cores of its own for each rank of this host, and a share of the memory.
+pub(crate) fn open_cpu(placement: &RankPlacement, options: &ShardOptions) -> Result<OpenDevice<Cpu>, Error> {
+    let (place, places) = (options.place_on_host(placement.rank), options.places_on_host());
+    let threads = affinity::bind_rank(place, places, options.threads);
+    let activations = if options.exact_activations { Activations::Exact } else { Activations::Rounded };
+    let cache = options.weight_cache.as_ref().map(|cache| CacheOptions {
+        folder: cache.folder.clone(),
+        mode: if cache.map { CacheMode::Map } else { CacheMode::Copy },
+    });
+    let backend =
+        Cpu::new(CpuOptions { threads: threads.count, isa: None, activations, cache, cores: threads.cores })?;
+    Ok(OpenDevice { backend, free: free_host_share(placement, options) })
+}
 
 /// The CPU as a device of its own, for its bounds on memory.
 type CpuPlatform = HostPlatform<fn() -> Result<OpenDevice<Cpu>, Error>>;

@@ -10,10 +10,10 @@ use crate::platform::{HostPlatform, Platform, cuda};
 use crate::process::adapter_loads::AdapterLoads;
 use crate::process::connect::connect;
 use crate::process::connection::Connection;
-use crate::process::host_cpu::open_cpu;
+use crate::process::host_share::open_cpu;
 use crate::process::lifeline;
 use crate::process::router_link::{RouterLink, is_hang_up};
-use crate::process::startup::{self, OpenedModel, Started};
+use crate::process::startup::{self, OpenModel, OpenedModel, Started};
 use crate::process::step_loop::answer_steps;
 
 /// Runs a shard until the router asks it to stop or goes away.
@@ -23,11 +23,7 @@ use crate::process::step_loop::answer_steps;
 ///
 /// # Errors
 /// If the model cannot be loaded, or a step cannot be run. The router has then been told.
-pub fn run(
-    placement: &RankPlacement,
-    options: &ShardOptions,
-    open: impl FnOnce() -> Result<OpenedModel, Error>,
-) -> Result<(), Error> {
+pub fn run(placement: &RankPlacement, options: &ShardOptions, open: OpenModel<'_>) -> Result<(), Error> {
     if placement.lifeline {
         lifeline::watch_parent().map_err(Error::Lifeline)?;
     }
@@ -57,7 +53,7 @@ pub fn serve<P: Platform>(
     connection: &(impl Connection + ?Sized),
     placement: &RankPlacement,
     options: &ShardOptions,
-    open: impl FnOnce() -> Result<OpenedModel, Error>,
+    open: OpenModel<'_>,
 ) -> Result<(), Error> {
     report_to(connection, |router| {
         let Started { mut worker, ready, mut adapters } =
@@ -73,7 +69,7 @@ fn serve_null(
     placement: &RankPlacement,
     options: &ShardOptions,
     null: &NullOptions,
-    open: impl FnOnce() -> Result<OpenedModel, Error>,
+    open: OpenModel<'_>,
 ) -> Result<(), Error> {
     let OpenedModel { model, .. } = open()?;
     let ready = announcement(&model, placement.world_size, options);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use millrace_backend::{Backend, ModelLoading, StepQueue};
+use millrace_backend::{Backend, ModelLoading, StepQueue, WeightLoading};
 use millrace_cpu::Cpu;
 use millrace_model::memory_plan::{self, MemoryPlan, PlanError, PlanRequest};
 use millrace_model::split::{LayerShare, Split};
@@ -49,6 +49,9 @@ impl From<Model> for OpenedModel {
     }
 }
 
+/// Finds the model. It is no type parameter, so that the decoders are compiled once, in this crate.
+pub type OpenModel<'a> = Box<dyn FnOnce() -> Result<OpenedModel, Error> + 'a>;
+
 /// A rank that has loaded its model.
 pub(crate) struct Started<B: Backend> {
     pub(crate) worker: Worker<B>,
@@ -64,7 +67,7 @@ pub(crate) fn start<P: Platform>(
     router: Option<&RouterLink>,
     placement: &RankPlacement,
     options: &ShardOptions,
-    open: impl FnOnce() -> Result<OpenedModel, Error>,
+    open: OpenModel<'_>,
 ) -> Result<Started<P::Backend>, Error> {
     let mut timer = PhaseTimer::new();
     report(router, "reading the checkpoint", 0, 0)?;

@@ -178,46 +178,61 @@ mod tests {
         }
     }
 
+    /// The router's end of the connection.
+    struct RouterEnd(UnixStream);
+
+    impl RouterEnd {
+        /// Returns the ends of the router and of the shard.
+        fn pair() -> (RouterEnd, UnixStream) {
+            let (router, shard) = UnixStream::pair().expect("a pair of sockets");
+            let long = millrace_test_patience::patience(Duration::from_secs(300));
+            router.set_read_timeout(Some(long)).expect("a timeout is set");
+            (RouterEnd(router), shard)
+        }
+
+        fn send(&self, message: to_shard::Message) {
+            frame::write(&mut &self.0, &ToShard { message: Some(message) }).expect("the shard reads");
+        }
+
+        fn receive(&self) -> from_shard::Message {
+            let frame = frame::read::<FromShard>(&mut &self.0, &mut Vec::new()).expect("the shard writes");
+            frame.message.expect("a frame has a message")
+        }
+    }
+
     #[test]
     fn masks_are_asked_for_after_the_answers_to_earlier_steps() {
-        let (router, shard) = UnixStream::pair().unwrap();
-        let long = millrace_test_patience::patience(Duration::from_secs(300));
-        router.set_read_timeout(Some(long)).unwrap();
-        let send = |message| frame::write(&mut &router, &ToShard { message: Some(message) }).unwrap();
-        let receive = || frame::read::<FromShard>(&mut &router, &mut Vec::new()).unwrap().message.unwrap();
+        let (router, shard) = RouterEnd::pair();
         let late = Row { mask_follows: true, ..Row::default() };
-        send(to_shard::Message::Step(Step { id: 1, ..Step::default() }));
-        send(to_shard::Message::Step(Step { id: 2, rows: vec![late], ..Step::default() }));
+        router.send(to_shard::Message::Step(Step { id: 1, ..Step::default() }));
+        router.send(to_shard::Message::Step(Step { id: 2, rows: vec![late], ..Step::default() }));
         let serving = thread::spawn(move || {
             let link = RouterLink::new(&shard)?;
             let mut adapters =
                 AdapterLoads::new(None, &[], AdapterLimits { count: 1, max_loaded: 1, max_rank: 8 });
             answer_steps(&link, 0, &mut RacingEngine::default(), &mut adapters)
         });
-        assert!(matches!(receive(), from_shard::Message::Output(output) if output.step == 1));
-        assert!(matches!(receive(), from_shard::Message::MasksDue(due) if due.step == 2));
-        send(to_shard::Message::Masks(Masks { step: 2, rows: Vec::new() }));
-        assert!(matches!(receive(), from_shard::Message::Output(output) if output.step == 2));
-        send(to_shard::Message::Shutdown(Shutdown {}));
+        assert!(matches!(router.receive(), from_shard::Message::Output(output) if output.step == 1));
+        assert!(matches!(router.receive(), from_shard::Message::MasksDue(due) if due.step == 2));
+        router.send(to_shard::Message::Masks(Masks { step: 2, rows: Vec::new() }));
+        assert!(matches!(router.receive(), from_shard::Message::Output(output) if output.step == 2));
+        router.send(to_shard::Message::Shutdown(Shutdown {}));
         serving.join().unwrap().unwrap();
     }
+
     /// A place is free again when the adapter in it is unloaded, and an adapter that the shard was
     /// not started with is refused without an effect.
     #[test]
     fn adapters_are_loaded_and_unloaded_between_steps() {
-        let (router, shard) = UnixStream::pair().unwrap();
-        let long = millrace_test_patience::patience(Duration::from_secs(300));
-        router.set_read_timeout(Some(long)).unwrap();
-        let send = |message| frame::write(&mut &router, &ToShard { message: Some(message) }).unwrap();
-        let receive = || frame::read::<FromShard>(&mut &router, &mut Vec::new()).unwrap().message.unwrap();
+        let (router, shard) = RouterEnd::pair();
         let load = |adapter, listed| {
-            send(to_shard::Message::LoadAdapter(LoadAdapter {
+            router.send(to_shard::Message::LoadAdapter(LoadAdapter {
                 adapter,
                 listed,
                 folder: "x".into(),
                 place: Some(0),
             }));
-            match receive() {
+            match router.receive() {
                 from_shard::Message::AdapterLoaded(answer) => (answer.adapter, answer.error),
                 other => panic!("{other:?}"),
             }
@@ -234,22 +249,18 @@ mod tests {
         let (number, error) = load(3, Some(0));
         assert!(number == 3 && error.contains("fewer adapters than the leader"), "{error}");
         assert_eq!(load(4, None), (4, String::new()));
-        send(to_shard::Message::Step(Step { id: 1, ..Step::default() }));
-        send(to_shard::Message::UnloadAdapter(UnloadAdapter { adapter: 3 }));
-        send(to_shard::Message::UnloadAdapter(UnloadAdapter { adapter: 4 }));
+        router.send(to_shard::Message::Step(Step { id: 1, ..Step::default() }));
+        router.send(to_shard::Message::UnloadAdapter(UnloadAdapter { adapter: 3 }));
+        router.send(to_shard::Message::UnloadAdapter(UnloadAdapter { adapter: 4 }));
         assert_eq!(load(5, None), (5, String::new()));
-        send(to_shard::Message::Shutdown(Shutdown {}));
+        router.send(to_shard::Message::Shutdown(Shutdown {}));
         assert_eq!(serving.join().unwrap().unwrap(), [Some(4), None, Some(5)]);
     }
 
     /// Adapters without a place of their own are copied into places before the steps that use them.
     #[test]
     fn steps_copy_adapters_into_places_when_earlier_steps_have_ended() {
-        let (router, shard) = UnixStream::pair().unwrap();
-        let long = millrace_test_patience::patience(Duration::from_secs(300));
-        router.set_read_timeout(Some(long)).unwrap();
-        let send = |message| frame::write(&mut &router, &ToShard { message: Some(message) }).unwrap();
-        let receive = || frame::read::<FromShard>(&mut &router, &mut Vec::new()).unwrap().message.unwrap();
+        let (router, shard) = RouterEnd::pair();
         let serving = thread::spawn(move || {
             let link = RouterLink::new(&shard).unwrap();
             let limits = AdapterLimits { count: 1, max_loaded: 2, max_rank: 8 };
@@ -261,9 +272,9 @@ mod tests {
         });
         for adapter in [3, 4] {
             let load = LoadAdapter { adapter, listed: None, folder: "x".into(), place: None };
-            send(to_shard::Message::LoadAdapter(load));
+            router.send(to_shard::Message::LoadAdapter(load));
             assert!(
-                matches!(receive(), from_shard::Message::AdapterLoaded(loaded) if loaded.error.is_empty())
+                matches!(router.receive(), from_shard::Message::AdapterLoaded(loaded) if loaded.error.is_empty())
             );
         }
         let step = |id, adapter| Step {
@@ -271,12 +282,12 @@ mod tests {
             adapters: vec![AdapterPlacement { adapter, place: 0 }],
             ..Step::default()
         };
-        send(to_shard::Message::Step(Step { id: 0, ..Step::default() }));
-        send(to_shard::Message::Step(step(1, 4)));
-        send(to_shard::Message::Step(step(2, 3)));
-        send(to_shard::Message::UnloadAdapter(UnloadAdapter { adapter: 4 }));
+        router.send(to_shard::Message::Step(Step { id: 0, ..Step::default() }));
+        router.send(to_shard::Message::Step(step(1, 4)));
+        router.send(to_shard::Message::Step(step(2, 3)));
+        router.send(to_shard::Message::UnloadAdapter(UnloadAdapter { adapter: 4 }));
         // The copy of an adapter is gone when the adapter is unloaded.
-        send(to_shard::Message::Step(step(3, 4)));
+        router.send(to_shard::Message::Step(step(3, 4)));
         let (end, places) = serving.join().unwrap();
         assert!(matches!(end, Err(Error::OutOfPlace)), "{end:?}");
         assert_eq!(places, [Some(4), Some(3)]);

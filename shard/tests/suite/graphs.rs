@@ -169,7 +169,7 @@ fn a_shard_with_recurrent_layers_starts_on_a_gpu() {
             max_step_tokens: 8,
             ..crate::common::router::options()
         };
-        let mut engine = OfflineEngine::load(&options, || Ok(golden(name).into())).unwrap();
+        let mut engine = OfflineEngine::load(&options, Box::new(|| Ok(golden(name).into()))).unwrap();
         let spec = golden(name).spec;
         let recurrent = spec.layers.iter().filter_map(|layer| layer.attention.recurrent());
         let states: usize = recurrent.map(|layer| layer.state_spec(4, 4).bytes()).sum();

@@ -5,10 +5,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millrace_shard::collective::Transport;
-use millrace_shard::{
-    AdapterOptions, AllReduce, DeviceKind, RankPlacement, RouterAddress, ShardOptions, run,
-};
+use millrace_shard::{RankPlacement, RouterAddress, ShardOptions, run};
 use millrace_test_patience::patience;
 
 /// Variable that passes the path of the socket to the child.
@@ -29,42 +26,14 @@ fn child() {
         previous_pool: None,
         lifeline: true,
     };
-    let options = ShardOptions {
-        device: DeviceKind::Cpu,
-        host_ranks: 1,
-        replica: Default::default(),
-        all_reduce: AllReduce::Auto,
-        ranks_per_gpu: 1,
-        transport: Transport::Shm,
-        collective_timeout: Duration::from_secs(30),
-        dtype: None,
-        disk_cache: None,
-        kv_cache_dtype: None,
-        quantize: None,
-        exact_activations: false,
-        weight_cache: None,
-        max_total_tokens: None,
-        max_batch_total_tokens: None,
-        memory_fraction: 1.0,
-        gpu_memory: None,
-        host_cache_bytes: None,
-        pipeline: false,
-        max_step_tokens: 8,
-        max_sequences: 1,
-        block_size: 16,
-        state_checkpoints: None,
-        max_drafts: 0,
-        adapters: AdapterOptions::default(),
-        graph_sizes: None,
-        batch_invariant: false,
-        threads: Some(1),
-    };
+    let options =
+        ShardOptions { max_step_tokens: 8, max_sequences: 1, threads: Some(1), ..ShardOptions::default() };
     let forever = || {
         loop {
             thread::sleep(Duration::from_secs(60));
         }
     };
-    run(&placement, &options, forever).unwrap();
+    run(&placement, &options, Box::new(forever)).unwrap();
 }
 
 #[test]

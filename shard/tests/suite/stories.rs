@@ -13,12 +13,8 @@ use millrace_model::families::{self, Overrides};
 use millrace_proto::{
     Admission, FromShard, Row, Sampling, Shutdown, Step, ToShard, frame, from_shard, to_shard,
 };
-use std::time::Duration;
 
-use millrace_shard::collective::Transport;
-use millrace_shard::{
-    AdapterOptions, AllReduce, DeviceKind, RankPlacement, RouterAddress, ShardOptions, run,
-};
+use millrace_shard::{RankPlacement, RouterAddress, ShardOptions, run};
 
 /// "Once upon a time, there was a little girl named Lily."
 const PROMPT: [u32; 16] = [1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426];
@@ -36,36 +32,7 @@ fn placement(address: RouterAddress) -> RankPlacement {
 }
 
 fn options() -> ShardOptions {
-    ShardOptions {
-        device: DeviceKind::Cpu,
-        host_ranks: 1,
-        replica: Default::default(),
-        transport: Transport::Shm,
-        all_reduce: AllReduce::Auto,
-        ranks_per_gpu: 1,
-        graph_sizes: None,
-        batch_invariant: false,
-        collective_timeout: Duration::from_secs(30),
-        dtype: None,
-        disk_cache: None,
-        kv_cache_dtype: None,
-        quantize: None,
-        exact_activations: false,
-        weight_cache: None,
-        max_total_tokens: None,
-        max_batch_total_tokens: None,
-        memory_fraction: 1.0,
-        gpu_memory: None,
-        host_cache_bytes: None,
-        pipeline: false,
-        max_step_tokens: 64,
-        max_sequences: 4,
-        block_size: 16,
-        state_checkpoints: None,
-        max_drafts: 0,
-        adapters: AdapterOptions::default(),
-        threads: Some(2),
-    }
+    ShardOptions { max_step_tokens: 64, max_sequences: 4, threads: Some(2), ..ShardOptions::default() }
 }
 
 #[test]
@@ -78,9 +45,8 @@ fn published_weights_tell_a_story() {
     let listener = UnixListener::bind(&socket).unwrap();
     let address = RouterAddress::Unix(socket.clone());
     let shard = thread::spawn(move || {
-        run(&placement(address), &options(), || {
-            Ok(families::load(&Source::Directory(folder), &Overrides::default())?.into())
-        })
+        let open = || Ok(families::load(&Source::Directory(folder), &Overrides::default())?.into());
+        run(&placement(address), &options(), Box::new(open))
     });
     let (mut stream, _) = listener.accept().unwrap();
     std::fs::remove_file(&socket).unwrap();

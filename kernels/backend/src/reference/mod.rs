@@ -31,7 +31,7 @@ use crate::sampling::{SampleRow, Sampled, ScoreRow, Scored};
 use crate::{
     AdapterSpec, AdapterWeights, Backend, BegunStep, ComputedStep, DeviceTypes, Error, HeadRows, HostMemory,
     KvSpec, ModelLoading, OpenStep, ProductShape, Result, RoutingSpec, SampledRows, Segment, Sizing,
-    StateSpec, StepInput, StepQueue, StepSize, SynchronousStep, sampling,
+    StateSpec, StepGraphs, StepInput, StepQueue, StepSize, SynchronousStep, WeightLoading, sampling,
 };
 
 /// The slow, obvious implementation of [`Backend`].
@@ -79,11 +79,7 @@ impl Sizing for Reference {
     }
 }
 
-impl ModelLoading for Reference {
-    fn buf(&self, rows: usize, cols: usize) -> Result<Buf> {
-        Ok(Buf { cols, data: vec![0.0; rows * cols] })
-    }
-
+impl WeightLoading for Reference {
     fn vector(&self, parts: &[Part]) -> Result<Vec<f32>> {
         Ok(flatten(parts)?)
     }
@@ -108,6 +104,12 @@ impl ModelLoading for Reference {
 
     fn head_matrices(&self, heads: &[Vec<Part>], rows: HeadRows, dtype: DType) -> Result<HeadMatrices> {
         HeadMatrices::new(heads, rows, dtype)
+    }
+}
+
+impl ModelLoading for Reference {
+    fn buf(&self, rows: usize, cols: usize) -> Result<Buf> {
+        Ok(Buf { cols, data: vec![0.0; rows * cols] })
     }
 
     fn computes_adapters(&self) -> bool {
@@ -160,9 +162,12 @@ fn round(values: &mut [f32], cols: usize, format: WeightFormat) -> Result<()> {
     Ok(())
 }
 
+impl StepGraphs for Reference {
+    type Graph = Infallible;
+}
+
 impl StepQueue for Reference {
     type FinishedStep = SynchronousStep;
-    type Graph = Infallible;
 
     fn begin<'q>(&self, queue: &'q mut Queue, input: &StepInput<'_>) -> Result<BegunStep<'q, Queue>> {
         *queue = Queue { tokens: input.tokens.to_vec(), outputs: input.outputs.to_vec(), ..Queue::default() };

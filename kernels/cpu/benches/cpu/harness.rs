@@ -5,6 +5,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use millrace_backend::{
     DeviceTypes, ForwardOps, ModelLoading, OpenStep, Segment, SeqRow, StepInput, StepQueue, StepSize,
+    WeightLoading,
 };
 use millrace_cpu::{Cpu, limits};
 use millrace_numbers::{DType, HostTensor, Part};

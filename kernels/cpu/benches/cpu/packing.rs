@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use half::bf16;
-use millrace_backend::{ModelLoading, Segment};
+use millrace_backend::{Segment, WeightLoading};
 use millrace_cpu::Cpu;
 use millrace_numbers::{DType, HostTensor, Part};
 

@@ -1,7 +1,7 @@
 //! Products by quantized weights.
 
 use bytes::Bytes;
-use millrace_backend::{DeviceTypes, ForwardOps, ModelLoading, Segment, Sizing};
+use millrace_backend::{DeviceTypes, ForwardOps, ModelLoading, Segment, Sizing, WeightLoading};
 use millrace_cpu::Cpu;
 use millrace_cpu::limits::{self, Instruction};
 use millrace_numbers::{DType, HostTensor, IntFormat, KFormat, Part, WeightFormat};

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::super::inputs::Words;
+use super::super::inputs::InputWords;
 use super::super::matrix::Panels;
 use super::super::memory::Shared;
 use super::super::{Buf, Cpu, lock};
@@ -24,7 +24,7 @@ impl Cpu {
     ) {
         let (cols, outputs) = (x.cols, out.cols);
         let mut packed = lock(&self.inputs);
-        let inputs = self.pack_inputs(n, x, Words::Bf16Pairs, ROWS, &mut packed);
+        let inputs = self.pack_inputs(n, x, InputWords::Bf16Pairs, ROWS, &mut packed);
         let out = Shared::new(out.rows_mut(n));
         self.for_panels(outputs, TASK_PANELS, n * cols * outputs, |panels, _| {
             let product = Bf16Product { inputs, weights: weights.start(), bias, out, outputs, panels };

@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::super::amx::{Amx, ROWS, Scores, Weighted};
 use super::super::kv::{View, padded};
 use super::super::simd::Simd;
-use super::super::step::{Pair, Step};
+use super::super::step::{Pair, ProductStep};
 use super::super::tile::Tiles;
 use super::SEGMENT;
 use super::job::{HeadDims, Tile, Work};

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use super::super::kv::View;
 use super::super::simd::Simd;
-use super::super::step::Step;
+use super::super::step::ProductStep;
 use super::job::{Tile, Work};
 use super::values::Segment;
 
 /// The two products of attention with a cache of words of `F`.
-pub(super) trait Products<F: Step> {
+pub(super) trait Products<F: ProductStep> {
     /// Packs the queries for [`Products::scores`].
     ///
     /// # Safety

@@ -1,7 +1,7 @@
 //! The queries in the form that the scores are computed from.
 
 use super::super::simd::Simd;
-use super::super::step::Step;
+use super::super::step::ProductStep;
 use super::super::tile::Tiles;
 use super::job::{HeadDims, Tile, Work};
 
@@ -10,7 +10,7 @@ use super::job::{HeadDims, Tile, Work};
 /// # Safety
 /// The machine has the instruction set, and the working memory is as large as `scratch` says.
 #[inline(always)]
-pub(super) unsafe fn pack<S: Simd, F: Step>(tile: &Tile<'_>, work: Work) {
+pub(super) unsafe fn pack<S: Simd, F: ProductStep>(tile: &Tile<'_>, work: Work) {
     let HeadDims { key: dim, query_stride, .. } = tile.dims();
     let words = dim.div_ceil(F::INPUTS);
     let tiles = Tiles::new(tile.queries.len(), S::ROWS);

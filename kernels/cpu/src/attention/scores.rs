@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::super::kv::View;
 use super::super::simd::{Extension, Kernel, Simd};
-use super::super::step::Step;
+use super::super::step::ProductStep;
 use super::super::tile::{Tiles, with_height};
 use super::SEGMENT;
 use super::job::{Tile, Work};
@@ -16,7 +16,7 @@ use super::stream::{Ahead, Factors, Stream, accumulate};
 /// # Safety
 /// The machine has the instruction set, and the block table covers the keys.
 #[inline(always)]
-pub(super) unsafe fn scores<S: Simd, F: Step>(
+pub(super) unsafe fn scores<S: Simd, F: ProductStep>(
     tile: &Tile<'_>,
     view: &View<F>,
     work: Work,
@@ -50,7 +50,7 @@ pub(super) unsafe fn scores<S: Simd, F: Step>(
 /// Computes the scores of M queries from `row` with one pair of key vectors, and stores them at key
 /// `at` of the segment.
 #[inline(always)]
-unsafe fn score_tile<S: Simd, F: Step, const M: usize>(
+unsafe fn score_tile<S: Simd, F: ProductStep, const M: usize>(
     work: Work,
     stream: &Stream<F, 2>,
     words: usize,
@@ -61,7 +61,7 @@ unsafe fn score_tile<S: Simd, F: Step, const M: usize>(
     unsafe { S::call(ScoreTile::<F, M> { work, stream, words, row, at }) }
 }
 
-struct ScoreTile<'a, F: Step, const M: usize> {
+struct ScoreTile<'a, F: ProductStep, const M: usize> {
     work: Work,
     stream: &'a Stream<F, 2>,
     words: usize,
@@ -69,7 +69,7 @@ struct ScoreTile<'a, F: Step, const M: usize> {
     at: usize,
 }
 
-impl<F: Step, const M: usize> Kernel for ScoreTile<'_, F, M> {
+impl<F: ProductStep, const M: usize> Kernel for ScoreTile<'_, F, M> {
     const USES: Extension = F::USES;
     type Output = ();
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::super::exp::exp;
 use super::super::simd::Simd;
-use super::super::step::Step;
+use super::super::step::ProductStep;
 
 /// The softmax of one query over the keys of a range so far.
 #[derive(Clone, Copy)]
@@ -31,7 +31,7 @@ pub(super) struct Partial {
 /// The machine has the instruction set, `p` and `scales` have a segment's elements, and `acc` has
 /// `width`, a multiple of the lanes.
 #[inline(always)]
-pub(super) unsafe fn weigh<S: Simd, F: Step>(
+pub(super) unsafe fn weigh<S: Simd, F: ProductStep>(
     softmax: &mut Softmax<S::V>,
     p: *mut f32,
     scales: Option<*const f32>,

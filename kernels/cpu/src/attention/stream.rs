@@ -1,10 +1,10 @@
 //! The inner loop of both products of attention.
 
 use super::super::simd::Simd;
-use super::super::step::Step;
+use super::super::step::ProductStep;
 
 /// The numbers of the cache that [`accumulate`] reads, and those that it prefetches.
-pub(super) struct Stream<F: Step, const NV: usize> {
+pub(super) struct Stream<F: ProductStep, const NV: usize> {
     /// The first address of each vector.
     pub(super) w: [*const F::Weight; NV],
     /// Elements between a vector and its successor.
@@ -36,7 +36,7 @@ pub(super) struct Factors {
 /// # Safety
 /// The machine has the instruction set, and all elements are valid to read.
 #[inline(always)]
-pub(super) unsafe fn accumulate<S: Simd, F: Step, const M: usize, const NV: usize>(
+pub(super) unsafe fn accumulate<S: Simd, F: ProductStep, const M: usize, const NV: usize>(
     acc: &mut [[S::V; NV]; M],
     x: Factors,
     stream: &Stream<F, NV>,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::super::kv::{Cache, View, padded};
 use super::super::rows::soft_cap;
 use super::super::simd::{Extension, Kernel, Simd};
-use super::super::step::{Pair, Single, Step};
+use super::super::step::{Pair, ProductStep, Single};
 use super::job::{Output, Tile, Work};
 #[cfg(target_arch = "x86_64")]
 use super::on_tiles::OnTiles;
@@ -42,7 +42,7 @@ impl Kernel for Tile<'_> {
 /// The products on vectors.
 struct Vectors;
 
-impl<F: Step> Products<F> for Vectors {
+impl<F: ProductStep> Products<F> for Vectors {
     #[inline(always)]
     unsafe fn pack<S: Simd>(&mut self, tile: &Tile<'_>, work: Work) {
         // SAFETY: the caller guarantees the same.
@@ -70,7 +70,7 @@ impl<F: Step> Products<F> for Vectors {
 }
 
 #[inline(always)]
-unsafe fn run<S: Simd, F: Step>(tile: &Tile<'_>, view: &View<F>, mut products: impl Products<F>) {
+unsafe fn run<S: Simd, F: ProductStep>(tile: &Tile<'_>, view: &View<F>, mut products: impl Products<F>) {
     let dim = tile.dims().value;
     let width = padded(dim);
     let work = Work::new(tile.scratch, tile.dims());
@@ -116,7 +116,7 @@ unsafe fn run<S: Simd, F: Step>(tile: &Tile<'_>, view: &View<F>, mut products: i
 /// Computes the weighted values of one range, in [`Work::acc`], and returns the softmax of each
 /// query.
 #[inline(always)]
-unsafe fn attend<S: Simd, F: Step>(
+unsafe fn attend<S: Simd, F: ProductStep>(
     products: &mut impl Products<F>,
     tile: &Tile<'_>,
     view: &View<F>,
@@ -201,7 +201,7 @@ impl Kernel for Adjust<'_> {
 /// Copies the factors on the scores and on the values of the keys at `keys`, in whole vectors, if
 /// the format has any. Returns those on the values, by key of the segment.
 #[inline(always)]
-unsafe fn gather_scales<S: Simd, F: Step>(
+unsafe fn gather_scales<S: Simd, F: ProductStep>(
     tile: &Tile<'_>,
     view: &View<F>,
     work: Work,

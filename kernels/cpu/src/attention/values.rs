@@ -7,14 +7,14 @@ use std::ops::Range;
 
 use super::super::kv::{View, padded};
 use super::super::simd::{Extension, Kernel, Simd};
-use super::super::step::Step;
+use super::super::step::ProductStep;
 use super::super::tile::{Tiles, with_height};
 use super::job::{Tile, Work};
 use super::stream::{Ahead, Factors, Stream, accumulate};
 use super::{GROUP, SEGMENT};
 
 /// The values of one segment, and what is prefetched meanwhile.
-pub(super) struct Segment<'a, F: Step> {
+pub(super) struct Segment<'a, F: ProductStep> {
     pub(super) tile: &'a Tile<'a>,
     pub(super) view: &'a View<F>,
     pub(super) work: Work,
@@ -29,7 +29,7 @@ pub(super) struct Segment<'a, F: Step> {
 /// # Safety
 /// The machine has the instruction set, and the block table covers the positions.
 #[inline(always)]
-pub(super) unsafe fn values<S: Simd, F: Step>(segment: &Segment<'_, F>, seen: &[(usize, usize)]) {
+pub(super) unsafe fn values<S: Simd, F: ProductStep>(segment: &Segment<'_, F>, seen: &[(usize, usize)]) {
     // Words that all queries attend to are read once for all of them.
     let from = seen.iter().map(|s| s.0).fold(0, usize::max).next_multiple_of(F::INPUTS);
     let to = seen.iter().map(|s| s.1).fold(usize::MAX, usize::min) / F::INPUTS * F::INPUTS;
@@ -47,7 +47,7 @@ pub(super) unsafe fn values<S: Simd, F: Step>(segment: &Segment<'_, F>, seen: &[
 
 /// Adds the values of `keys(seen)` for each run of queries that attend to the same positions.
 #[inline(always)]
-unsafe fn each_run<S: Simd, F: Step>(
+unsafe fn each_run<S: Simd, F: ProductStep>(
     segment: &Segment<'_, F>,
     seen: &[(usize, usize)],
     keys: impl Fn((usize, usize)) -> Range<usize>,
@@ -75,7 +75,11 @@ unsafe fn each_run<S: Simd, F: Step>(
 /// Adds the value at `position`, whose neighbor in the same words is not attended to. The words
 /// are copied with zeros for the neighbor, which keeps the sums as they are.
 #[inline(always)]
-unsafe fn half_word<S: Simd, F: Step>(segment: &Segment<'_, F>, queries: Range<usize>, position: usize) {
+unsafe fn half_word<S: Simd, F: ProductStep>(
+    segment: &Segment<'_, F>,
+    queries: Range<usize>,
+    position: usize,
+) {
     let Segment { tile, view, work, .. } = *segment;
     let kept: u32 = if position.is_multiple_of(2) { 0xffff } else { 0xffff_0000 };
     // SAFETY: the position is inside the table, and its words inside the cache.
@@ -96,7 +100,11 @@ unsafe fn half_word<S: Simd, F: Step>(segment: &Segment<'_, F>, queries: Range<u
 
 /// Adds the values of `keys`, which are whole words.
 #[inline(always)]
-unsafe fn whole_words<S: Simd, F: Step>(segment: &Segment<'_, F>, queries: Range<usize>, keys: Range<usize>) {
+unsafe fn whole_words<S: Simd, F: ProductStep>(
+    segment: &Segment<'_, F>,
+    queries: Range<usize>,
+    keys: Range<usize>,
+) {
     if !segment.tile.dims().shared {
         if !keys.is_empty() {
             // SAFETY: the caller guarantees the instruction set and valid positions.
@@ -125,7 +133,7 @@ unsafe fn whole_words<S: Simd, F: Step>(segment: &Segment<'_, F>, queries: Range
 /// # Safety
 /// The block table covers the positions.
 #[inline(always)]
-unsafe fn copy_values<F: Step>(segment: &Segment<'_, F>, words: Range<usize>, kept: Range<usize>) {
+unsafe fn copy_values<F: ProductStep>(segment: &Segment<'_, F>, words: Range<usize>, kept: Range<usize>) {
     let Segment { tile, view, work, .. } = *segment;
     let dims = tile.dims();
     let (width, first) = (padded(dims.value), dims.key - dims.value);
@@ -174,7 +182,7 @@ enum Source {
 }
 
 #[inline(always)]
-unsafe fn all_queries<S: Simd, F: Step>(segment: &Segment<'_, F>, values: &Values) {
+unsafe fn all_queries<S: Simd, F: ProductStep>(segment: &Segment<'_, F>, values: &Values) {
     let tiles = Tiles::new(values.queries.len(), S::ROWS);
     for rows in (0..tiles.count()).map(|tile| tiles.rows(tile)) {
         let row = values.queries.start + rows.start;
@@ -185,7 +193,7 @@ unsafe fn all_queries<S: Simd, F: Step>(segment: &Segment<'_, F>, values: &Value
 
 /// Adds the values for M queries from `row`, over all features.
 #[inline(always)]
-unsafe fn value_tile<S: Simd, F: Step, const M: usize>(
+unsafe fn value_tile<S: Simd, F: ProductStep, const M: usize>(
     segment: &Segment<'_, F>,
     values: &Values,
     row: usize,
@@ -194,13 +202,13 @@ unsafe fn value_tile<S: Simd, F: Step, const M: usize>(
     unsafe { S::call(ValueTile::<F, M> { segment, values, row }) }
 }
 
-struct ValueTile<'a, F: Step, const M: usize> {
+struct ValueTile<'a, F: ProductStep, const M: usize> {
     segment: &'a Segment<'a, F>,
     values: &'a Values,
     row: usize,
 }
 
-impl<F: Step, const M: usize> Kernel for ValueTile<'_, F, M> {
+impl<F: ProductStep, const M: usize> Kernel for ValueTile<'_, F, M> {
     const USES: Extension = F::USES;
     type Output = ();
 
@@ -223,7 +231,7 @@ impl<F: Step, const M: usize> Kernel for ValueTile<'_, F, M> {
     }
 }
 
-impl<F: Step, const M: usize> ValueTile<'_, F, M> {
+impl<F: ProductStep, const M: usize> ValueTile<'_, F, M> {
     /// Adds NV vectors of features from `d`.
     #[inline(always)]
     unsafe fn columns<S: Simd, const NV: usize>(&self, d: usize) {

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::vector::{Kernel, Simd};
+use super::vector::{Conversions, Floats, Integers, Kernel, Lanes, Memory, Simd};
 
 /// The instruction set as a type, with AVX-VNNI if the machine has it. Only the functions that
 /// enter it use it.
@@ -31,23 +31,15 @@ pub(super) unsafe fn enter_vnni<K: Kernel>(kernel: K) -> K::Output {
     unsafe { kernel.run::<Avx2<true>>() }
 }
 
-// SAFETY of the functions: `Simd` requires the instruction set and valid pointers from its callers.
-#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
-impl<const VNNI: bool> Simd for Avx2<VNNI> {
+impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     type V = __m256;
     type I = __m256i;
     const LANES: usize = 8;
-    const ROWS: usize = 6;
-    const HAS_BF16: bool = false;
+}
 
-    #[inline(always)]
-    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
-        unsafe { if const { VNNI && K::USES.has_vnni() } { enter_vnni(kernel) } else { enter(kernel) } }
-    }
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> __m256 {
-        unsafe { _mm256_set1_ps(x) }
-    }
+// SAFETY of the functions: `Simd` requires the instruction set and valid pointers from its callers.
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
+impl<const VNNI: bool> Memory for Avx2<VNNI> {
     #[inline(always)]
     unsafe fn load(p: *const f32) -> __m256 {
         unsafe { _mm256_loadu_ps(p) }
@@ -67,12 +59,43 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) }
     }
     #[inline(always)]
+    unsafe fn load_i(p: *const i32) -> __m256i {
+        unsafe { _mm256_loadu_si256(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn load_u16(p: *const u16) -> __m256i {
+        unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn widen_i8(p: *const i8) -> __m256i {
+        unsafe { _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())) }
+    }
+    #[inline(always)]
     unsafe fn store(p: *mut f32, v: __m256) {
         unsafe { _mm256_storeu_ps(p, v) }
     }
     #[inline(always)]
-    unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
-        unsafe { _mm256_fmadd_ps(a, b, c) }
+    unsafe fn store_i8(p: *mut i8, a: __m256i) {
+        unsafe {
+            let words = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));
+            _mm_storel_epi64(p.cast(), _mm_packs_epi16(words, words));
+        }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch_later(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
+impl<const VNNI: bool> Floats for Avx2<VNNI> {
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m256 {
+        unsafe { _mm256_set1_ps(x) }
     }
     #[inline(always)]
     unsafe fn add(a: __m256, b: __m256) -> __m256 {
@@ -89,6 +112,10 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     unsafe fn div(a: __m256, b: __m256) -> __m256 {
         unsafe { _mm256_div_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
+        unsafe { _mm256_fmadd_ps(a, b, c) }
     }
     #[inline(always)]
     unsafe fn max(a: __m256, b: __m256) -> __m256 {
@@ -117,13 +144,13 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
         }
     }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
+impl<const VNNI: bool> Integers for Avx2<VNNI> {
     #[inline(always)]
     unsafe fn splat_i(x: i32) -> __m256i {
         unsafe { _mm256_set1_epi32(x) }
-    }
-    #[inline(always)]
-    unsafe fn load_i(p: *const i32) -> __m256i {
-        unsafe { _mm256_loadu_si256(p.cast()) }
     }
     #[inline(always)]
     unsafe fn add_i(a: __m256i, b: __m256i) -> __m256i {
@@ -150,6 +177,18 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         unsafe { _mm256_srlv_epi32(a, _mm256_set1_epi32(bits)) }
     }
     #[inline(always)]
+    unsafe fn low_nibbles(a: __m256i) -> __m256i {
+        unsafe { _mm256_and_si256(a, _mm256_set1_epi8(0x0f)) }
+    }
+    #[inline(always)]
+    unsafe fn high_nibbles(a: __m256i) -> __m256i {
+        unsafe { _mm256_and_si256(_mm256_srli_epi32::<4>(a), _mm256_set1_epi8(0x0f)) }
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
+impl<const VNNI: bool> Conversions for Avx2<VNNI> {
+    #[inline(always)]
     unsafe fn from_bits(a: __m256i) -> __m256 {
         unsafe { _mm256_castsi256_ps(a) }
     }
@@ -158,8 +197,12 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         unsafe { _mm256_castps_si256(a) }
     }
     #[inline(always)]
-    unsafe fn load_u16(p: *const u16) -> __m256i {
-        unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())) }
+    unsafe fn to_f32(a: __m256i) -> __m256 {
+        unsafe { _mm256_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn to_i(a: __m256) -> __m256i {
+        unsafe { _mm256_cvtps_epi32(a) }
     }
     #[inline(always)]
     unsafe fn lookup_f32(table: &[f32; 16], at: __m256i) -> __m256 {
@@ -170,32 +213,16 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(at)))
         }
     }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
+    const ROWS: usize = 6;
+    const HAS_BF16: bool = false;
+
     #[inline(always)]
-    unsafe fn widen_i8(p: *const i8) -> __m256i {
-        unsafe { _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())) }
-    }
-    #[inline(always)]
-    unsafe fn to_f32(a: __m256i) -> __m256 {
-        unsafe { _mm256_cvtepi32_ps(a) }
-    }
-    #[inline(always)]
-    unsafe fn low_nibbles(a: __m256i) -> __m256i {
-        unsafe { _mm256_and_si256(a, _mm256_set1_epi8(0x0f)) }
-    }
-    #[inline(always)]
-    unsafe fn high_nibbles(a: __m256i) -> __m256i {
-        unsafe { _mm256_and_si256(_mm256_srli_epi32::<4>(a), _mm256_set1_epi8(0x0f)) }
-    }
-    #[inline(always)]
-    unsafe fn to_i(a: __m256) -> __m256i {
-        unsafe { _mm256_cvtps_epi32(a) }
-    }
-    #[inline(always)]
-    unsafe fn store_i8(p: *mut i8, a: __m256i) {
-        unsafe {
-            let words = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));
-            _mm_storel_epi64(p.cast(), _mm_packs_epi16(words, words));
-        }
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        unsafe { if const { VNNI && K::USES.has_vnni() } { enter_vnni(kernel) } else { enter(kernel) } }
     }
     #[inline(always)]
     unsafe fn dot_bf16(acc: __m256, a: __m256i, b: __m256i) -> __m256 {
@@ -219,13 +246,5 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(u), _mm256_srai_epi16::<8>(s));
             _mm256_add_epi32(acc, _mm256_add_epi32(even, odd))
         }
-    }
-    #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn prefetch_later(p: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::vector::{Kernel, Simd};
+use super::vector::{Conversions, Floats, Integers, Kernel, Lanes, Memory, Simd};
 
 /// The instruction set as a type, with VNNI and with BF16 if the machine has them. Only the
 /// functions that enter it use it.
@@ -42,31 +42,15 @@ pub(super) unsafe fn enter_bf16<K: Kernel>(kernel: K) -> K::Output {
     unsafe { kernel.run::<Avx512<true, true>>() }
 }
 
-// SAFETY of the functions: `Simd` requires the instruction set and valid pointers from its callers.
-#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
-impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
+impl<const VNNI: bool, const BF16: bool> Lanes for Avx512<VNNI, BF16> {
     type V = __m512;
     type I = __m512i;
     const LANES: usize = 16;
-    const ROWS: usize = 12;
-    const HAS_BF16: bool = BF16;
+}
 
-    #[inline(always)]
-    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
-        unsafe {
-            if const { BF16 && K::USES.has_bf16() } {
-                enter_bf16(kernel)
-            } else if const { VNNI && K::USES.has_vnni() } {
-                enter_vnni(kernel)
-            } else {
-                enter(kernel)
-            }
-        }
-    }
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> __m512 {
-        unsafe { _mm512_set1_ps(x) }
-    }
+// SAFETY of the functions: `Simd` requires the instruction set and valid pointers from its callers.
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
+impl<const VNNI: bool, const BF16: bool> Memory for Avx512<VNNI, BF16> {
     #[inline(always)]
     unsafe fn load(p: *const f32) -> __m512 {
         unsafe { _mm512_loadu_ps(p) }
@@ -86,12 +70,56 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
     }
     #[inline(always)]
+    unsafe fn load_i(p: *const i32) -> __m512i {
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn load_u16(p: *const u16) -> __m512i {
+        unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn widen_i8(p: *const i8) -> __m512i {
+        unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
     unsafe fn store(p: *mut f32, v: __m512) {
         unsafe { _mm512_storeu_ps(p, v) }
     }
     #[inline(always)]
-    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
-        unsafe { _mm512_fmadd_ps(a, b, c) }
+    unsafe fn store_bf16(p: *mut u16, v: __m512) {
+        unsafe {
+            if BF16 {
+                let rounded = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v));
+                return _mm256_storeu_si256(p.cast(), rounded);
+            }
+            let bits = _mm512_castps_si512(v);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x40_0000));
+            let nearest = _mm512_mask_blend_epi32(nan, _mm512_add_epi32(bits, half), quiet);
+            _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(nearest)));
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(p: *mut i8, a: __m512i) {
+        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(a)) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch_later(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
+impl<const VNNI: bool, const BF16: bool> Floats for Avx512<VNNI, BF16> {
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(x) }
     }
     #[inline(always)]
     unsafe fn add(a: __m512, b: __m512) -> __m512 {
@@ -108,6 +136,10 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
     #[inline(always)]
     unsafe fn div(a: __m512, b: __m512) -> __m512 {
         unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
     }
     #[inline(always)]
     unsafe fn max(a: __m512, b: __m512) -> __m512 {
@@ -129,13 +161,13 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
     unsafe fn greatest(v: __m512) -> f32 {
         unsafe { _mm512_reduce_max_ps(v) }
     }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
+impl<const VNNI: bool, const BF16: bool> Integers for Avx512<VNNI, BF16> {
     #[inline(always)]
     unsafe fn splat_i(x: i32) -> __m512i {
         unsafe { _mm512_set1_epi32(x) }
-    }
-    #[inline(always)]
-    unsafe fn load_i(p: *const i32) -> __m512i {
-        unsafe { _mm512_loadu_si512(p.cast()) }
     }
     #[inline(always)]
     unsafe fn add_i(a: __m512i, b: __m512i) -> __m512i {
@@ -162,6 +194,18 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
         unsafe { _mm512_srlv_epi32(a, _mm512_set1_epi32(bits)) }
     }
     #[inline(always)]
+    unsafe fn low_nibbles(a: __m512i) -> __m512i {
+        unsafe { _mm512_and_si512(a, _mm512_set1_epi8(0x0f)) }
+    }
+    #[inline(always)]
+    unsafe fn high_nibbles(a: __m512i) -> __m512i {
+        unsafe { _mm512_and_si512(_mm512_srli_epi32::<4>(a), _mm512_set1_epi8(0x0f)) }
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
+impl<const VNNI: bool, const BF16: bool> Conversions for Avx512<VNNI, BF16> {
+    #[inline(always)]
     unsafe fn from_bits(a: __m512i) -> __m512 {
         unsafe { _mm512_castsi512_ps(a) }
     }
@@ -170,8 +214,12 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
         unsafe { _mm512_castps_si512(a) }
     }
     #[inline(always)]
-    unsafe fn load_u16(p: *const u16) -> __m512i {
-        unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())) }
+    unsafe fn to_f32(a: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn to_i(a: __m512) -> __m512i {
+        unsafe { _mm512_cvtps_epi32(a) }
     }
     #[inline(always)]
     unsafe fn lookup_f32(table: &[f32; 16], at: __m512i) -> __m512 {
@@ -185,29 +233,24 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
             _mm512_permutexvar_epi16(at, twice)
         }
     }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
+impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
+    const ROWS: usize = 12;
+    const HAS_BF16: bool = BF16;
+
     #[inline(always)]
-    unsafe fn widen_i8(p: *const i8) -> __m512i {
-        unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())) }
-    }
-    #[inline(always)]
-    unsafe fn to_f32(a: __m512i) -> __m512 {
-        unsafe { _mm512_cvtepi32_ps(a) }
-    }
-    #[inline(always)]
-    unsafe fn low_nibbles(a: __m512i) -> __m512i {
-        unsafe { _mm512_and_si512(a, _mm512_set1_epi8(0x0f)) }
-    }
-    #[inline(always)]
-    unsafe fn high_nibbles(a: __m512i) -> __m512i {
-        unsafe { _mm512_and_si512(_mm512_srli_epi32::<4>(a), _mm512_set1_epi8(0x0f)) }
-    }
-    #[inline(always)]
-    unsafe fn to_i(a: __m512) -> __m512i {
-        unsafe { _mm512_cvtps_epi32(a) }
-    }
-    #[inline(always)]
-    unsafe fn store_i8(p: *mut i8, a: __m512i) {
-        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(a)) }
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        unsafe {
+            if const { BF16 && K::USES.has_bf16() } {
+                enter_bf16(kernel)
+            } else if const { VNNI && K::USES.has_vnni() } {
+                enter_vnni(kernel)
+            } else {
+                enter(kernel)
+            }
+        }
     }
     #[inline(always)]
     unsafe fn dot_bf16(acc: __m512, a: __m512i, b: __m512i) -> __m512 {
@@ -238,29 +281,5 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
             let odd = _mm512_madd_epi16(_mm512_srli_epi16::<8>(u), _mm512_srai_epi16::<8>(s));
             _mm512_add_epi32(acc, _mm512_add_epi32(even, odd))
         }
-    }
-    #[inline(always)]
-    unsafe fn store_bf16(p: *mut u16, v: __m512) {
-        unsafe {
-            if BF16 {
-                let rounded = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v));
-                return _mm256_storeu_si256(p.cast(), rounded);
-            }
-            let bits = _mm512_castps_si512(v);
-            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-            let half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
-            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x40_0000));
-            let nearest = _mm512_mask_blend_epi32(nan, _mm512_add_epi32(bits, half), quiet);
-            _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(nearest)));
-        }
-    }
-    #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn prefetch_later(p: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
 }

@@ -16,7 +16,7 @@ pub(crate) trait Element: Plain {
     /// Loads `S::LANES` elements as f32.
     ///
     /// # Safety
-    /// As [`Simd::load`].
+    /// As [`Memory::load`](super::vector::Memory::load).
     unsafe fn load<S: Simd>(p: *const Self) -> S::V;
 }
 
@@ -47,7 +47,7 @@ impl Element for f16 {
     }
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const f16) -> S::V {
-        // SAFETY: the caller guarantees what `Simd::load` requires; f16 is a transparent u16.
+        // SAFETY: the caller guarantees what `Memory::load` requires; f16 is a transparent u16.
         unsafe { S::load_f16(p.cast()) }
     }
 }
@@ -63,7 +63,7 @@ impl Element for bf16 {
     }
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const bf16) -> S::V {
-        // SAFETY: the caller guarantees what `Simd::load` requires; bf16 is a transparent u16.
+        // SAFETY: the caller guarantees what `Memory::load` requires; bf16 is a transparent u16.
         unsafe { S::load_bf16(p.cast()) }
     }
 }
@@ -79,7 +79,7 @@ impl Element for i8 {
     }
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const i8) -> S::V {
-        // SAFETY: the caller guarantees what `Simd::load` requires.
+        // SAFETY: the caller guarantees what `Memory::load` requires.
         unsafe { S::load_i8(p) }
     }
 }

@@ -7,7 +7,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::vector::{Kernel, Simd};
+use super::vector::{Conversions, Floats, Integers, Kernel, Lanes, Memory, Simd};
 
 /// The instruction set as a type: with `sdot` if `DOT`, and also with `usdot`, `bfdot` and `bfcvtn`
 /// if `BF16`. Only the functions that enter it use it.
@@ -111,29 +111,15 @@ unsafe fn bfcvtn(v: float32x4_t) -> uint16x4_t {
     rounded
 }
 
-// SAFETY of the functions: `Simd` requires the instruction set and valid pointers from its callers.
-#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
-impl<const DOT: bool, const BF16: bool> Simd for Neon<DOT, BF16> {
+impl<const DOT: bool, const BF16: bool> Lanes for Neon<DOT, BF16> {
     type V = float32x4_t;
     type I = int32x4_t;
     const LANES: usize = 4;
-    const ROWS: usize = 12;
-    const HAS_BF16: bool = BF16;
+}
 
-    #[inline(always)]
-    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
-        unsafe {
-            match const { (DOT && K::USES.has_vnni(), BF16 && K::USES.has_vnni()) } {
-                (_, true) => enter_bf16(kernel),
-                (true, false) => enter_dot(kernel),
-                (false, false) => enter(kernel),
-            }
-        }
-    }
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> float32x4_t {
-        unsafe { vdupq_n_f32(x) }
-    }
+// SAFETY of the functions: `Simd` requires the instruction set and valid pointers from its callers.
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
+impl<const DOT: bool, const BF16: bool> Memory for Neon<DOT, BF16> {
     #[inline(always)]
     unsafe fn load(p: *const f32) -> float32x4_t {
         unsafe { vld1q_f32(p) }
@@ -165,12 +151,58 @@ impl<const DOT: bool, const BF16: bool> Simd for Neon<DOT, BF16> {
         }
     }
     #[inline(always)]
+    unsafe fn load_i(p: *const i32) -> int32x4_t {
+        unsafe { vld1q_s32(p) }
+    }
+    #[inline(always)]
+    unsafe fn load_u16(p: *const u16) -> int32x4_t {
+        unsafe { vreinterpretq_s32_u32(vmovl_u16(vld1_u16(p))) }
+    }
+    #[inline(always)]
+    unsafe fn widen_i8(p: *const i8) -> int32x4_t {
+        unsafe {
+            let four = vreinterpret_s8_s32(vdup_n_s32(p.cast::<i32>().read_unaligned()));
+            vmovl_s16(vget_low_s16(vmovl_s8(four)))
+        }
+    }
+    #[inline(always)]
     unsafe fn store(p: *mut f32, v: float32x4_t) {
         unsafe { vst1q_f32(p, v) }
     }
     #[inline(always)]
-    unsafe fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
-        unsafe { vfmaq_f32(c, a, b) }
+    unsafe fn store_bf16(p: *mut u16, v: float32x4_t) {
+        unsafe {
+            if BF16 {
+                return vst1_u16(p, bfcvtn(v));
+            }
+            let bits = vreinterpretq_u32_f32(v);
+            let odd = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
+            let nearest = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+            let quiet = vorrq_u32(bits, vdupq_n_u32(0x40_0000));
+            vst1_u16(p, vshrn_n_u32::<16>(vbslq_u32(vceqq_f32(v, v), nearest, quiet)));
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(p: *mut i8, a: int32x4_t) {
+        unsafe {
+            let words = vmovn_s32(a);
+            let bytes = vmovn_s16(vcombine_s16(words, words));
+            p.cast::<i32>().write_unaligned(vget_lane_s32::<0>(vreinterpret_s32_s8(bytes)));
+        }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe {
+            std::arch::asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags, readonly))
+        }
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
+impl<const DOT: bool, const BF16: bool> Floats for Neon<DOT, BF16> {
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> float32x4_t {
+        unsafe { vdupq_n_f32(x) }
     }
     #[inline(always)]
     unsafe fn add(a: float32x4_t, b: float32x4_t) -> float32x4_t {
@@ -187,6 +219,10 @@ impl<const DOT: bool, const BF16: bool> Simd for Neon<DOT, BF16> {
     #[inline(always)]
     unsafe fn div(a: float32x4_t, b: float32x4_t) -> float32x4_t {
         unsafe { vdivq_f32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        unsafe { vfmaq_f32(c, a, b) }
     }
     #[inline(always)]
     unsafe fn max(a: float32x4_t, b: float32x4_t) -> float32x4_t {
@@ -211,13 +247,13 @@ impl<const DOT: bool, const BF16: bool> Simd for Neon<DOT, BF16> {
     unsafe fn greatest(v: float32x4_t) -> f32 {
         unsafe { vmaxvq_f32(v) }
     }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
+impl<const DOT: bool, const BF16: bool> Integers for Neon<DOT, BF16> {
     #[inline(always)]
     unsafe fn splat_i(x: i32) -> int32x4_t {
         unsafe { vdupq_n_s32(x) }
-    }
-    #[inline(always)]
-    unsafe fn load_i(p: *const i32) -> int32x4_t {
-        unsafe { vld1q_s32(p) }
     }
     #[inline(always)]
     unsafe fn add_i(a: int32x4_t, b: int32x4_t) -> int32x4_t {
@@ -244,6 +280,18 @@ impl<const DOT: bool, const BF16: bool> Simd for Neon<DOT, BF16> {
         unsafe { vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a), vdupq_n_s32(-bits))) }
     }
     #[inline(always)]
+    unsafe fn low_nibbles(a: int32x4_t) -> int32x4_t {
+        unsafe { vandq_s32(a, vdupq_n_s32(0x0f0f_0f0f)) }
+    }
+    #[inline(always)]
+    unsafe fn high_nibbles(a: int32x4_t) -> int32x4_t {
+        unsafe { vandq_s32(vshrq_n_s32::<4>(a), vdupq_n_s32(0x0f0f_0f0f)) }
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
+impl<const DOT: bool, const BF16: bool> Conversions for Neon<DOT, BF16> {
+    #[inline(always)]
     unsafe fn from_bits(a: int32x4_t) -> float32x4_t {
         unsafe { vreinterpretq_f32_s32(a) }
     }
@@ -252,38 +300,46 @@ impl<const DOT: bool, const BF16: bool> Simd for Neon<DOT, BF16> {
         unsafe { vreinterpretq_s32_f32(a) }
     }
     #[inline(always)]
-    unsafe fn load_u16(p: *const u16) -> int32x4_t {
-        unsafe { vreinterpretq_s32_u32(vmovl_u16(vld1_u16(p))) }
-    }
-    #[inline(always)]
-    unsafe fn widen_i8(p: *const i8) -> int32x4_t {
-        unsafe {
-            let four = vreinterpret_s8_s32(vdup_n_s32(p.cast::<i32>().read_unaligned()));
-            vmovl_s16(vget_low_s16(vmovl_s8(four)))
-        }
-    }
-    #[inline(always)]
     unsafe fn to_f32(a: int32x4_t) -> float32x4_t {
         unsafe { vcvtq_f32_s32(a) }
-    }
-    #[inline(always)]
-    unsafe fn low_nibbles(a: int32x4_t) -> int32x4_t {
-        unsafe { vandq_s32(a, vdupq_n_s32(0x0f0f_0f0f)) }
-    }
-    #[inline(always)]
-    unsafe fn high_nibbles(a: int32x4_t) -> int32x4_t {
-        unsafe { vandq_s32(vshrq_n_s32::<4>(a), vdupq_n_s32(0x0f0f_0f0f)) }
     }
     #[inline(always)]
     unsafe fn to_i(a: float32x4_t) -> int32x4_t {
         unsafe { vcvtnq_s32_f32(a) }
     }
     #[inline(always)]
-    unsafe fn store_i8(p: *mut i8, a: int32x4_t) {
+    unsafe fn lookup_f32(table: &[f32; 16], at: int32x4_t) -> float32x4_t {
         unsafe {
-            let words = vmovn_s32(a);
-            let bytes = vmovn_s16(vcombine_s16(words, words));
-            p.cast::<i32>().write_unaligned(vget_lane_s32::<0>(vreinterpret_s32_s8(bytes)));
+            // The four bytes of number i are bytes 4i to 4i + 3 of the table.
+            let first = vmulq_s32(vandq_s32(at, vdupq_n_s32(15)), vdupq_n_s32(0x0404_0404));
+            let bytes = vreinterpretq_u8_s32(vaddq_s32(first, vdupq_n_s32(0x0302_0100)));
+            vreinterpretq_f32_u8(vqtbl4q_u8(vld1q_u8_x4(table.as_ptr().cast()), bytes))
+        }
+    }
+    #[inline(always)]
+    unsafe fn lookup_u16(table: &[u16; 16], at: int32x4_t) -> int32x4_t {
+        unsafe {
+            let at = vandq_s16(vreinterpretq_s16_s32(at), vdupq_n_s16(15));
+            let bytes = vaddq_s16(vmulq_n_s16(at, 0x0202), vdupq_n_s16(0x0100));
+            let table = vld1q_u8_x2(table.as_ptr().cast());
+            vreinterpretq_s32_u8(vqtbl2q_u8(table, vreinterpretq_u8_s16(bytes)))
+        }
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
+impl<const DOT: bool, const BF16: bool> Simd for Neon<DOT, BF16> {
+    const ROWS: usize = 12;
+    const HAS_BF16: bool = BF16;
+
+    #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        unsafe {
+            match const { (DOT && K::USES.has_vnni(), BF16 && K::USES.has_vnni()) } {
+                (_, true) => enter_bf16(kernel),
+                (true, false) => enter_dot(kernel),
+                (false, false) => enter(kernel),
+            }
         }
     }
     #[inline(always)]
@@ -320,43 +376,6 @@ impl<const DOT: bool, const BF16: bool> Simd for Neon<DOT, BF16> {
                 vpaddq_s32(low, high)
             };
             vaddq_s32(acc, vpaddq_s32(product(ul, sl), product(uh, sh)))
-        }
-    }
-    #[inline(always)]
-    unsafe fn lookup_f32(table: &[f32; 16], at: int32x4_t) -> float32x4_t {
-        unsafe {
-            // The four bytes of number i are bytes 4i to 4i + 3 of the table.
-            let first = vmulq_s32(vandq_s32(at, vdupq_n_s32(15)), vdupq_n_s32(0x0404_0404));
-            let bytes = vreinterpretq_u8_s32(vaddq_s32(first, vdupq_n_s32(0x0302_0100)));
-            vreinterpretq_f32_u8(vqtbl4q_u8(vld1q_u8_x4(table.as_ptr().cast()), bytes))
-        }
-    }
-    #[inline(always)]
-    unsafe fn lookup_u16(table: &[u16; 16], at: int32x4_t) -> int32x4_t {
-        unsafe {
-            let at = vandq_s16(vreinterpretq_s16_s32(at), vdupq_n_s16(15));
-            let bytes = vaddq_s16(vmulq_n_s16(at, 0x0202), vdupq_n_s16(0x0100));
-            let table = vld1q_u8_x2(table.as_ptr().cast());
-            vreinterpretq_s32_u8(vqtbl2q_u8(table, vreinterpretq_u8_s16(bytes)))
-        }
-    }
-    #[inline(always)]
-    unsafe fn store_bf16(p: *mut u16, v: float32x4_t) {
-        unsafe {
-            if BF16 {
-                return vst1_u16(p, bfcvtn(v));
-            }
-            let bits = vreinterpretq_u32_f32(v);
-            let odd = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
-            let nearest = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
-            let quiet = vorrq_u32(bits, vdupq_n_u32(0x40_0000));
-            vst1_u16(p, vshrn_n_u32::<16>(vbslq_u32(vceqq_f32(v, v), nearest, quiet)));
-        }
-    }
-    #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        unsafe {
-            std::arch::asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags, readonly))
         }
     }
 }

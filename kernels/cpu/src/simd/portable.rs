@@ -3,67 +3,85 @@
 
 use half::f16;
 
-use super::vector::{Kernel, Simd};
+use super::vector::{Conversions, Floats, Integers, Kernel, Lanes, Memory, Simd};
 
-/// Eight numbers in an array.
+/// Numbers in an array.
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
 
-type V = [f32; 8];
-type I = [i32; 8];
+/// As many lanes as the registers have that every 64-bit machine offers.
+const LANES: usize = 4;
+
+type V = [f32; LANES];
+type I = [i32; LANES];
 
 #[inline(always)]
 fn zip(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
     std::array::from_fn(|i| f(a[i], b[i]))
 }
 
-impl Simd for Portable {
+impl Lanes for Portable {
     type V = V;
     type I = I;
-    const LANES: usize = 8;
-    const ROWS: usize = 4;
-    // Not for speed: so that the layout for dot products is computed with on every machine.
-    const HAS_BF16: bool = true;
+    const LANES: usize = LANES;
+}
 
-    #[inline(never)]
-    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
-        // SAFETY: the caller guarantees what the kernel requires.
-        unsafe { kernel.run::<Portable>() }
-    }
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> V {
-        [x; 8]
-    }
+impl Memory for Portable {
     #[inline(always)]
     unsafe fn load(p: *const f32) -> V {
-        // SAFETY: the caller guarantees eight elements.
+        // SAFETY: the caller guarantees `LANES` elements.
         unsafe { p.cast::<V>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> V {
-        // SAFETY: the caller guarantees eight elements.
-        let bits = unsafe { p.cast::<[u16; 8]>().read_unaligned() };
+        // SAFETY: the caller guarantees `LANES` elements.
+        let bits = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
         bits.map(|b| f16::from_bits(b).to_f32())
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u16) -> V {
-        // SAFETY: the caller guarantees eight elements.
-        let bits = unsafe { p.cast::<[u16; 8]>().read_unaligned() };
+        // SAFETY: the caller guarantees `LANES` elements.
+        let bits = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
         bits.map(|b| f32::from_bits(u32::from(b) << 16))
     }
     #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> V {
-        // SAFETY: the caller guarantees eight elements.
-        unsafe { p.cast::<[i8; 8]>().read_unaligned() }.map(f32::from)
+        // SAFETY: the caller guarantees `LANES` elements.
+        unsafe { p.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from)
+    }
+    #[inline(always)]
+    unsafe fn load_i(p: *const i32) -> I {
+        // SAFETY: the caller guarantees `LANES` elements.
+        unsafe { p.cast::<I>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn load_u16(p: *const u16) -> I {
+        // SAFETY: the caller guarantees `LANES` elements.
+        unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(i32::from)
+    }
+    #[inline(always)]
+    unsafe fn widen_i8(p: *const i8) -> I {
+        // SAFETY: the caller guarantees `LANES` elements.
+        unsafe { p.cast::<[i8; LANES]>().read_unaligned() }.map(i32::from)
     }
     #[inline(always)]
     unsafe fn store(p: *mut f32, v: V) {
-        // SAFETY: the caller guarantees eight elements.
+        // SAFETY: the caller guarantees `LANES` elements.
         unsafe { p.cast::<V>().write_unaligned(v) }
     }
     #[inline(always)]
-    unsafe fn fma(a: V, b: V, c: V) -> V {
-        std::array::from_fn(|i| a[i] * b[i] + c[i])
+    unsafe fn store_i8(p: *mut i8, a: I) {
+        // SAFETY: the caller guarantees `LANES` elements.
+        unsafe { p.cast::<[i8; LANES]>().write_unaligned(a.map(|x| x as i8)) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(_p: *const u8) {}
+}
+
+impl Floats for Portable {
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> V {
+        [x; LANES]
     }
     #[inline(always)]
     unsafe fn add(a: V, b: V) -> V {
@@ -80,6 +98,14 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn div(a: V, b: V) -> V {
         zip(a, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    unsafe fn fma(a: V, b: V, c: V) -> V {
+        std::array::from_fn(|i| a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    unsafe fn fma_once(a: V, b: V, c: V) -> V {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
     }
     #[inline(always)]
     unsafe fn max(a: V, b: V) -> V {
@@ -101,14 +127,12 @@ impl Simd for Portable {
     unsafe fn greatest(v: V) -> f32 {
         v.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
     }
+}
+
+impl Integers for Portable {
     #[inline(always)]
     unsafe fn splat_i(x: i32) -> I {
-        [x; 8]
-    }
-    #[inline(always)]
-    unsafe fn load_i(p: *const i32) -> I {
-        // SAFETY: the caller guarantees eight elements.
-        unsafe { p.cast::<I>().read_unaligned() }
+        [x; LANES]
     }
     #[inline(always)]
     unsafe fn add_i(a: I, b: I) -> I {
@@ -135,6 +159,17 @@ impl Simd for Portable {
         a.map(|x| (x.cast_unsigned() >> bits).cast_signed())
     }
     #[inline(always)]
+    unsafe fn low_nibbles(a: I) -> I {
+        a.map(|x| x & 0x0f0f_0f0f)
+    }
+    #[inline(always)]
+    unsafe fn high_nibbles(a: I) -> I {
+        a.map(|x| x >> 4 & 0x0f0f_0f0f)
+    }
+}
+
+impl Conversions for Portable {
+    #[inline(always)]
     unsafe fn from_bits(a: I) -> V {
         a.map(|x| f32::from_bits(x.cast_unsigned()))
     }
@@ -143,39 +178,24 @@ impl Simd for Portable {
         a.map(|x| x.to_bits().cast_signed())
     }
     #[inline(always)]
-    unsafe fn load_u16(p: *const u16) -> I {
-        // SAFETY: the caller guarantees eight elements.
-        unsafe { p.cast::<[u16; 8]>().read_unaligned() }.map(i32::from)
-    }
-    #[inline(always)]
-    unsafe fn widen_i8(p: *const i8) -> I {
-        // SAFETY: the caller guarantees eight elements.
-        unsafe { p.cast::<[i8; 8]>().read_unaligned() }.map(i32::from)
-    }
-    #[inline(always)]
     unsafe fn to_f32(a: I) -> V {
         a.map(|x| x as f32)
-    }
-    #[inline(always)]
-    unsafe fn low_nibbles(a: I) -> I {
-        a.map(|x| x & 0x0f0f_0f0f)
-    }
-    #[inline(always)]
-    unsafe fn high_nibbles(a: I) -> I {
-        a.map(|x| x >> 4 & 0x0f0f_0f0f)
     }
     #[inline(always)]
     unsafe fn to_i(a: V) -> I {
         a.map(|x| x.round_ties_even() as i32)
     }
-    #[inline(always)]
-    unsafe fn store_i8(p: *mut i8, a: I) {
-        // SAFETY: the caller guarantees eight elements.
-        unsafe { p.cast::<[i8; 8]>().write_unaligned(a.map(|x| x as i8)) }
-    }
-    #[inline(always)]
-    unsafe fn fma_once(a: V, b: V, c: V) -> V {
-        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+}
+
+impl Simd for Portable {
+    const ROWS: usize = 4;
+    // Not for speed: so that the layout for dot products is computed with on every machine.
+    const HAS_BF16: bool = true;
+
+    #[inline(never)]
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        // SAFETY: the caller guarantees what the kernel requires.
+        unsafe { kernel.run::<Portable>() }
     }
     #[inline(always)]
     unsafe fn dot_bf16(acc: V, a: I, b: I) -> V {
@@ -191,6 +211,4 @@ impl Simd for Portable {
             acc[i].wrapping_add(sum)
         })
     }
-    #[inline(always)]
-    unsafe fn prefetch(_p: *const u8) {}
 }

@@ -6,7 +6,7 @@ use super::super::amx;
 use super::super::gemm::BLOCK_PANELS;
 #[cfg(target_arch = "x86_64")]
 use super::super::inputs::GROUP;
-use super::super::inputs::{Inputs, Words};
+use super::super::inputs::{InputWords, Inputs};
 use super::super::outputs::Outputs;
 #[cfg(target_arch = "x86_64")]
 use super::on_tiles::OnTiles;
@@ -17,7 +17,7 @@ impl Cpu {
     /// Computes `x · wᵀ + bias` over the packed rows `inputs`, at least one.
     pub(crate) fn table_linear(
         &self,
-        (inputs, words): (Inputs, Words),
+        (inputs, words): (Inputs, InputWords),
         w: &TablePanels,
         outputs: Outputs<'_>,
     ) {
@@ -35,7 +35,7 @@ impl Cpu {
     }
 
     /// Returns the rows of the largest tile of inputs for a product by codes.
-    pub(crate) fn table_rows(&self, w: &TablePanels, words: Words) -> usize {
+    pub(crate) fn table_rows(&self, w: &TablePanels, words: InputWords) -> usize {
         #[cfg(target_arch = "x86_64")]
         if self.has_table_tiles(w, words) {
             return amx::ROWS;
@@ -46,7 +46,7 @@ impl Cpu {
 
     /// Returns whether a product by codes is computed on a tile unit.
     #[cfg(target_arch = "x86_64")]
-    fn has_table_tiles(&self, w: &TablePanels, words: Words) -> bool {
-        self.target.has_tiles() && words == Words::Bf16Pairs && w.layout.has_steps_of(2 * GROUP)
+    fn has_table_tiles(&self, w: &TablePanels, words: InputWords) -> bool {
+        self.target.has_tiles() && words == InputWords::Bf16Pairs && w.layout.has_steps_of(2 * GROUP)
     }
 }

@@ -9,11 +9,11 @@ use std::ops::Range;
 use millrace_numbers::codes::CodeType;
 
 use super::super::gemm::SCRATCH;
-use super::super::inputs::{GROUP, Inputs, Words};
+use super::super::inputs::{GROUP, InputWords, Inputs};
 use super::super::memory::Shared;
 use super::super::outputs::Outputs;
 use super::super::simd::{Extension, Kernel, Simd};
-use super::super::step::Step;
+use super::super::step::ProductStep;
 use super::super::tile::{AHEAD, Tiles, with_height};
 use super::pack::{Layout, Table, TablePanels};
 use super::widen::{E4m3, FourBits, Pairs, Singles, Storable, Widen, Widened};
@@ -21,7 +21,7 @@ use super::widen::{E4m3, FourBits, Pairs, Singles, Storable, Widen, Widened};
 /// The computation of the outputs of some panels for all rows.
 pub(super) struct Product<'a> {
     pub(super) inputs: Inputs,
-    pub(super) words: Words,
+    pub(super) words: InputWords,
     pub(super) w: &'a TablePanels,
     pub(super) outputs: Outputs<'a>,
     pub(super) panels: Range<usize>,
@@ -37,10 +37,10 @@ impl Kernel for Product<'_> {
         // SAFETY: the caller guarantees the instruction set and valid pointers.
         unsafe {
             match (self.words, self.w.layout.codes) {
-                (Words::Bf16Pairs, CodeType::E4m3) => run::<S, Pairs<E4m3>, 4>(&self),
-                (Words::Bf16Pairs, CodeType::FourBits) => run::<S, Pairs<FourBits>, 4>(&self),
-                (Words::F32, CodeType::E4m3) => run::<S, Singles<E4m3>, 8>(&self),
-                (Words::F32, CodeType::FourBits) => run::<S, Singles<FourBits>, 8>(&self),
+                (InputWords::Bf16Pairs, CodeType::E4m3) => run::<S, Pairs<E4m3>, 4>(&self),
+                (InputWords::Bf16Pairs, CodeType::FourBits) => run::<S, Pairs<FourBits>, 4>(&self),
+                (InputWords::F32, CodeType::E4m3) => run::<S, Singles<E4m3>, 8>(&self),
+                (InputWords::F32, CodeType::FourBits) => run::<S, Singles<FourBits>, 8>(&self),
             }
         }
     }

@@ -3,13 +3,13 @@
 use std::marker::PhantomData;
 
 use super::super::simd::Simd;
-use super::super::step::{Pair, Single, Step};
+use super::super::step::{Pair, ProductStep, Single};
 use super::pack::Table;
 
 /// The reading of eight columns of one vector of outputs as N words.
 pub(super) trait Widen<const N: usize>: 'static {
     /// The products of the words with those of inputs.
-    type Product: Step;
+    type Product: ProductStep;
     /// Whether the steps come from memory rather than from the cache.
     const STREAMED: bool = true;
 
@@ -21,7 +21,7 @@ pub(super) trait Widen<const N: usize>: 'static {
         p: *const u8,
         v: usize,
         table: &Table,
-    ) -> [<Self::Product as Step>::Vector<S>; N];
+    ) -> [<Self::Product as ProductStep>::Vector<S>; N];
 }
 
 /// Words that can be stored, to be read as [`Widened`].
@@ -30,7 +30,7 @@ pub(super) trait Storable<const N: usize>: Widen<N> {
     ///
     /// # Safety
     /// The machine has the instruction set.
-    unsafe fn numbers<S: Simd>(word: <Self::Product as Step>::Vector<S>) -> S::V;
+    unsafe fn numbers<S: Simd>(word: <Self::Product as ProductStep>::Vector<S>) -> S::V;
 }
 
 /// A type of codes.
@@ -96,7 +96,7 @@ impl<C: Codes> Storable<4> for Pairs<C> {
     }
 }
 
-impl<P: Step, const N: usize> Widen<N> for Widened<P> {
+impl<P: ProductStep, const N: usize> Widen<N> for Widened<P> {
     type Product = P;
     const STREAMED: bool = false;
 

@@ -3,10 +3,11 @@
 
 use millrace_cuda::Elem;
 use millrace_cuda::ops::activation::{
-    ActivationKind, ActivationRows, KernelVersion, ScaledSum, SoftCapRows, activate, activation_cost,
-    elementwise_cost, gate, scaled_sum, soft_cap,
+    ActivationKind, ActivationRows, KernelVersion, ScaledSum, SoftCapRows, activate, gate, scaled_sum,
+    soft_cap,
 };
 
+use crate::cost;
 use crate::harness::{Bench, Result};
 
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {
@@ -23,7 +24,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         for &rows in sizes {
             let x = bench.device.allocate(elem, rows * cols * 2)?;
             let out = bench.device.allocate(elem, rows * cols)?;
-            let cost = activation_cost(elem, rows, cols, gated);
+            let cost = cost::activation(elem, rows, cols, gated);
             let run = if gated { gate } else { activate };
             bench.measure(&format!("{name} {rows} x {cols}"), cost, |device| {
                 let operands = ActivationRows { rows, cols, x: x.view(elem), out: out.view(elem) };
@@ -36,14 +37,14 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         let (x, y) = (bench.device.allocate(elem, rows * cols)?, bench.device.allocate(elem, rows * cols)?);
         let sum =
             ScaledSum { rows, cols, x: (1.0, x.view(elem)), y: Some((1.0, y.view(elem))), out: x.view(elem) };
-        let cost = elementwise_cost(elem, rows, cols, 2);
+        let cost = cost::elementwise(elem, rows, cols, 2);
         bench.measure(&format!("residual addition {rows} x {cols}"), cost, |device| {
             scaled_sum(device, KernelVersion::Fast, &sum)
         })?;
     }
     let (rows, cols) = if bench.is_simulated() { (1, 4096) } else { (64, 128_256) };
     let logits = bench.device.allocate(Elem::F32, rows * cols)?;
-    let cost = elementwise_cost(Elem::F32, rows, cols, 1);
+    let cost = cost::elementwise(Elem::F32, rows, cols, 1);
     bench.measure(&format!("soft cap of logits {rows} x {cols}"), cost, |device| {
         let operands = SoftCapRows { rows, cols, x: logits.view(Elem::F32), cap: 30.0 };
         soft_cap(device, KernelVersion::Fast, &operands)

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use millrace_cuda::Elem;
 use millrace_cuda::ops::allreduce::{
-    AllGatherColumns, AllReduceForm, AllReduceNorm, PeerGroup, all_gather, all_reduce, all_reduce_norm, cost,
+    AllGatherColumns, AllReduceForm, AllReduceNorm, PeerGroup, all_gather, all_reduce, all_reduce_norm,
 };
 
+use crate::cost;
 use crate::harness::{Bench, Result};
 
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {
@@ -32,7 +33,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         let weight = device.allocate(Elem::F32, cols)?;
         let (part, whole) = (device.allocate(Elem::F32, len / 2)?, device.allocate(Elem::F32, len / 2)?);
         for form in [AllReduceForm::OneShot, AllReduceForm::TwoShot] {
-            let cost = cost(elem, form, 1, len);
+            let cost = cost::all_reduce(elem, form, 1, len);
             bench.measure(&format!("all_reduce {form:?} alone {rows} x {cols}"), cost, |device| {
                 all_reduce(device, &group, form, x.view(elem), len)
             })?;
@@ -56,12 +57,12 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         };
         bench.measure(
             &format!("all_gather alone {rows} x {}", cols / 2),
-            cost(Elem::F32, AllReduceForm::OneShot, 1, len / 2),
+            cost::all_reduce(Elem::F32, AllReduceForm::OneShot, 1, len / 2),
             |device| all_gather(device, &group, &columns),
         )?;
         bench.measure(
             &format!("all_reduce + add_rms_norm alone {rows} x {cols}"),
-            cost(elem, AllReduceForm::OneShot, 1, 2 * len),
+            cost::all_reduce(elem, AllReduceForm::OneShot, 1, 2 * len),
             |device| all_reduce_norm(device, &group, &n),
         )?;
     }

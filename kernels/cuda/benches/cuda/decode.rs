@@ -2,12 +2,13 @@
 //! models from 0.6 to 70 billion parameters.
 
 use millrace_cuda::ops::decode::{
-    AttentionHeads, DecodeAttention, DecodeLimits, PlanDecode, arrivals_len, cost, decode, plan, plan_len,
-    splits, workspace_len,
+    AttentionHeads, DecodeAttention, DecodeLimits, PlanDecode, arrivals_len, decode, plan, plan_len, splits,
+    workspace_len,
 };
 use millrace_cuda::ops::paged::{AttentionScores, PagedKv, SequenceBatch};
 use millrace_cuda::{Elem, Memory};
 
+use crate::cost;
 use crate::harness::{Bench, Result};
 
 const BLOCK: usize = 16;
@@ -129,7 +130,9 @@ fn measure(bench: &mut Bench, name: &str, heads: AttentionHeads, contexts: &[usi
         arrivals: arrivals.view(Elem::U32),
         out: out.view(Elem::BF16),
     };
-    bench.measure(&format!("decode {name}"), cost(&heads, 1, contexts), |device| decode(device, &layer))
+    bench.measure(&format!("decode {name}"), cost::decode(&heads, 1, contexts), |device| {
+        decode(device, &layer)
+    })
 }
 
 /// A step that visits every number below `n`, about 0.6 n.

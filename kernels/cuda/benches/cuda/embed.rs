@@ -1,8 +1,9 @@
 //! Embeddings of Llama 8B and Qwen3 0.6B, and the last tokens before the head.
 
 use millrace_cuda::Elem;
-use millrace_cuda::ops::embed::{EmbedTokens, GatherRows, embed, embed_cost, gather_rows, gather_rows_cost};
+use millrace_cuda::ops::embed::{EmbedTokens, GatherRows, embed, gather_rows};
 
+use crate::cost;
 use crate::harness::{Bench, Result};
 
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {
@@ -25,7 +26,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
                 factor: 1.0,
                 out: out.view(Elem::BF16),
             };
-            let cost = embed_cost(Elem::BF16, Elem::BF16, tokens, cols);
+            let cost = cost::embed(Elem::BF16, Elem::BF16, tokens, cols);
             bench.measure(&format!("embed {tokens} x {cols}"), cost, |device| embed(device, &e))?;
             let g = GatherRows {
                 rows: tokens,
@@ -35,7 +36,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
                 x: table.view(Elem::BF16),
                 out: out.view(Elem::BF16),
             };
-            let cost = gather_rows_cost(Elem::BF16, tokens, cols);
+            let cost = cost::gather_rows(Elem::BF16, tokens, cols);
             bench.measure(&format!("gather {tokens} x {cols}"), cost, |device| gather_rows(device, &g))?;
         }
     }

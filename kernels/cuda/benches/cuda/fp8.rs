@@ -2,10 +2,10 @@
 //! has them.
 
 use millrace_cuda::Elem;
-use millrace_cuda::ops::fp8::{QuantizeRows, ScaledMatmul, quantize_cost, quantize_rows, scaled_matmul};
-use millrace_cuda::ops::quant::cost;
+use millrace_cuda::ops::fp8::{QuantizeRows, ScaledMatmul, quantize_rows, scaled_matmul};
 use millrace_cuda::weights::{PackedFormat, QuantizedWeight};
 
+use crate::cost;
 use crate::harness::{Bench, Result};
 use crate::products::{WEIGHTS, sized};
 
@@ -29,14 +29,14 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
             bench.device.fill(x.view(Elem::BF16), 0)?;
             let (x, bytes, scales) = (x.view(Elem::BF16), bytes.view(Elem::E4M3), scales.view(Elem::F32));
             let quantized = QuantizeRows { rows, cols: depth, depth, x, out: bytes, scales };
-            let of_rows = quantize_cost(Elem::BF16, rows, depth);
+            let of_rows = cost::quantize(Elem::BF16, rows, depth);
             bench.measure(&format!("quantize_rows {rows} x {depth}, {name}"), of_rows, |device| {
                 quantize_rows(device, &quantized)
             })?;
             if multiplies {
                 let scaled =
                     ScaledMatmul { rows, outputs, x: bytes, scales, weight, out: out.view(Elem::BF16) };
-                let cost = cost(PackedFormat::Fp8, Elem::BF16, rows, depth, outputs, group);
+                let cost = cost::packed(PackedFormat::Fp8, Elem::BF16, rows, depth, outputs, group);
                 bench.measure(&format!("E4M3 by E4M3 {rows} x {name}"), cost, |device| {
                     scaled_matmul(device, &scaled, None)
                 })?;

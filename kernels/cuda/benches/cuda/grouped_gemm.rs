@@ -1,8 +1,9 @@
 //! One product per expert, with evenly spread rows: Qwen3 30B-A3B and Mixtral 8x7B.
 
 use millrace_cuda::Elem;
-use millrace_cuda::ops::grouped::{ExpertWeights, GroupedGemm, RowOrder, cost, grouped_gemm};
+use millrace_cuda::ops::grouped::{ExpertWeights, GroupedGemm, RowOrder, grouped_gemm};
 
+use crate::cost;
 use crate::harness::{Bench, Result};
 
 /// Name, experts, choices, inputs, outputs, order of x: the first product of an expert reads rows,
@@ -51,7 +52,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
                 out_order: if x_order == RowOrder::Sorted { RowOrder::Pairs } else { RowOrder::Sorted },
                 out: out.view(elem),
             };
-            let cost = cost(&grouped, 16, pairs.min(experts));
+            let cost = cost::grouped(&grouped, 16, pairs.min(experts));
             bench.measure(&format!("grouped {rows} x {name}"), cost, |device| {
                 grouped_gemm(device, ExpertWeights::Stored(weights.view(elem)), &grouped)
             })?;

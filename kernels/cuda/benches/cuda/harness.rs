@@ -4,7 +4,8 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::sync::Arc;
 
-use millrace_cuda::{Cost, Device, Elem, Gpu, Memory};
+use super::cost::Cost;
+use millrace_cuda::{Device, Elem, Gpu, Memory};
 
 /// An error ends the module that it occurs in. A case that cannot be launched is only reported.
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

@@ -7,6 +7,7 @@
 
 mod activation;
 mod allreduce;
+mod cost;
 mod decode;
 mod embed;
 mod fp8;

@@ -2,10 +2,10 @@
 
 use millrace_cuda::Elem;
 use millrace_cuda::ops::moe::{
-    CombineExperts, RouteTokens, RouterScoreKind, SortPairs, combine, combine_cost, route, route_cost, sort,
-    sort_cost,
+    CombineExperts, RouteTokens, RouterScoreKind, SortPairs, combine, route, sort,
 };
 
+use crate::cost;
 use crate::harness::{Bench, Result};
 
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {
@@ -38,7 +38,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
                 chosen: chosen.view(Elem::I32),
                 weights: weights.view(Elem::F32),
             };
-            let cost = route_cost(elem, tokens, experts, top_k);
+            let cost = cost::route(elem, tokens, experts, top_k);
             bench.measure(&format!("route {name} {tokens} tokens"), cost, |device| route(device, &r))?;
             let s = SortPairs {
                 pairs,
@@ -48,7 +48,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
                 sorted_rows: rows.view(Elem::I32),
                 places: places.view(Elem::I32),
             };
-            let cost = sort_cost(pairs, experts);
+            let cost = cost::sort(pairs, experts);
             bench.measure(&format!("sort by expert {name} {tokens} tokens"), cost, |device| {
                 sort(device, &s)
             })?;
@@ -63,7 +63,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
                 base: None,
                 out: out.view(elem),
             };
-            let cost = combine_cost(elem, tokens, cols, top_k, false);
+            let cost = cost::combine(elem, tokens, cols, top_k, false);
             bench.measure(&format!("combine {name} {tokens} tokens"), cost, |device| combine(device, &c))?;
         }
     }

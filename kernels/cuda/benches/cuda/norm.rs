@@ -1,8 +1,9 @@
 //! Norms at the widths of Llama 8B and 70B.
 
 use millrace_cuda::Elem;
-use millrace_cuda::ops::norm::{NormKind, NormRows, cost, norm};
+use millrace_cuda::ops::norm::{NormKind, NormRows, norm};
 
+use crate::cost;
 use crate::harness::{Bench, Result};
 
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {
@@ -23,7 +24,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
                     out: x.view(Elem::BF16),
                 };
                 let name = format!("{}rms_norm {rows} x {cols}", if with_residual { "add_" } else { "" });
-                let cost = cost(Elem::BF16, rows, cols, with_residual);
+                let cost = cost::norm(Elem::BF16, rows, cols, with_residual);
                 bench.measure(&name, cost, |device| norm(device, which, &rows_of))?;
             }
         }

@@ -6,6 +6,7 @@ use millrace_cuda::ops::paged::{AttentionScores, PagedKv, SequenceBatch};
 use millrace_cuda::ops::prefill::{PrefillKernel, prefill_by};
 use millrace_cuda::{Device, Elem, Memory};
 
+use crate::cost;
 use crate::harness::{Bench, Result};
 
 /// Name, heads, key/value heads, features per head.
@@ -36,7 +37,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
                 let case = Case::new(&bench.device, heads, kv_heads, head_dim, rows, queries, context)?;
                 let attention = case.attention();
                 let name = format!("prefill {kernel:?} {model} {rows} x {queries} of {context}");
-                let cost = attention.cost(vec![(queries, context); rows]);
+                let cost = cost::attention(&attention, vec![(queries, context); rows]);
                 bench.measure(&name, cost, |device| prefill_by(device, kernel, &attention))?;
             }
         }

@@ -4,8 +4,9 @@
 use millrace_backend::{QkvLayout, RopeStyle};
 use millrace_cuda::Elem;
 use millrace_cuda::ops::paged::PagedKv;
-use millrace_cuda::ops::prologue::{HeadNorms, Prologue, Rope, cost, prologue};
+use millrace_cuda::ops::prologue::{HeadNorms, Prologue, Rope, prologue};
 
+use crate::cost;
 use crate::harness::{Bench, Result};
 
 struct Model {
@@ -93,6 +94,6 @@ fn one(bench: &mut Bench, model: &Model, tokens: usize) -> Result<()> {
             head_dim: HEAD_DIM,
         },
     };
-    let cost = cost(elem, model.cache, layout, tokens);
+    let cost = cost::prologue(elem, model.cache, layout, tokens);
     bench.measure(&format!("prologue {} {tokens} tokens", model.name), cost, |device| prologue(device, &p))
 }

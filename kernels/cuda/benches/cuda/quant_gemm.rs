@@ -1,9 +1,10 @@
 //! Products with weights of 4 and 8 bits: few rows at the speed of memory, many on tensor cores.
 
 use millrace_cuda::Elem;
-use millrace_cuda::ops::quant::{QuantGemmPath, cost, quant_gemm};
+use millrace_cuda::ops::quant::{QuantGemmPath, quant_gemm};
 use millrace_cuda::weights::{PackedFormat, QuantizedWeight};
 
+use crate::cost;
 use crate::harness::{Bench, Result};
 use crate::products::{Room, WEIGHTS, few_rows, sized};
 
@@ -24,7 +25,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
             let few = few_rows(bench.is_simulated()).iter().map(|&rows| (rows, QuantGemmPath::Few));
             for (rows, path) in few.chain(many.iter().map(|&rows| (rows, QuantGemmPath::Many))) {
                 let room = Room::new(&bench.device, rows, inputs, outputs)?;
-                let cost = cost(format, Elem::BF16, rows, inputs, outputs, group);
+                let cost = cost::packed(format, Elem::BF16, rows, inputs, outputs, group);
                 let name = format!("{path:?} {format:?}/{group} {rows} x {name}");
                 bench.measure(&name, cost, |device| {
                     quant_gemm(device, path, &weight, &room.product(), &room.workspace(), None)

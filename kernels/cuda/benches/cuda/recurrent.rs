@@ -9,6 +9,7 @@ use millrace_cuda::ops::recurrent::{
 };
 use millrace_cuda::{Elem, Memory};
 
+use crate::cost;
 use crate::harness::{Bench, Result};
 
 /// The rows of a step, of `count` tokens each.
@@ -98,7 +99,7 @@ fn recurrence(
         out: out.view(Elem::BF16),
     };
     let rule = if is_delta { "delta rule" } else { "state space" };
-    bench.measure(&format!("{rule} {}, {model}", rows.name()), of_step.cost(), |device| {
+    bench.measure(&format!("{rule} {}, {model}", rows.name()), cost::recur(&of_step), |device| {
         recur(device, KernelVersion::Fast, &of_step)
     })
 }
@@ -127,7 +128,7 @@ fn convolution(
         gated,
         out: out.view(Elem::BF16),
     };
-    bench.measure(&format!("convolution {}, {model}", rows.name()), of_step.cost(), |device| {
+    bench.measure(&format!("convolution {}, {model}", rows.name()), cost::convolve(&of_step), |device| {
         convolve(device, KernelVersion::Fast, &of_step)
     })
 }
@@ -145,7 +146,7 @@ fn gates(bench: &mut Bench, rows: usize) -> Result<()> {
         gates: gates.view(Elem::BF16),
         kind: GateKind::SiluGate,
     };
-    bench.measure(&format!("multiply_gates {rows} x {cols}"), of_rows.cost(), |device| {
+    bench.measure(&format!("multiply_gates {rows} x {cols}"), cost::multiply_gates(&of_rows), |device| {
         multiply_gates(device, KernelVersion::Fast, &of_rows)
     })
 }

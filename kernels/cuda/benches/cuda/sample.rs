@@ -1,12 +1,13 @@
 //! Sampling with the vocabularies of ChatGLM, Llama 3 and Qwen.
 
 use millrace_backend::{SamplingParams, ScoreRow};
+use millrace_cuda::Elem;
 use millrace_cuda::ops::sample::{
-    COLUMNS, RowSampling, SampleBounds, SampleOutputs, SampleRows, cost, encode, encode_given, sample, score,
-    score_cost, workspace,
+    COLUMNS, RowSampling, SampleBounds, SampleOutputs, SampleRows, encode, encode_given, sample, score,
+    workspace,
 };
-use millrace_cuda::{Cost, Elem};
 
+use crate::cost::{self, Cost};
 use crate::harness::{Bench, Result};
 
 /// Tokens that every sequence has.
@@ -81,7 +82,7 @@ fn one(bench: &mut Bench, name: &str, rows: usize, vocab: usize, params: &Sampli
         },
     };
     let total = |one: Cost| (0..rows).fold(Cost::default(), |sum, _| sum + one);
-    bench.measure(name, total(cost(params, vocab, TOKENS, false)), |device| sample(device, &all))?;
+    bench.measure(name, total(cost::sample(params, vocab, TOKENS, false)), |device| sample(device, &all))?;
     if params.do_sample || params.repetition_penalty != 1.0 {
         return Ok(());
     }
@@ -92,7 +93,7 @@ fn one(bench: &mut Bench, name: &str, rows: usize, vocab: usize, params: &Sampli
     let (table, tokens) =
         (given.view(Elem::U32).slice(0..COLUMNS * rows), COLUMNS * rows..(COLUMNS + 1) * rows);
     let (all, tokens) = (SampleRows { table, ..all }, given.view(Elem::U32).slice(tokens));
-    bench.measure(&name.replace("sample greedy", "score"), total(score_cost(vocab)), |device| {
+    bench.measure(&name.replace("sample greedy", "score"), total(cost::score(vocab)), |device| {
         score(device, &all, tokens)
     })
 }

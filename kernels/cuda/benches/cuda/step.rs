@@ -1,8 +1,9 @@
 //! Step preparation: decode rows at 2,048 tokens of context.
 
 use millrace_cuda::Elem;
-use millrace_cuda::ops::step::{PreparedStep, SlotState, StepRows, append, cost, prepare};
+use millrace_cuda::ops::step::{PreparedStep, SlotState, StepRows, append, prepare};
 
+use crate::cost;
 use crate::harness::{Bench, Result};
 
 const CONTEXT: usize = 2048;
@@ -50,7 +51,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
             output_at: part(7),
             counts: counts.view(Elem::I32),
         };
-        let cost = cost(n, n, stride);
+        let cost = cost::prepare(n, n, stride);
         bench.measure(&format!("step preparation {n} rows at {CONTEXT}"), cost, |device| {
             prepare(device, &slots, &rows, BLOCK, &prepared)?;
             append(device, &slots, &prepared, n, part(8))

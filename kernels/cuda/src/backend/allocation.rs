@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 
 use millrace_backend::{
     Backend, DeviceTypes, HeadRows, KvSpec, ModelLoading, Overheads, ProductShape, Result, RoutingSpec,
-    Segment, Sizing, StateSpec, StepSize,
+    Segment, Sizing, StateSpec, StepSize, WeightLoading,
 };
 use millrace_numbers::{DType, Part, WeightFormat};
 
@@ -101,6 +101,32 @@ impl Sizing for Cuda {
     }
 }
 
+impl WeightLoading for Cuda {
+    fn vector(&self, parts: &[Part]) -> Result<Vector> {
+        Vector::new(&self.device, parts)
+    }
+
+    fn matrix(&self, segments: &[Segment<'_>]) -> Result<Matrix> {
+        let (parts, format) = Segment::in_one_format(segments)?;
+        if format == WeightFormat::Fp8 {
+            self.allocate_quantized_rows()?;
+        }
+        let matrix = self.upload_weights(|upload| Matrix::new(&self.device, upload, &parts, format))?;
+        if matrix.has_ordered_columns() {
+            self.allocate_ordered_rows()?;
+        }
+        Ok(matrix)
+    }
+
+    fn experts(&self, experts: &[Vec<Part>], format: WeightFormat) -> Result<Experts> {
+        self.upload_weights(|upload| Experts::new(&self.device, upload, experts, format))
+    }
+
+    fn head_matrices(&self, heads: &[Vec<Part>], rows: HeadRows, dtype: DType) -> Result<HeadMatrices> {
+        HeadMatrices::new(&self.device, heads, rows, dtype)
+    }
+}
+
 impl ModelLoading for Cuda {
     fn tune(&self, products: &[ProductShape]) -> Result<Vec<String>> {
         let policy =
@@ -131,30 +157,6 @@ impl ModelLoading for Cuda {
 
     fn logits(&self, rows: usize, cols: usize) -> Result<Buf> {
         Buf::new(&self.device, Elem::F32, rows, cols)
-    }
-
-    fn vector(&self, parts: &[Part]) -> Result<Vector> {
-        Vector::new(&self.device, parts)
-    }
-
-    fn matrix(&self, segments: &[Segment<'_>]) -> Result<Matrix> {
-        let (parts, format) = Segment::in_one_format(segments)?;
-        if format == WeightFormat::Fp8 {
-            self.allocate_quantized_rows()?;
-        }
-        let matrix = self.upload_weights(|upload| Matrix::new(&self.device, upload, &parts, format))?;
-        if matrix.has_ordered_columns() {
-            self.allocate_ordered_rows()?;
-        }
-        Ok(matrix)
-    }
-
-    fn experts(&self, experts: &[Vec<Part>], format: WeightFormat) -> Result<Experts> {
-        self.upload_weights(|upload| Experts::new(&self.device, upload, experts, format))
-    }
-
-    fn head_matrices(&self, heads: &[Vec<Part>], rows: HeadRows, dtype: DType) -> Result<HeadMatrices> {
-        HeadMatrices::new(&self.device, heads, rows, dtype)
     }
 
     fn routing(&self, spec: &RoutingSpec) -> Result<Routing> {

@@ -2,7 +2,7 @@
 
 use millrace_backend::{
     BegunStep, ComputedStep, Error, OpenStep, PaddedStep, Result, SampleRow, SampledRows, SamplingParams,
-    ScoreRow, Scored, StepInput, StepQueue, UnmaskedStep,
+    ScoreRow, Scored, StepGraphs, StepInput, StepQueue, UnmaskedStep,
 };
 
 use super::buffers::Buf;
@@ -10,22 +10,8 @@ use super::cuda::Cuda;
 use super::queue::{FinishedStep, Queue, STEPS_AHEAD};
 use crate::Graph;
 
-impl StepQueue for Cuda {
-    type FinishedStep = FinishedStep;
+impl StepGraphs for Cuda {
     type Graph = Graph;
-
-    fn steps_ahead(&self) -> usize {
-        STEPS_AHEAD
-    }
-
-    fn admit(&self, queue: &mut Queue, slot: usize, tokens: &[u32], params: &SamplingParams) -> Result<()> {
-        queue.admit(&self.device, slot, tokens, params)
-    }
-
-    fn begin<'q>(&self, queue: &'q mut Queue, input: &StepInput<'_>) -> Result<BegunStep<'q, Queue>> {
-        queue.begin(&self.device, input)?;
-        Ok(BegunStep::new(queue, input))
-    }
 
     fn pad<'q>(
         &self,
@@ -64,6 +50,23 @@ impl StepQueue for Cuda {
     ) -> Result<ComputedStep<'q, Queue>> {
         graph.replay()?;
         Ok(step.appended())
+    }
+}
+
+impl StepQueue for Cuda {
+    type FinishedStep = FinishedStep;
+
+    fn steps_ahead(&self) -> usize {
+        STEPS_AHEAD
+    }
+
+    fn admit(&self, queue: &mut Queue, slot: usize, tokens: &[u32], params: &SamplingParams) -> Result<()> {
+        queue.admit(&self.device, slot, tokens, params)
+    }
+
+    fn begin<'q>(&self, queue: &'q mut Queue, input: &StepInput<'_>) -> Result<BegunStep<'q, Queue>> {
+        queue.begin(&self.device, input)?;
+        Ok(BegunStep::new(queue, input))
     }
 
     fn await_masks(&self, step: OpenStep<'_, Queue>) -> Result<UnmaskedStep> {

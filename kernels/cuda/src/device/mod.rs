@@ -17,8 +17,8 @@ pub use arena::ArenaUsage;
 pub(super) use code::{embedded, nvrtc};
 pub use driver::params;
 pub use driver::{
-    Algorithm, DeviceStream, Driver, Gemm, Grid, KernelName, Properties, RowScales, SharedName, StreamCall,
-    StreamDriver, TensorLayout, TensorMap,
+    Algorithm, DeviceStream, Driver, Gemm, Grid, KernelName, MatrixLibrary, PeerMemory, Properties,
+    RowScales, SharedName, StreamCall, StreamDriver, TensorLayout, TensorMap,
 };
 pub use elem::Elem;
 pub use event::{CopyStream, DeviceEvent};

@@ -5,14 +5,13 @@ use millrace_backend::{Error, Result};
 
 pub use super::shared::activation_h::ActivationKind;
 
-use super::rowwise::{grid, vectorizable};
 use super::select::typed;
 use super::shared::activation::{
     ActivationParams, AddBiasParams, ClampedGateParams, ScaledSumParams, SoftCapParams,
 };
-use super::sizes::{countable, int};
+use super::sizes::{countable, int, rowwise_grid, vectorizable};
 use crate::params::{Kernel, KernelParams};
-use crate::{Cost, Device, Elem, View};
+use crate::{Device, Elem, View};
 
 /// The version of a kernel that an operation launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -216,16 +215,6 @@ pub fn scaled_sum(device: &Device, version: KernelVersion, sum: &ScaledSum<'_>) 
     launch.run(device, kernels, &params)
 }
 
-/// The cost of [`gate`], and of [`activate`] if `gated` is false.
-pub fn activation_cost(elem: Elem, rows: usize, cols: usize, gated: bool) -> Cost {
-    Cost::moving(rows * cols * elem.size() * if gated { 3 } else { 2 })
-}
-
-/// The cost of an operation that reads `inputs` arrays of `[rows, cols]` and writes one.
-pub fn elementwise_cost(elem: Elem, rows: usize, cols: usize, inputs: usize) -> Cost {
-    Cost::moving(rows * cols * elem.size() * (inputs + 1))
-}
-
 /// A launch over `rows` rows of `cols` columns whose views were checked.
 struct ElementwiseLaunch {
     rows: usize,
@@ -259,6 +248,6 @@ impl ElementwiseLaunch {
     fn run<P: KernelParams>(&self, device: &Device, [fast, plain]: [Kernel<P>; 2], params: &P) -> Result<()> {
         let kernel = if self.per_unit > 1 { fast } else { plain };
         // SAFETY: `check` has compared all views with the rows and columns that the kernel touches.
-        unsafe { device.launch(kernel, grid(self.rows, self.cols / self.per_unit), params) }
+        unsafe { device.launch(kernel, rowwise_grid(self.rows, self.cols / self.per_unit), params) }
     }
 }

@@ -16,7 +16,7 @@ use super::select::{kernel, typed};
 use super::shared::allreduce::{ALL_REDUCE_THREADS, AllGatherParams, AllReduceNormParams, AllReduceParams};
 use super::shared::peers_h::{FLAG_BYTES, MEETING_BLOCKS, PeerParams, PeerStateRecord};
 use super::sizes::{countable, int};
-use crate::{Cost, Device, Elem, Grid, View};
+use crate::{Device, Elem, Grid, View};
 
 /// The most ranks of a group.
 pub const MAX_RANKS: usize = super::shared::peers_h::MAX_RANKS;
@@ -259,16 +259,6 @@ pub fn all_gather(device: &Device, group: &PeerGroup<'_>, g: &AllGatherColumns<'
     };
     // SAFETY: the views were checked, and the regions hold flags and four halves by contract.
     unsafe { device.launch(kernel, grid_for(units), &params) }
-}
-
-/// The least that a rank moves through its own memory and its links together: `len` elements in,
-/// `len` out, and those of the other ranks.
-pub fn cost(elem: Elem, form: AllReduceForm, world: usize, len: usize) -> Cost {
-    let over_links = match form {
-        AllReduceForm::OneShot => (world - 1) * len,
-        AllReduceForm::TwoShot => 2 * len * (world - 1) / world,
-    };
-    Cost { flops: (len * (world - 1)) as f64, ..Cost::moving((2 * len + over_links) * elem.size()) }
 }
 
 /// Whether rows of `cols` elements need the plain kernel. The answer is the same on all ranks.

@@ -9,7 +9,7 @@ use super::shared::attention_plain::{PLAIN_QUERIES, PlainAttentionParams, plain_
 use super::shared::platform_h::WARP;
 use super::sizes::{MAX_BLOCKS, countable, int};
 use crate::params::Kernel;
-use crate::{Cost, Device, Elem, Grid, View};
+use crate::{Device, Elem, Grid, View};
 
 /// The attention of all queries of a step over the keys of their sequences, which include those of
 /// the step.
@@ -91,35 +91,6 @@ impl PagedAttention<'_> {
     /// Whether there is nothing to do.
     pub(crate) fn is_empty(&self) -> bool {
         self.batch.tokens == 0 || self.batch.rows == 0 || self.batch.max_queries == 0
-    }
-
-    /// The cost of the operation, given each sequence's queries and context: keys and values are
-    /// read once per sequence, and every pair of a query and a key that it sees takes two products.
-    /// Windows are considered, prefixes are not.
-    pub fn cost(&self, sequences: impl IntoIterator<Item = (usize, usize)>) -> Cost {
-        let PagedAttention { heads, kv, scores, qkv, .. } = self;
-        let (mut pairs, mut keys, mut queries) = (0.0, 0, 0);
-        for (n, context) in sequences {
-            let first = context - n;
-            pairs += seen_up_to(context, scores.window) - seen_up_to(first, scores.window);
-            keys += if n == 0 { 0 } else { context - scores.window.map_or(0, |window| window.first(first)) };
-            queries += n;
-        }
-        let row = kv.head_dim * kv.keys.elem().size() + if kv.scales.is_some() { 4 } else { 0 };
-        let moved = 2 * keys * kv.kv_heads * row + 2 * queries * heads * kv.head_dim * qkv.elem().size();
-        Cost { bytes: moved as f64, flops: 4.0 * pairs * (heads * kv.head_dim) as f64 }
-    }
-}
-
-/// The number of keys that the queries at positions 0 to n - 1 see together.
-fn seen_up_to(n: usize, window: Option<KeyWindow>) -> f64 {
-    let causal = |n: usize| n as f64 * (n as f64 + 1.0) / 2.0;
-    match window {
-        None => causal(n),
-        Some(KeyWindow::Last(window) | KeyWindow::Around(window)) => {
-            causal(n.min(window)) + n.saturating_sub(window) as f64 * (window as f64)
-        }
-        Some(KeyWindow::Chunk(size)) => (n / size) as f64 * causal(size) + causal(n % size),
     }
 }
 

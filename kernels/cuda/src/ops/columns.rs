@@ -5,7 +5,7 @@ use millrace_backend::{Error, Result};
 use super::select::kernel;
 use super::shared::columns::{COLUMN_THREADS, PlaceColumnsParams};
 use super::sizes::{MAX_BLOCKS, countable, int};
-use crate::{Cost, Device, Elem, Grid, View};
+use crate::{Device, Elem, Grid, View};
 
 /// The columns of all ranks, one rank after the other.
 #[derive(Debug, Clone, Copy)]
@@ -50,9 +50,4 @@ pub fn place_columns(device: &Device, c: &RankColumns<'_>) -> Result<()> {
     let kernel = kernel!(PlaceColumnsParams, "columns", "place_columns");
     // SAFETY: the views were checked to be as long as the kernel takes them to be.
     unsafe { device.launch(kernel, grid, &params) }
-}
-
-/// The cost of [`place_columns`].
-pub fn cost(rows: usize, whole_cols: usize) -> Cost {
-    Cost::moving(2 * rows * whole_cols * Elem::F32.size())
 }

@@ -18,7 +18,7 @@ use super::shared::kv_h::BLOCK_TOKENS;
 use super::shared::splits_h::DecodeSplitRecord;
 use super::sizes::{countable, int};
 use crate::params::Kernel;
-use crate::{Cost, Device, Elem, Grid, View};
+use crate::{Device, Elem, Grid, View};
 
 /// The most features of a head.
 const MAX_FEATURES: usize = 256;
@@ -397,18 +397,6 @@ fn decode_kernel(heads: &AttentionHeads, tiles: QueryTiles) -> Result<Kernel<Dec
         };
     }
     kernels!(64 8 1, 64 16 2, 96 8 1, 128 8 1, 128 16 2, 256 8 1)
-}
-
-/// The least cost of a layer's decode attention for sequences of `queries` queries that see so many
-/// keys each: keys, values and queries are read, the output is written. Partial sums are not
-/// counted.
-pub fn cost(heads: &AttentionHeads, queries: usize, contexts: &[usize]) -> Cost {
-    let scales = if heads.cache.size() == 1 { 4 } else { 0 };
-    let keys: usize = contexts.iter().sum();
-    let kv = keys * heads.kv_heads * 2 * (heads.head_dim * heads.cache.size() + scales);
-    let width = heads.heads * heads.head_dim;
-    let moved = kv + contexts.len() * queries * 2 * width * heads.activations.size();
-    Cost { flops: (keys * queries * width * 4) as f64, ..Cost::moving(moved) }
 }
 
 #[cfg(test)]

@@ -2,12 +2,11 @@
 
 use millrace_backend::{Error, Result};
 
-use super::rowwise::grid;
 use super::select::kernel;
 use super::shared::embed::{EmbedParams, GatherRowsParams};
-use super::sizes::{countable, int};
+use super::sizes::{countable, int, rowwise_grid};
 use crate::params::Kernel;
-use crate::{Cost, Device, Elem, View};
+use crate::{Device, Elem, View};
 
 /// The operands of [`embed`].
 #[derive(Debug, Clone, Copy)]
@@ -48,11 +47,6 @@ pub fn embed_plain(device: &Device, e: &EmbedTokens<'_>) -> Result<()> {
     run(device, e, true)
 }
 
-/// The cost of the embeddings of `tokens` different tokens.
-pub fn embed_cost(table: Elem, out: Elem, tokens: usize, cols: usize) -> Cost {
-    Cost::moving(tokens * (cols * (table.size() + out.size()) + 4))
-}
-
 fn run(device: &Device, e: &EmbedTokens<'_>, plain: bool) -> Result<()> {
     countable(&[e.tokens, e.cols, e.first, e.rows])?;
     e.ids.expect("ids", Elem::I32, e.tokens)?;
@@ -76,7 +70,7 @@ fn run(device: &Device, e: &EmbedTokens<'_>, plain: bool) -> Result<()> {
         factor: e.factor,
     };
     // SAFETY: the views were checked; the kernel reads only rows that the table holds.
-    unsafe { device.launch(kernel, grid(e.tokens, units), &params) }
+    unsafe { device.launch(kernel, rowwise_grid(e.tokens, units), &params) }
 }
 
 fn embed_kernel(table: Elem, out: Elem, plain: bool) -> Result<Kernel<EmbedParams>> {
@@ -135,11 +129,6 @@ pub fn gather_rows_plain(device: &Device, g: &GatherRows<'_>) -> Result<()> {
     gather_rows_by(device, g, true)
 }
 
-/// The cost of the selection of `rows` different rows.
-pub fn gather_rows_cost(elem: Elem, rows: usize, cols: usize) -> Cost {
-    Cost::moving(rows * (2 * cols * elem.size() + 4))
-}
-
 fn gather_rows_by(device: &Device, g: &GatherRows<'_>, plain: bool) -> Result<()> {
     let elem = g.x.elem();
     countable(&[g.rows, g.cols, g.divisor])?;
@@ -167,5 +156,5 @@ fn gather_rows_by(device: &Device, g: &GatherRows<'_>, plain: bool) -> Result<()
     };
     // SAFETY: the views were checked; indices are valid by contract, like all numbers that lie on
     // the device.
-    unsafe { device.launch(kernel, grid(g.rows, units), &params) }
+    unsafe { device.launch(kernel, rowwise_grid(g.rows, units), &params) }
 }

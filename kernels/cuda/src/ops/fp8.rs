@@ -6,7 +6,7 @@ use super::select::typed;
 use super::shared::fp8::{QUANTIZE_THREADS, QuantizeRowsParams};
 use super::sizes::{countable, int};
 use crate::weights::{PackedFormat, QuantizedWeight};
-use crate::{Algorithm, Cost, Device, Elem, Gemm, Grid, RowScales, View};
+use crate::{Algorithm, Device, Elem, Gemm, Grid, RowScales, View};
 
 /// The operands of [`quantize_rows`].
 #[derive(Debug, Clone, Copy)]
@@ -43,11 +43,6 @@ pub fn quantize_rows(device: &Device, rows: &QuantizeRows<'_>) -> Result<()> {
 /// As for [`quantize_rows`].
 pub fn quantize_rows_plain(device: &Device, rows: &QuantizeRows<'_>) -> Result<()> {
     run(device, rows, true)
-}
-
-/// The cost of [`quantize_rows`].
-pub fn quantize_cost(elem: Elem, rows: usize, cols: usize) -> Cost {
-    Cost { flops: (rows * cols * 2) as f64, ..Cost::moving(rows * cols * (elem.size() + 1) + rows * 4) }
 }
 
 fn run(device: &Device, rows: &QuantizeRows<'_>, plain: bool) -> Result<()> {

@@ -6,7 +6,7 @@ use super::product::{DEPTH, DepthSlices, ProductOperands, ProductWorkspace, plai
 use super::select::{halved, typed};
 use super::shared::gemv::{GemvParams, GemvPlainParams};
 use super::shared::skinny_h::SKINNY_THREADS;
-use crate::{Cost, Device, Elem, Grid, View};
+use crate::{Device, Grid, View};
 
 /// Computes `p.out = p.x · weightᵀ + p.bias + p.residual` at the speed of memory for 1 to 16 rows;
 /// more rows take as long as that many groups of 16.
@@ -65,12 +65,6 @@ pub fn gemv_plain(device: &Device, weight: View<'_>, p: &ProductOperands<'_>) ->
     let params = GemvPlainParams { product: p.params(), weights: weight.into() };
     // SAFETY: the views were checked against the shapes.
     unsafe { device.launch(kernel, plain_grid(p), &params) }
-}
-
-/// The cost of the product.
-pub fn cost(elem: Elem, rows: usize, inputs: usize, outputs: usize) -> Cost {
-    let bytes = outputs * inputs * elem.size() + ProductOperands::bytes(elem, rows, inputs, outputs);
-    Cost { flops: 2.0 * rows as f64 * inputs as f64 * outputs as f64, ..Cost::moving(bytes) }
 }
 
 fn check(weight: View<'_>, p: &ProductOperands<'_>) -> Result<()> {

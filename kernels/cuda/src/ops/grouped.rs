@@ -13,7 +13,7 @@ use super::sizes::{MAX_BLOCKS, countable, int};
 use super::tiles::TileStages;
 use crate::params::DevicePtr;
 use crate::weights::{PackedFormat, QuantizedWeight};
-use crate::{Cost, Device, Elem, Grid, View};
+use crate::{Device, Elem, Grid, View};
 
 /// From this mean number of rows per expert on, the wide tiles are faster. A row's result is the
 /// same with both.
@@ -157,15 +157,6 @@ pub fn grouped_gemm_plain(device: &Device, experts: ExpertWeights<'_>, g: &Group
             unsafe { device.launch(kernel, grid, &int4_params(&weight, g)) }
         }
     }
-}
-
-/// The cost of the product if `used` experts have rows.
-pub fn cost(g: &GroupedGemm<'_>, bits: usize, used: usize) -> Cost {
-    let pairs = g.rows * g.top_k;
-    let rows_of_x = if g.x_order == RowOrder::Sorted { pairs } else { g.rows };
-    let activations = (rows_of_x * g.inputs + pairs * g.outputs) * g.x.elem().size();
-    let bytes = used * g.outputs * g.inputs * bits / 8 + activations + pairs * 4;
-    Cost { flops: 2.0 * pairs as f64 * g.inputs as f64 * g.outputs as f64, ..Cost::moving(bytes) }
 }
 
 fn stored_params(weights: View<'_>, g: &GroupedGemm<'_>) -> GroupedGemmParams {

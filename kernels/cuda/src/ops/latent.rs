@@ -10,7 +10,7 @@ use super::select::typed;
 use super::shared::latent::{HEAD_TOKENS, LATENT_THREADS, LatentPrologueParams, LinearHeadsParams};
 use super::shared::rotary_h::{CacheKind, RotaryParams};
 use super::sizes::{MAX_BLOCKS, countable, int};
-use crate::{Cost, Device, Elem, Grid, View};
+use crate::{Device, Elem, Grid, View};
 
 /// A product with a matrix of each head. See `ForwardOps::linear_heads`.
 #[derive(Debug, Clone, Copy)]
@@ -33,15 +33,7 @@ pub struct LinearHeads<'a> {
     pub out: View<'a>,
 }
 
-impl LinearHeads<'_> {
-    /// The cost of the operation.
-    pub fn cost(&self) -> Cost {
-        let &LinearHeads { tokens, heads, from, inputs, outputs, x, .. } = self;
-        let rows = tokens * heads * (2 * from - inputs + outputs);
-        let bytes = (rows + heads * inputs * outputs) * x.elem().size();
-        Cost { bytes: bytes as f64, flops: 2.0 * (tokens * heads) as f64 * (inputs * outputs) as f64 }
-    }
-}
+impl LinearHeads<'_> {}
 
 /// Multiplies the first features of each head by the head's matrix, and copies the others to the
 /// front.

@@ -3,7 +3,7 @@
 use millrace_backend::{Error, Result};
 
 use super::sizes::countable;
-use crate::{Algorithm, Cost, Device, Elem, Gemm, View};
+use crate::{Algorithm, Device, Elem, Gemm, View};
 
 /// The operands of `out = x · wᵀ`, whose sums are in f32.
 #[derive(Debug, Clone, Copy)]
@@ -62,10 +62,4 @@ pub fn matmul_by(device: &Device, m: &Matmul<'_>, algorithm: Option<Algorithm>) 
     };
     // SAFETY: the views were checked to be as long as the shape says.
     unsafe { device.gemm(&product) }
-}
-
-/// The cost of the product.
-pub fn cost(elem: Elem, rows: usize, inputs: usize, outputs: usize) -> Cost {
-    let bytes = elem.size() * (rows * inputs + outputs * inputs + rows * outputs);
-    Cost { bytes: bytes as f64, flops: 2.0 * rows as f64 * inputs as f64 * outputs as f64 }
 }

@@ -25,7 +25,6 @@ pub mod product;
 pub mod prologue;
 pub mod quant;
 pub mod recurrent;
-mod rowwise;
 pub mod sample;
 mod select;
 mod shared;

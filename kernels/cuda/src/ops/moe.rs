@@ -14,7 +14,7 @@ use super::shared::moe::{
 use super::shared::platform_h::WARP;
 use super::sizes::{countable, int};
 use crate::params::Kernel;
-use crate::{Cost, Device, Elem, Grid, View};
+use crate::{Device, Elem, Grid, View};
 
 /// Threads of a routing block: the fast kernel has a warp per token, the plain one a thread.
 const ROUTE_THREADS: usize = 128;
@@ -251,21 +251,4 @@ fn combine_by(device: &Device, c: &CombineExperts<'_>, plain: bool) -> Result<()
     };
     // SAFETY: the views were checked; places are those of pairs by contract.
     unsafe { device.launch(kernel, grid, &params) }
-}
-
-/// The cost of [`route`].
-pub fn route_cost(elem: Elem, tokens: usize, experts: usize, top_k: usize) -> Cost {
-    Cost::moving(tokens * (experts * elem.size() + top_k * 8))
-}
-
-/// The least cost of [`sort`].
-pub fn sort_cost(pairs: usize, experts: usize) -> Cost {
-    Cost::moving(3 * 4 * pairs + 4 * experts)
-}
-
-/// The cost of [`combine`].
-pub fn combine_cost(elem: Elem, tokens: usize, cols: usize, top_k: usize, with_base: bool) -> Cost {
-    let rows = top_k + 1 + usize::from(with_base);
-    let bytes = tokens * (rows * cols * elem.size() + top_k * 8);
-    Cost { flops: (2 * tokens * top_k * cols) as f64, ..Cost::moving(bytes) }
 }

@@ -5,7 +5,7 @@ use millrace_backend::{Error, Result, RowParts};
 use super::select::typed;
 use super::shared::norm::{NORM_THREADS, NormParams, NormPartsParams};
 use super::sizes::{MAX_BLOCKS, countable, int};
-use crate::{Cost, Device, Elem, Grid, View};
+use crate::{Device, Elem, Grid, View};
 
 /// A norm with its weights.
 #[derive(Debug, Clone, Copy)]
@@ -57,12 +57,6 @@ pub fn norm(device: &Device, norm: NormKind<'_>, rows: &NormRows<'_>) -> Result<
 /// As for [`norm`].
 pub fn norm_plain(device: &Device, norm: NormKind<'_>, rows: &NormRows<'_>) -> Result<()> {
     run(device, norm, rows, true)
-}
-
-/// The cost of [`norm`].
-pub fn cost(elem: Elem, rows: usize, cols: usize, with_residual: bool) -> Cost {
-    let per_element = elem.size() * if with_residual { 4 } else { 2 };
-    Cost { flops: (rows * cols * 4) as f64, ..Cost::moving(rows * cols * per_element + cols * 4) }
 }
 
 /// The operands of [`norm_parts`] besides the weights.
@@ -122,12 +116,6 @@ pub fn norm_parts(device: &Device, norm: NormKind<'_>, of: &PartRows<'_>) -> Res
     let grid = Grid { blocks, threads: [NORM_THREADS as u32, 1, 1], shared: 0 };
     // SAFETY: the views were checked to hold all parts of `rows` rows.
     unsafe { device.launch(kernel, grid, &params) }
-}
-
-/// The cost of [`norm_parts`].
-pub fn parts_cost(elem: Elem, rows: usize, parts: RowParts) -> Cost {
-    let elements = rows * parts.count * parts.cols;
-    Cost { flops: (elements * 4) as f64, ..Cost::moving(elements * 2 * elem.size() + parts.cols * 4) }
 }
 
 fn run(device: &Device, norm: NormKind<'_>, rows: &NormRows<'_>, plain: bool) -> Result<()> {

@@ -69,11 +69,6 @@ impl ProductOperands<'_> {
         self.x.elem().size() == 2 && aligned(self.out) && self.residual.is_none_or(aligned)
     }
 
-    /// Bytes of the activations: each read and written once.
-    pub(crate) fn bytes(elem: Elem, rows: usize, inputs: usize, outputs: usize) -> usize {
-        rows * (inputs + outputs) * elem.size()
-    }
-
     /// The operands as kernels take them.
     pub(super) fn params(&self) -> ProductParams {
         ProductParams {

@@ -10,7 +10,7 @@ use super::shared::prologue::{PROLOGUE_THREADS, PrologueParams};
 use super::shared::rotary_h::{CacheKind, RotaryParams};
 use super::sizes::{countable, int};
 use crate::params::Kernel;
-use crate::{Cost, Device, Elem, Grid, View};
+use crate::{Device, Elem, Grid, View};
 
 /// RMS normalization of heads before the rotation (Qwen3).
 #[derive(Debug, Clone, Copy)]
@@ -100,16 +100,6 @@ pub fn prologue(device: &Device, p: &Prologue<'_>) -> Result<()> {
 pub fn prologue_plain(device: &Device, p: &Prologue<'_>) -> Result<()> {
     check(p)?;
     launch_plain(device, p)
-}
-
-/// The cost of the prologue of `tokens` tokens: queries read and written, keys and values read and
-/// cached.
-pub fn cost(elem: Elem, cache: Elem, layout: QkvLayout, tokens: usize) -> Cost {
-    let QkvLayout { heads, kv_heads, head_dim } = layout;
-    let scales = if cache.size() == 1 { 4 } else { 0 };
-    let of_queries = heads * head_dim * 2 * elem.size();
-    let of_keys = 2 * kv_heads * (head_dim * (elem.size() + cache.size()) + scales);
-    Cost::moving(tokens * (of_queries + of_keys))
 }
 
 fn check(p: &Prologue<'_>) -> Result<()> {

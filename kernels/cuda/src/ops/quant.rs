@@ -16,7 +16,7 @@ use super::shared::weights_h::PackedWeightParams;
 use super::sizes::{MAX_BLOCKS, int};
 use super::tiles::TileStages;
 use crate::weights::{PackedFormat, QuantizedWeight};
-use crate::{Cost, Device, Elem, Grid, View};
+use crate::{Device, Grid, View};
 
 /// From this number of rows on, [`QuantGemmPath::Many`] is the faster one.
 pub const MANY_ROWS: usize = 64;
@@ -146,20 +146,6 @@ pub fn quant_gemm_plain(
         QuantPlainParams { product: p.params(), weight: weight.params(), columns: weight.columns.into() };
     // SAFETY: the views were checked against the shapes.
     unsafe { device.launch(kernel, plain_grid(p), &params) }
-}
-
-/// The cost of the product. `group` is the number of columns that share a scale.
-pub fn cost(
-    format: PackedFormat,
-    elem: Elem,
-    rows: usize,
-    inputs: usize,
-    outputs: usize,
-    group: usize,
-) -> Cost {
-    let weight = outputs * inputs * format.bits() / 8 + outputs * inputs.div_ceil(group) * 4;
-    let bytes = weight + ProductOperands::bytes(elem, rows, inputs, outputs);
-    Cost { flops: 2.0 * rows as f64 * inputs as f64 * outputs as f64, ..Cost::moving(bytes) }
 }
 
 fn check(weight: &QuantizedWeight<'_>, p: &ProductOperands<'_>) -> Result<()> {

@@ -10,15 +10,14 @@ pub use super::activation::KernelVersion;
 pub use super::shared::recurrent::GateKind;
 
 use super::activation::ActivationKind;
-use super::rowwise::{grid, vectorizable};
 use super::select::typed;
 use super::shared::recurrent::{
     CONVOLVE_TAPS, CONVOLVE_THREADS, CONVOLVE_TOKENS, ConvolveParams, LARGE_KEYS, MultiplyGatesParams,
     RECUR_COLUMNS, RECUR_THREADS, RecurParams, SMALL_KEYS,
 };
 use super::shared::step_rows_h::StepRowRecord;
-use super::sizes::{MAX_BLOCKS, countable, int};
-use crate::{Cost, Device, Elem, Grid, View};
+use super::sizes::{MAX_BLOCKS, countable, int, rowwise_grid, vectorizable};
+use crate::{Device, Elem, Grid, View};
 
 /// Words that describe a row.
 const ROW_WORDS: usize = size_of::<StepRowRecord>() / 4;
@@ -109,17 +108,7 @@ pub struct Convolve<'a> {
     pub out: View<'a>,
 }
 
-impl Convolve<'_> {
-    /// The cost of the operation for rows that do not start at position 0.
-    pub fn cost(&self) -> Cost {
-        let StateSpec { channels, taps, .. } = self.states.spec;
-        let read = if self.gated { 3 } else { 1 };
-        let of_tokens = self.rows.tokens * channels * (read + 1) * self.x.elem().size();
-        let windows = 2 * self.rows.rows * self.states.spec.window_elements() * Elem::F32.size();
-        let flops = 2.0 * (self.rows.tokens * channels) as f64 * taps as f64;
-        Cost { bytes: (of_tokens + windows + taps * channels * Elem::F32.size()) as f64, flops }
-    }
-}
+impl Convolve<'_> {}
 
 /// Convolves the tokens of a step, and moves the windows of its rows to their last tokens.
 ///
@@ -216,18 +205,6 @@ pub struct Recur<'a> {
 }
 
 impl Recur<'_> {
-    /// The cost of the operation for rows that do not start at position 0. Each row reads and
-    /// writes the matrices of all heads once.
-    pub fn cost(&self) -> Cost {
-        let RecurrentHeads { heads, key_dim, value_dim, .. } = self.heads;
-        let matrices = heads * key_dim * value_dim;
-        let of_token =
-            (self.heads.cols() + self.rate_cols() + self.heads.value_cols()) * self.x.elem().size();
-        let bytes = 2 * self.rows.rows * matrices * Elem::F32.size() + self.rows.tokens * of_token;
-        let operations = if matches!(self.rule, RecurRule::Delta) { 7.0 } else { 5.0 };
-        Cost { bytes: bytes as f64, flops: operations * (self.rows.tokens * matrices) as f64 }
-    }
-
     fn rate_cols(&self) -> usize {
         match self.rule {
             RecurRule::Delta => 2 * self.heads.heads,
@@ -343,12 +320,7 @@ pub struct GatedRows<'a> {
     pub kind: GateKind,
 }
 
-impl GatedRows<'_> {
-    /// The cost of the operation.
-    pub fn cost(&self) -> Cost {
-        Cost::moving(3 * self.rows * self.cols * self.x.elem().size())
-    }
-}
+impl GatedRows<'_> {}
 
 /// Computes `x[t, f] *= kind(gates[t, first + f])`.
 ///
@@ -384,5 +356,5 @@ pub fn multiply_gates(device: &Device, version: KernelVersion, g: &GatedRows<'_>
     };
     let units = cols / if is_fast { elem.per_vector() } else { 1 };
     // SAFETY: the views were checked to be as long as the kernel takes them to be.
-    unsafe { device.launch(kernel, grid(rows, units), &params) }
+    unsafe { device.launch(kernel, rowwise_grid(rows, units), &params) }
 }

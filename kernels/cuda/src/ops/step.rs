@@ -23,7 +23,7 @@ use super::shared::step::{
 };
 use super::shared::step_rows_h::StepRowRecord;
 use super::sizes::{countable, int};
-use crate::{Cost, Device, Elem, Grid, View};
+use crate::{Device, Elem, Grid, View};
 
 /// Words of a row.
 const ROW_WORDS: usize = size_of::<StepRowRecord>() / 4;
@@ -317,11 +317,6 @@ pub fn append(
     let kernel = kernel!(AppendSampledParams, "step", "append_sampled_i32");
     // SAFETY: the views were checked; `prepare` computed the numbers on the device.
     unsafe { device.launch(kernel, grid, &params) }
-}
-
-/// The cost of the preparation of `tokens` tokens in `rows` rows with tables of `blocks` blocks.
-pub fn cost(rows: usize, tokens: usize, blocks: usize) -> Cost {
-    Cost::moving(rows * (16 + 8 + 3 * 4 + 3 * 4 + 2 * 4 * blocks) + tokens * (2 * 4 + 5 * 4))
 }
 
 /// Refuses a view that the kernels cannot read in units of four words.

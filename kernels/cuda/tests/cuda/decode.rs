@@ -3,7 +3,7 @@
 
 use millrace_backend::KeyWindow;
 use millrace_cuda::ops::decode::{
-    AttentionHeads, DecodeAttention, DecodeLimits, PlanDecode, arrivals_len, cost, decode, plan, plan_len,
+    AttentionHeads, DecodeAttention, DecodeLimits, PlanDecode, arrivals_len, decode, plan, plan_len,
     split_tokens, splits, supports, workspace_len,
 };
 use millrace_cuda::ops::paged::{AttentionScores, PagedKv, SequenceBatch};
@@ -507,7 +507,4 @@ fn supported_heads_and_costs_are_known() {
     assert!(!supports(&AttentionHeads { head_dim: 72, ..heads }, 16));
     assert!(!supports(&AttentionHeads { head_dim: 272, ..heads }, 16));
     assert!(!supports(&AttentionHeads { kv_heads: 5, ..heads }, 16));
-    let cost = cost(&heads, 1, &[1000, 24]);
-    assert_eq!(cost.bytes, (1024 * 8 * 2 * 256 + 2 * 2 * 4096 * 2) as f64);
-    assert_eq!(cost.flops, (1024 * 32 * 128 * 4) as f64);
 }

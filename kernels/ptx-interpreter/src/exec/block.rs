@@ -6,7 +6,7 @@ use super::named_barrier::NamedBarrier;
 use super::shared::Shared;
 use super::warp::Warp;
 use crate::error::Trap;
-use crate::kernel::Kernel;
+use crate::instruction::Kernel;
 use crate::launch::{Launch, Stats, WarpOrder};
 use crate::{DeviceMemory, Fault};
 

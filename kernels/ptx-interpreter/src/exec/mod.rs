@@ -21,7 +21,7 @@ mod warpgroup;
 mod wgmma;
 
 use crate::error::Trap;
-use crate::kernel::Kernel;
+use crate::instruction::Kernel;
 use crate::launch::{Launch, Stats};
 use crate::{DeviceMemory, Fault};
 use block::Block;

@@ -6,7 +6,7 @@ use super::in_flight::EngineCopy;
 use super::mbarrier::Mbarriers;
 use super::named_barrier::NamedBarrier;
 use super::warpgroup::Warpgroups;
-use crate::kernel::Kernel;
+use crate::instruction::Kernel;
 use crate::launch::Launch;
 use crate::memory::SharedMemory;
 

@@ -9,8 +9,8 @@ mod parser;
 use std::collections::HashMap;
 
 use crate::hopper::HopperOp;
+use crate::instruction::Kernel;
 use crate::instruction::{Instruction, Op};
-use crate::kernel::Kernel;
 use crate::operand::Register;
 use crate::types::Type;
 use lexer::{Token, error, tokens};

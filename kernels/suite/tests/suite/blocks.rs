@@ -1,7 +1,7 @@
 //! Matrices in blocks of GGML: the formats in which CPUs keep them, and products by these.
 
 use half::f16;
-use millrace_backend::{Backend, Error, ModelLoading, Segment, Sizing};
+use millrace_backend::{Backend, Error, Segment, Sizing, WeightLoading};
 use millrace_numbers::formats::exact_format;
 use millrace_numbers::formats::ggml::exact_blocks;
 use millrace_numbers::{BlockType, DType, Encoding, HostTensor, IntFormat, KFormat, Part, WeightFormat};

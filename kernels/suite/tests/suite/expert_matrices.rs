@@ -2,7 +2,7 @@
 //! follow their description, and of products by MXFP4.
 
 use millrace_backend::reference::Reference;
-use millrace_backend::{Backend, Error, ModelLoading, Segment, Sizing};
+use millrace_backend::{Backend, Error, Segment, Sizing, WeightLoading};
 use millrace_numbers::codes::{CodeType, StoredCodes};
 use millrace_numbers::experts::{ExpertColumns, ExpertRows};
 use millrace_numbers::formats::{exact_format, mxfp4};

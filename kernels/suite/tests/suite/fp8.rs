@@ -2,7 +2,7 @@
 //! that the bytes and scales stand for.
 
 use millrace_backend::reference::Reference;
-use millrace_backend::{Backend, ForwardOps, ModelLoading, Segment};
+use millrace_backend::{Backend, ForwardOps, ModelLoading, Segment, WeightLoading};
 use millrace_cuda::{Cuda, Device};
 use millrace_numbers::formats::fp8;
 use millrace_numbers::{DType, HostTensor, Part, WeightFormat};

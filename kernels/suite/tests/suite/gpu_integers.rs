@@ -2,7 +2,7 @@
 //! weights are the numbers that the codes stand for.
 
 use millrace_backend::reference::Reference;
-use millrace_backend::{ModelLoading, ProductShape, Segment, Sizing};
+use millrace_backend::{ProductShape, Segment, Sizing, WeightLoading};
 use millrace_numbers::integers::exact_integers;
 use millrace_numbers::{DType, HostTensor, IntFormat, KFormat, Part, WeightFormat};
 use proptest::prelude::{prop_assert_eq, proptest};

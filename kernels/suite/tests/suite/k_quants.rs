@@ -3,7 +3,7 @@
 
 use half::f16;
 use millrace_backend::reference::Reference;
-use millrace_backend::{Backend, ModelLoading, ProductShape, Segment, Sizing};
+use millrace_backend::{Backend, ProductShape, Segment, Sizing, WeightLoading};
 use millrace_cpu::Cpu;
 use millrace_numbers::formats::ggml::{SUPER_BLOCK, SuperBlock};
 use millrace_numbers::{DType, KFormat, Part, WeightFormat};

@@ -1,7 +1,7 @@
 //! Tests of the matrix product and the embedding.
 
 use millrace_backend::reference::Reference;
-use millrace_backend::{Backend, ForwardOps, ModelLoading, Segment};
+use millrace_backend::{Backend, ForwardOps, ModelLoading, Segment, WeightLoading};
 use millrace_numbers::{DType, HostTensor, Part, WeightFormat};
 use proptest::prelude::{prop, proptest};
 

@@ -3,7 +3,7 @@
 
 use half::f16;
 use millrace_backend::reference::Reference;
-use millrace_backend::{Backend, ForwardOps, ModelLoading, ProductShape, Segment, Sizing};
+use millrace_backend::{Backend, ForwardOps, ModelLoading, ProductShape, Segment, Sizing, WeightLoading};
 use millrace_cpu::Cpu;
 use millrace_numbers::{DType, IntFormat, Part, WeightFormat};
 use proptest::prelude::{prop, prop_assert, prop_assert_eq, proptest};

@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use half::{bf16, f16};
 use millrace_backend::reference::Reference;
-use millrace_backend::{Backend, ModelLoading, ProductShape, Segment, Sizing};
+use millrace_backend::{Backend, ProductShape, Segment, Sizing, WeightLoading};
 use millrace_numbers::formats::awq::{self, AwqTensors};
 use millrace_numbers::formats::compressed_tensors::{ByteTensors, PackedTensors, packed, signed_bytes};
 use millrace_numbers::formats::gptq::{self, GptqTensors};

@@ -4,7 +4,7 @@
 
 use half::bf16;
 use millrace_backend::reference::Reference;
-use millrace_backend::{Backend, Error, ModelLoading, Segment, Sizing};
+use millrace_backend::{Backend, Error, Segment, Sizing, WeightLoading};
 use millrace_numbers::codes::{CodeType, StoredCodes, exact_codes};
 use millrace_numbers::formats::bitsandbytes::{BlockScales, TableCodes};
 use millrace_numbers::formats::{exact_format, fp8, nf4};

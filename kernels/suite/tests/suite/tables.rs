@@ -2,7 +2,7 @@
 
 use half::bf16;
 use millrace_backend::reference::Reference;
-use millrace_backend::{Backend, ModelLoading, Segment, Sizing};
+use millrace_backend::{Backend, Segment, Sizing, WeightLoading};
 use millrace_numbers::formats::{fp8, nf4};
 use millrace_numbers::{DType, Part, WeightFormat};
 use proptest::prelude::{prop, prop_assert, proptest};

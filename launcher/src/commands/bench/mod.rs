@@ -13,9 +13,8 @@ use millrace_model::adapters::Adapter;
 use millrace_model::estimate::ShardEstimate;
 use millrace_model::memory_plan::{PlanError, UnpaddedDevice};
 use millrace_model::{Bytes, Model, WeightStorage, families};
-use millrace_shard::collective::Transport;
 use millrace_shard::offline::{BenchWorkload, OfflineEngine};
-use millrace_shard::{AdapterOptions, AllReduce, Error, NullOptions, OpenAdapter, OpenedModel, ShardOptions};
+use millrace_shard::{AdapterOptions, Error, NullOptions, OpenAdapter, OpenedModel, ShardOptions};
 
 use crate::adapters::ServedAdapters;
 use crate::cli::{ActivationsArg, BenchArgs, DeviceArg, LoadFormat};
@@ -45,10 +44,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let storage = WeightStorage::choose(dtype, quantize, &model, &UnpaddedDevice)?;
     let kv_format = args.model.kv_format().unwrap_or(dtype.into());
     let estimate = ShardEstimate::new(&model.spec, 1, storage, kv_format)?;
-    let mut engine = OfflineEngine::load(&options(args, adapter.options), || {
-        Ok(OpenedModel { model, open_adapter: Some(open_adapter) })
-    })
-    .map_err(|error| explained(error, args))?;
+    let opened = OpenedModel { model, open_adapter: Some(open_adapter) };
+    let mut engine = OfflineEngine::load(&options(args, adapter.options), Box::new(|| Ok(opened)))
+        .map_err(|error| explained(error, args))?;
     let load_time = since.elapsed();
 
     let mut progress = BenchProgress::start();
@@ -147,34 +145,22 @@ fn options(args: &BenchArgs, adapters: AdapterOptions) -> ShardOptions {
     let prefill = step_tokens(args);
     ShardOptions {
         device: args.device.kind(NullOptions::default),
-        host_ranks: 1,
-        replica: Default::default(),
-        transport: Transport::Shm,
-        all_reduce: AllReduce::Auto,
-        ranks_per_gpu: 1,
         // There is no other rank to wait for.
         collective_timeout: Duration::from_secs(1),
         dtype: args.model.dtype(),
         quantize: args.model.quantize,
         exact_activations: args.model.activations == ActivationsArg::Exact,
         weight_cache: args.model.weight_cache(),
-        disk_cache: None,
         kv_cache_dtype: args.model.kv_format(),
         max_total_tokens: Some(tokens),
         max_batch_total_tokens: Some(batch * tokens.next_multiple_of(BLOCK_SIZE)),
-        memory_fraction: 1.0,
-        gpu_memory: None,
-        host_cache_bytes: None,
-        pipeline: false,
         max_step_tokens: prefill.max(batch),
         max_sequences: batch,
         block_size: BLOCK_SIZE,
-        state_checkpoints: None,
-        max_drafts: 0,
         adapters,
         graph_sizes: Some(args.batch.clone()),
-        batch_invariant: false,
         threads: args.threads,
+        ..ShardOptions::default()
     }
 }
 

@@ -6,6 +6,7 @@ mod blocks;
 mod distance;
 mod key_choice;
 mod mlp;
+mod plain;
 mod prefix;
 mod recurrent;
 mod recurrent_slots;

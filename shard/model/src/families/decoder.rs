@@ -6,9 +6,8 @@ use super::config::Config;
 use super::error::ConfigError;
 use super::rope::{self, MAX_POSITIONS, Rotated};
 use crate::description::{
-    AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, HeadNormPlan, HeadPlan,
-    KeyChoice, LayerSpec, Mlp, NormKind, NormPlace, NormPlan, Positions, PrefixRule, QueryScale, Residual,
-    SlopeRule,
+    AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, HeadNormPlan, KeyChoice, LayerSpec, Mlp,
+    NormKind, NormPlace, NormPlan, Positions, QueryScale, SlopeRule,
 };
 
 // Larger sizes are typing errors or attacks. No model comes near them, and the product of any two
@@ -161,24 +160,11 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
         (Vec::new(), positions)
     };
     let heads = AttentionHeads {
-        layout,
         qkv_bias: traits.qkv_bias,
         head_norm: traits.head_norm,
-        value_norm: false,
-        values_are_keys: false,
-        clip: None,
         positions: if traits.rotary { Positions::Rotary { table: 0 } } else { Positions::None },
-        score_scale: 1.0 / (layout.head_dim as f32).sqrt(),
-        scales_queries: false,
-        score_cap: None,
-        sinks: false,
         out_bias: traits.out_bias,
-        out_factor: 1.0,
-        out_gate: false,
-        latent: None,
-        reads_residual: false,
-        bidirectional: false,
-        kv_source: None,
+        ..AttentionHeads::plain(layout)
     };
     let mlp = DenseMlp {
         width: match config.optional_size(keys.width, MAX_WIDTH)? {
@@ -207,23 +193,11 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
     };
     Ok(DecoderSpec {
         model_type: config.optional("model_type")?.unwrap_or_default(),
-        vocab,
-        vocab_rows: 0..vocab,
-        hidden,
         max_positions,
-        embedding: EmbeddingPlan::default(),
         norm: NormPlan { kind: traits.norm.kind(eps as f32), place: NormPlace::BeforeBranches },
-        residual: Residual::Sequential,
-        branch_factor: 1.0,
-        layer_scalars: false,
-        per_layer: None,
-        key_choice: None,
         ropes,
-        query_scale: None,
-        layers: vec![layer; layers],
-        prefix: PrefixRule::Prompt,
         tied_head: config.flag("tie_word_embeddings", traits.tied_head)?,
-        head: HeadPlan::default(),
+        ..DecoderSpec::plain(vocab, hidden, vec![layer; layers])
     })
 }
 

@@ -2,7 +2,6 @@
 
 use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use millrace_backend::reference::Reference;
 use millrace_model::{Model, ModelWarnings};
@@ -11,10 +10,8 @@ use millrace_proto::{
     Admission, FromShard, Loading, Masks, MasksDue, Ready, Row, RowMask, Sampling, Step, StepOutput, ToShard,
     frame, from_shard, to_shard,
 };
-use millrace_shard::collective::Transport;
 use millrace_shard::{
-    AdapterOptions, AllReduce, DeviceKind, Error, HostPlatform, OpenDevice, Platform, RankPlacement,
-    RouterAddress, ShardOptions, serve,
+    Error, HostPlatform, OpenDevice, Platform, RankPlacement, RouterAddress, ShardOptions, serve,
 };
 
 use super::{Chunk, Harness, MemoryWeights, fixed_spec, limits};
@@ -34,34 +31,12 @@ pub fn placement() -> RankPlacement {
 
 pub fn options() -> ShardOptions {
     ShardOptions {
-        device: DeviceKind::Cpu,
-        host_ranks: 1,
-        replica: Default::default(),
-        transport: Transport::Shm,
-        all_reduce: AllReduce::Auto,
-        ranks_per_gpu: 1,
-        collective_timeout: Duration::from_secs(30),
-        dtype: None,
-        disk_cache: None,
-        kv_cache_dtype: None,
-        quantize: None,
-        exact_activations: false,
-        weight_cache: None,
         max_total_tokens: Some(40),
         max_batch_total_tokens: Some(80),
-        memory_fraction: 1.0,
-        gpu_memory: None,
-        host_cache_bytes: None,
-        pipeline: false,
         max_step_tokens: 24,
         max_sequences: 3,
         block_size: 4,
-        state_checkpoints: None,
-        max_drafts: 0,
-        adapters: AdapterOptions::default(),
-        graph_sizes: None,
-        batch_invariant: false,
-        threads: None,
+        ..ShardOptions::default()
     }
 }
 
@@ -95,8 +70,9 @@ impl Router {
     ) -> Router {
         let (stream, other) = UnixStream::pair().unwrap();
         stream.set_read_timeout(Some(super::long())).unwrap();
-        let shard =
-            thread::spawn(move || serve(&platform, &other, &placement, &options, || open().map(Into::into)));
+        let shard = thread::spawn(move || {
+            serve(&platform, &other, &placement, &options, Box::new(|| open().map(Into::into)))
+        });
         Router { stream, shard }
     }
 

@@ -584,53 +584,12 @@ pub fn encoder(mut spec: DecoderSpec) -> DecoderSpec {
 
 /// Returns one small Llama.
 pub fn fixed_spec() -> DecoderSpec {
-    let heads = AttentionHeads {
-        layout: QkvLayout { heads: 2, kv_heads: 1, head_dim: 4 },
-        qkv_bias: false,
-        head_norm: HeadNormPlan::None,
-        value_norm: false,
-        values_are_keys: false,
-        clip: None,
-        positions: Positions::Rotary { table: 0 },
-        score_scale: 0.5,
-        scales_queries: false,
-        score_cap: None,
-        sinks: false,
-        out_bias: false,
-        out_factor: 1.0,
-        out_gate: false,
-        latent: None,
-        reads_residual: false,
-        bidirectional: false,
-        kv_source: None,
-    };
-    let mlp = DenseMlp::unbiased(12, Activation::Silu);
-    let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };
-    let rope = RopeTable {
-        style: RopeStyle::Half,
-        rotary_dim: 4,
-        two_axes: false,
-        theta: 1e4,
-        scaling: RopeScaling::Default,
-    };
+    let layout = QkvLayout { heads: 2, kv_heads: 1, head_dim: 4 };
+    let layer = LayerSpec::plain(AttentionHeads::plain(layout), 12);
     DecoderSpec {
         model_type: "fixed".into(),
-        vocab: 32,
-        vocab_rows: 0..32,
-        hidden: 8,
         max_positions: POSITIONS,
-        embedding: EmbeddingPlan::default(),
-        norm: NormPlan::rms_before_branches(1e-5),
-        residual: Residual::Sequential,
-        branch_factor: 1.0,
-        layer_scalars: false,
-        per_layer: None,
-        ropes: vec![rope],
-        key_choice: None,
-        query_scale: None,
-        layers: vec![layer.clone(), layer],
-        prefix: PrefixRule::Prompt,
-        tied_head: false,
-        head: HeadPlan::default(),
+        ropes: vec![RopeTable::plain(4)],
+        ..DecoderSpec::plain(32, 8, vec![layer; 2])
     }
 }

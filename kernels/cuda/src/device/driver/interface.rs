@@ -1,17 +1,12 @@
 //! The calls that the host code makes of a device.
 
-use std::sync::atomic::AtomicU32;
-
 use millrace_backend::{Error, Overheads, Result};
 
 use super::launch::{Grid, KernelName, TensorLayout, TensorMap};
 use super::params::LaunchParams;
-use super::product::{Algorithm, Gemm};
+use super::peers::PeerMemory;
+use super::product::MatrixLibrary;
 use super::streams::StreamDriver;
-
-/// The name under which other processes of this host open memory from [`Driver::allocate_shared`].
-/// Unused bytes are zero.
-pub type SharedName = [u8; 96];
 
 /// The properties of a device that the choice of a kernel depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +25,7 @@ pub struct Properties {
 
 /// One device. Work runs on the main stream, in the order of the calls, unless a method says
 /// otherwise.
-pub trait Driver: StreamDriver {
+pub trait Driver: StreamDriver + MatrixLibrary + PeerMemory {
     /// The device's name, for logs.
     fn name(&self) -> String;
     /// The device's properties.
@@ -73,25 +68,6 @@ pub trait Driver: StreamDriver {
     /// The kernel takes these parameters, and all memory that it reads and writes for them lies in
     /// allocations.
     unsafe fn launch(&self, name: KernelName, grid: Grid, params: LaunchParams<'_>) -> Result<()>;
-    /// Multiplies with the device's matrix library.
-    ///
-    /// # Safety
-    /// The operands lie in allocations and are as long as the shape says.
-    unsafe fn gemm(&self, product: &Gemm) -> Result<()>;
-    /// The name and version of the matrix library; `None` if it offers no choice of algorithms.
-    fn product_library(&self) -> Option<String> {
-        None
-    }
-    /// Returns up to `most` algorithms for a product, the most promising first. Only the shape of
-    /// the product counts. The list is empty for e4m3 if the device or the library has no such
-    /// products.
-    fn algorithms(&self, _product: &Gemm, _most: usize) -> Result<Vec<Algorithm>> {
-        Ok(Vec::new())
-    }
-    /// Whether the library can use the algorithm that the product asks for.
-    fn supports_algorithm(&self, _product: &Gemm) -> Result<bool> {
-        Ok(true)
-    }
     /// Bytes of device memory that the driver and its libraries take for themselves in a group of
     /// `ranks`, beside what they took when the device was opened.
     fn overheads(&self, _ranks: usize) -> Overheads {
@@ -116,35 +92,6 @@ pub trait Driver: StreamDriver {
             layout.sizes,
             self.name()
         )))
-    }
-    /// Allocates zeroed memory that devices of other processes on this host can open by the
-    /// returned name. It stays allocated until the device is dropped.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] if the device cannot share memory, or the driver's error.
-    fn allocate_shared(&self, _bytes: usize) -> Result<(u64, SharedName)> {
-        Err(Error::Unsupported(format!("{} cannot share memory", self.name())))
-    }
-    /// Opens memory of at least `bytes` bytes that a device of another process shares under this
-    /// name, and returns its address here.
-    ///
-    /// # Errors
-    /// [`Error::Device`], in one sentence, if this device cannot access the other one's memory.
-    fn open_shared(&self, _name: &SharedName, _bytes: usize) -> Result<u64> {
-        Err(Error::Unsupported(format!("{} cannot open another device's memory", self.name())))
-    }
-    /// Closes memory that another process shares.
-    ///
-    /// # Safety
-    /// `at` came from [`Driver::open_shared`] and is not used again.
-    unsafe fn close_shared(&self, _at: u64) {}
-    /// A word of host memory that kernels can write to at its address. It is 0 at first and stays
-    /// until the device is dropped.
-    ///
-    /// # Errors
-    /// The driver's error.
-    fn host_word(&self) -> Result<&AtomicU32> {
-        Err(Error::Unsupported(format!("kernels of {} cannot write to host memory", self.name())))
     }
     /// Waits for all submitted work and returns its first error.
     fn synchronize(&self) -> Result<()>;

@@ -1,5 +1,7 @@
 //! Matrix products of the device's library (cuBLASLt on a GPU).
 
+use millrace_backend::Result;
+
 use super::super::elem::Elem;
 
 /// An algorithm of the matrix library. Only the same version of the library understands it.
@@ -48,5 +50,28 @@ impl Gemm {
         let scales = Some(RowScales { x: 16, w: 16 });
         let elem = Elem::E4M3;
         Gemm { rows, inputs, outputs, elem, out_elem, x: 0, w: 0, out: 0, scales, algorithm: None }
+    }
+}
+
+/// The part of [`super::interface::Driver`] for products by the device's library.
+pub trait MatrixLibrary {
+    /// Multiplies with the device's matrix library.
+    ///
+    /// # Safety
+    /// The operands lie in allocations and are as long as the shape says.
+    unsafe fn gemm(&self, product: &Gemm) -> Result<()>;
+    /// The name and version of the matrix library; `None` if it offers no choice of algorithms.
+    fn product_library(&self) -> Option<String> {
+        None
+    }
+    /// Returns up to `most` algorithms for a product, the most promising first. Only the shape of
+    /// the product counts. The list is empty for e4m3 if the device or the library has no such
+    /// products.
+    fn algorithms(&self, _product: &Gemm, _most: usize) -> Result<Vec<Algorithm>> {
+        Ok(Vec::new())
+    }
+    /// Whether the library can use the algorithm that the product asks for.
+    fn supports_algorithm(&self, _product: &Gemm) -> Result<bool> {
+        Ok(true)
     }
 }

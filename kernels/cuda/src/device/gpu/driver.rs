@@ -12,7 +12,8 @@ use super::raw::{driver_error, elapsed_milliseconds};
 use super::{blas, ipc, launch};
 use crate::device::driver::params::LaunchParams;
 use crate::device::driver::{
-    Algorithm, Driver, Freed, Gemm, Grid, KernelName, Properties, SharedName, TensorLayout, TensorMap,
+    Algorithm, Driver, Freed, Gemm, Grid, KernelName, MatrixLibrary, PeerMemory, Properties, SharedName,
+    TensorLayout, TensorMap,
 };
 use crate::device::elem::Elem;
 
@@ -81,32 +82,6 @@ impl Driver for Gpu {
         self.make_context_current()
     }
 
-    unsafe fn gemm(&self, product: &Gemm) -> Result<()> {
-        self.make_current()?;
-        self.with_blas(|Products { blas, workspace }| {
-            if !blas.has_plan(product) {
-                self.recorder.forbid("a product of a new shape")?;
-            }
-            // SAFETY: the context is current, only products of this stream use the workspace, and
-            // the caller guarantees the operands.
-            unsafe { blas.multiply(product, *workspace, self.stream.for_kernel().0.cast()) }
-        })
-    }
-
-    fn product_library(&self) -> Option<String> {
-        blas::version().ok().map(|version| format!("cuBLASLt {version}"))
-    }
-
-    fn algorithms(&self, product: &Gemm, most: usize) -> Result<Vec<Algorithm>> {
-        self.make_current()?;
-        self.with_blas(|products| products.blas.algorithms(product, most))
-    }
-
-    fn supports_algorithm(&self, product: &Gemm) -> Result<bool> {
-        self.make_current()?;
-        self.with_blas(|products| products.blas.supports_algorithm(product))
-    }
-
     /// Estimates, not measured yet. The context is not counted, because it exists before the free
     /// memory is queried.
     fn overheads(&self, ranks: usize) -> Overheads {
@@ -122,31 +97,6 @@ impl Driver for Gpu {
     fn memory_bytes(&self) -> Option<(usize, usize)> {
         self.make_current().ok()?;
         result::mem_get_info().ok()
-    }
-
-    fn allocate_shared(&self, bytes: usize) -> Result<(u64, SharedName)> {
-        ipc::share(self, bytes)
-    }
-
-    fn open_shared(&self, name: &SharedName, _bytes: usize) -> Result<u64> {
-        ipc::open(self, name)
-    }
-
-    unsafe fn close_shared(&self, at: u64) {
-        // SAFETY: the caller guarantees the same.
-        unsafe { ipc::close(self, at) }
-    }
-
-    fn host_word(&self) -> Result<&AtomicU32> {
-        let word = match self.host_word.get() {
-            Some(word) => word,
-            None => {
-                let word = ipc::host_word(self)?;
-                self.host_word.get_or_init(|| word)
-            }
-        };
-        // SAFETY: the word stays allocated until the GPU is dropped.
-        Ok(unsafe { word.0.as_ref() })
     }
 
     fn tensor_map(&self, layout: &TensorLayout<'_>) -> Result<TensorMap> {
@@ -211,5 +161,60 @@ impl Driver for Gpu {
             let _ = event::destroy(end);
             Ok(f64::from(milliseconds) / 1e3)
         }
+    }
+}
+
+impl MatrixLibrary for Gpu {
+    unsafe fn gemm(&self, product: &Gemm) -> Result<()> {
+        self.make_current()?;
+        self.with_blas(|Products { blas, workspace }| {
+            if !blas.has_plan(product) {
+                self.recorder.forbid("a product of a new shape")?;
+            }
+            // SAFETY: the context is current, only products of this stream use the workspace, and
+            // the caller guarantees the operands.
+            unsafe { blas.multiply(product, *workspace, self.stream.for_kernel().0.cast()) }
+        })
+    }
+
+    fn product_library(&self) -> Option<String> {
+        blas::version().ok().map(|version| format!("cuBLASLt {version}"))
+    }
+
+    fn algorithms(&self, product: &Gemm, most: usize) -> Result<Vec<Algorithm>> {
+        self.make_current()?;
+        self.with_blas(|products| products.blas.algorithms(product, most))
+    }
+
+    fn supports_algorithm(&self, product: &Gemm) -> Result<bool> {
+        self.make_current()?;
+        self.with_blas(|products| products.blas.supports_algorithm(product))
+    }
+}
+
+impl PeerMemory for Gpu {
+    fn allocate_shared(&self, bytes: usize) -> Result<(u64, SharedName)> {
+        ipc::share(self, bytes)
+    }
+
+    fn open_shared(&self, name: &SharedName, _bytes: usize) -> Result<u64> {
+        ipc::open(self, name)
+    }
+
+    unsafe fn close_shared(&self, at: u64) {
+        // SAFETY: the caller guarantees the same.
+        unsafe { ipc::close(self, at) }
+    }
+
+    fn host_word(&self) -> Result<&AtomicU32> {
+        let word = match self.host_word.get() {
+            Some(word) => word,
+            None => {
+                let word = ipc::host_word(self)?;
+                self.host_word.get_or_init(|| word)
+            }
+        };
+        // SAFETY: the word stays allocated until the GPU is dropped.
+        Ok(unsafe { word.0.as_ref() })
     }
 }

@@ -24,7 +24,8 @@ use crate::device::code::embedded;
 use crate::device::driver::params::LaunchParams;
 #[cfg(target_os = "linux")]
 use crate::device::driver::{
-    Algorithm, DeviceStream, Driver, Freed, Gemm, Grid, KernelName, Properties, Recorder, SharedName,
+    Algorithm, DeviceStream, Driver, Freed, Gemm, Grid, KernelName, MatrixLibrary, PeerMemory, Properties,
+    Recorder, SharedName,
 };
 use crate::device::elem::Elem;
 
@@ -206,16 +207,6 @@ impl Driver for Simulated {
         self.submit(DeviceStream::Main, QueuedOp::Launch(launch))
     }
 
-    unsafe fn gemm(&self, product: &Gemm) -> Result<()> {
-        self.submit(DeviceStream::Main, QueuedOp::Product(*product))
-    }
-
-    /// There is a choice only for FP8, because devices without such products offer no algorithm at
-    /// all.
-    fn algorithms(&self, product: &Gemm, _most: usize) -> Result<Vec<Algorithm>> {
-        Ok(if product.elem == Elem::E4M3 { vec![Algorithm([0; 8])] } else { Vec::new() })
-    }
-
     /// The stand-in for NCCL has no buffers. Those with which ranks measure their exchange, and
     /// gather their parts, are counted.
     fn overheads(&self, ranks: usize) -> Overheads {
@@ -227,6 +218,39 @@ impl Driver for Simulated {
         self.sealed.store(true, Ordering::Release);
     }
 
+    fn memory_bytes(&self) -> Option<(usize, usize)> {
+        None
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.recorder.forbid("a wait")?;
+        self.check_alive()?;
+        self.drain(DeviceStream::Main)?;
+        self.check_guards()
+    }
+
+    fn time(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
+        self.synchronize()?;
+        let start = Instant::now();
+        work()?;
+        self.synchronize()?;
+        Ok(start.elapsed().as_secs_f64())
+    }
+}
+
+impl MatrixLibrary for Simulated {
+    unsafe fn gemm(&self, product: &Gemm) -> Result<()> {
+        self.submit(DeviceStream::Main, QueuedOp::Product(*product))
+    }
+
+    /// There is a choice only for FP8, because devices without such products offer no algorithm at
+    /// all.
+    fn algorithms(&self, product: &Gemm, _most: usize) -> Result<Vec<Algorithm>> {
+        Ok(if product.elem == Elem::E4M3 { vec![Algorithm([0; 8])] } else { Vec::new() })
+    }
+}
+
+impl PeerMemory for Simulated {
     #[cfg(target_os = "linux")]
     fn allocate_shared(&self, bytes: usize) -> Result<(u64, SharedName)> {
         let created = SharedMapping::create(bytes);
@@ -247,24 +271,5 @@ impl Driver for Simulated {
 
     fn host_word(&self) -> Result<&AtomicU32> {
         Ok(&self.host_word)
-    }
-
-    fn memory_bytes(&self) -> Option<(usize, usize)> {
-        None
-    }
-
-    fn synchronize(&self) -> Result<()> {
-        self.recorder.forbid("a wait")?;
-        self.check_alive()?;
-        self.drain(DeviceStream::Main)?;
-        self.check_guards()
-    }
-
-    fn time(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
-        self.synchronize()?;
-        let start = Instant::now();
-        work()?;
-        self.synchronize()?;
-        Ok(start.elapsed().as_secs_f64())
     }
 }

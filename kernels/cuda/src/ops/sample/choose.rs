@@ -1,6 +1,6 @@
 //! The choice of a token for each row.
 
-use millrace_backend::{Result, SamplingParams};
+use millrace_backend::Result;
 
 use super::rows::{SampleRows, WorkspaceParts, check};
 use crate::ops::select::kernel;
@@ -8,7 +8,7 @@ use crate::ops::shared::sample_plain_h::PLAIN_THREADS;
 use crate::ops::shared::sample_row_h::CHUNK;
 use crate::ops::shared::sample_scan_h::{SCAN_THREADS, SampleParams};
 use crate::ops::shared::sample_search_h::FINISH_THREADS;
-use crate::{Cost, Device, Elem, Grid};
+use crate::{Device, Grid};
 
 /// Chooses a token for every row.
 ///
@@ -67,19 +67,4 @@ pub fn sample_plain(device: &Device, rows: &SampleRows<'_>) -> Result<()> {
     // SAFETY: the views were checked to be as long as the kernel's arrays, which the table's rows
     // stay within.
     unsafe { device.launch(kernel, grid, &rows.params(&parts)) }
-}
-
-/// The least cost of one row: its logits are read once, and once more if the row draws from all
-/// tokens or changes them.
-pub fn cost(params: &SamplingParams, vocab: usize, tokens: usize, mask: bool) -> Cost {
-    let logits = vocab * Elem::F32.size();
-    let penalised =
-        params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0 || params.presence_penalty != 0.0;
-    let adjusted = penalised || mask || !params.logit_bias.is_empty();
-    let again = params.do_sample && params.top_k == 0;
-    let mut bytes = logits * (1 + usize::from(adjusted) + usize::from(again));
-    bytes += if penalised { tokens * Elem::U32.size() } else { 0 };
-    bytes += if mask { vocab.div_ceil(8) } else { 0 };
-    // An exponential or so per token and pass.
-    Cost { flops: (vocab * 8 * (1 + usize::from(again))) as f64, ..Cost::moving(bytes) }
 }

@@ -14,7 +14,7 @@ mod score;
 mod table;
 
 pub use super::shared::sample_row_h::{COLUMNS, MAX_TOKENS};
-pub use choose::{cost, sample, sample_plain};
+pub use choose::{sample, sample_plain};
 pub use rows::{SampleOutputs, SampleRows, workspace};
-pub use score::{encode_given, score, score_cost};
+pub use score::{encode_given, score};
 pub use table::{RowSampling, SampleBounds, encode, greedy};

@@ -9,7 +9,7 @@ use crate::ops::select::kernel;
 use crate::ops::shared::sample_row_h::{COLUMNS, SampleColumn};
 use crate::ops::shared::sample_score_h::{SCORE_THREADS, SampleScoreParams};
 use crate::ops::sizes::int;
-use crate::{Cost, Device, Elem, Grid, View};
+use crate::{Device, Elem, Grid, View};
 
 /// Fills `table`, u32 `[COLUMNS, rows]`, and behind it the tokens, for [`score`].
 ///
@@ -67,9 +67,4 @@ pub fn score(device: &Device, rows: &SampleRows<'_>, given: View<'_>) -> Result<
     // SAFETY: the views were checked to be as long as the kernel's arrays, and the tokens to be
     // within the vocabulary.
     unsafe { device.launch(kernel, grid, &params) }
-}
-
-/// The least cost of one row: its logits are read.
-pub fn score_cost(vocab: usize) -> Cost {
-    Cost { flops: (vocab * 8) as f64, ..Cost::moving(vocab * Elem::F32.size()) }
 }

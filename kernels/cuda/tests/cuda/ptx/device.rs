@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use millrace_backend::{Error, Result};
 use millrace_cuda::params::LaunchParams;
 use millrace_cuda::{
-    DeviceStream, Driver, Elem, Gemm, Grid, KernelName, Properties, TensorLayout, TensorMap,
+    DeviceStream, Driver, Elem, Gemm, Grid, KernelName, MatrixLibrary, PeerMemory, Properties, TensorLayout,
+    TensorMap,
 };
 use millrace_ptx_interpreter::{
     DeviceMemory, Fill, Launch, MemoryError, Swizzle, TensorElement, TensorMapLayout,
@@ -208,10 +209,6 @@ impl Driver for PtxDevice {
         self.submit(DeviceStream::Main, Operation::Launch { name, grid, params })
     }
 
-    unsafe fn gemm(&self, product: &Gemm) -> Result<()> {
-        self.submit(DeviceStream::Main, Operation::Product(*product))
-    }
-
     fn tensor_map(&self, layout: &TensorLayout<'_>) -> Result<TensorMap> {
         if self.modules.capability < (9, 0) {
             return Err(Error::Unsupported(format!("{} has no tensor copies", self.name())));
@@ -253,3 +250,11 @@ impl Driver for PtxDevice {
         Ok(start.elapsed().as_secs_f64())
     }
 }
+
+impl MatrixLibrary for PtxDevice {
+    unsafe fn gemm(&self, product: &Gemm) -> Result<()> {
+        self.submit(DeviceStream::Main, Operation::Product(*product))
+    }
+}
+
+impl PeerMemory for PtxDevice {}

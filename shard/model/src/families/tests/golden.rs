@@ -1,14 +1,13 @@
 //! Tests that the golden checkpoints load with the specifications that their configurations
 //! describe.
 
-use millrace_backend::{Activation, QkvLayout, RopeStyle};
+use millrace_backend::{QkvLayout, RopeStyle};
 use millrace_formats::Source;
 use millrace_numbers::DType;
 
 use super::{golden, load};
 use crate::description::{
-    Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, HeadNormPlan, HeadPlan, LayerSpec, Mlp,
-    NormPlan, Positions, PrefixRule, Residual, RopeScaling, RopeTable,
+    AttentionHeads, DecoderSpec, HeadNormPlan, LayerSpec, NormPlan, RopeScaling, RopeTable,
 };
 
 /// The sizes of a checkpoint.
@@ -24,53 +23,13 @@ struct Sizes {
 /// Returns a plain Llama of these sizes, with a head of its own.
 fn plain(model_type: &str, sizes: Sizes) -> DecoderSpec {
     let [heads, kv_heads, head_dim] = sizes.heads;
-    let heads = AttentionHeads {
-        layout: QkvLayout { heads, kv_heads, head_dim },
-        qkv_bias: false,
-        head_norm: HeadNormPlan::None,
-        value_norm: false,
-        values_are_keys: false,
-        clip: None,
-        positions: Positions::Rotary { table: 0 },
-        score_scale: (head_dim as f32).powf(-0.5),
-        scales_queries: false,
-        score_cap: None,
-        sinks: false,
-        out_bias: false,
-        out_factor: 1.0,
-        out_gate: false,
-        latent: None,
-        reads_residual: false,
-        bidirectional: false,
-        kv_source: None,
-    };
-    let mlp = DenseMlp::unbiased(sizes.width, Activation::Silu);
-    let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };
+    let heads = AttentionHeads::plain(QkvLayout { heads, kv_heads, head_dim });
+    let layers = vec![LayerSpec::plain(heads, sizes.width); sizes.layers];
     DecoderSpec {
         model_type: model_type.to_owned(),
-        vocab: sizes.vocab,
-        vocab_rows: 0..sizes.vocab,
-        hidden: sizes.hidden,
         max_positions: sizes.positions,
-        embedding: EmbeddingPlan::default(),
-        norm: NormPlan::rms_before_branches(1e-5),
-        residual: Residual::Sequential,
-        branch_factor: 1.0,
-        layer_scalars: false,
-        per_layer: None,
-        ropes: vec![RopeTable {
-            style: RopeStyle::Half,
-            rotary_dim: head_dim,
-            theta: 10_000.0,
-            scaling: RopeScaling::Default,
-            two_axes: false,
-        }],
-        key_choice: None,
-        query_scale: None,
-        layers: vec![layer; sizes.layers],
-        prefix: PrefixRule::Prompt,
-        tied_head: false,
-        head: HeadPlan::default(),
+        ropes: vec![RopeTable::plain(head_dim)],
+        ..DecoderSpec::plain(sizes.vocab, sizes.hidden, layers)
     }
 }
 
