@@ -5,7 +5,6 @@ pub(crate) mod bench_http;
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod convert;
-pub(crate) mod doctor;
 pub(crate) mod download;
 pub(crate) mod env;
 pub(crate) mod generate;

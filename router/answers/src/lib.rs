@@ -14,8 +14,6 @@ mod constraint;
 pub mod fuzz;
 pub mod grammar;
 pub mod reasoning;
-mod thread_time;
 pub mod tools;
 
 pub use constraint::{Constraint, Mask};
-pub use thread_time::thread_time;

@@ -1,7 +1,5 @@
 //! Scheduling options.
 
-use super::schedule::Schedule;
-
 /// Scheduling options, apart from the limits of the shards.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SchedulerOptions {
@@ -40,4 +38,16 @@ impl Default for SchedulerOptions {
             always_draft: false,
         }
     }
+}
+
+/// The choice of the sequence that is admitted first. Priorities and the time of arrival decide the
+/// order of the queue in both schedules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Schedule {
+    /// The first one in the queue that fits ("first come, first served").
+    #[default]
+    Fcfs,
+    /// The one with the longest cached prefix that fits ("longest prefix match"). Sequences with a
+    /// shorter prefix are overtaken, up to the limit that holds for both schedules.
+    Lpm,
 }

@@ -9,7 +9,7 @@ use super::disk_copies::StepCopies;
 use super::frame_budget::FrameBudget;
 use super::id::AdapterId;
 use super::in_flight::{RowInFlight, StepInFlight};
-use super::planned::{Admitted, PlannedStep};
+use super::output::{Admitted, PlannedStep};
 use super::prompt_shares;
 use super::running::RunningSequence;
 use super::state::Scheduler;

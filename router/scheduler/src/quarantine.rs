@@ -20,7 +20,7 @@ use std::ops::Range;
 use super::cache::Prefix;
 use super::id::SeqId;
 use super::in_flight::RowInFlight;
-use super::planned::Admitted;
+use super::output::Admitted;
 use super::running::RunningSequence;
 use super::state::Scheduler;
 

@@ -1,7 +1,9 @@
-//! The events of a request.
+//! News from an engine: its state, and the events of a request.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_proto::Ready;
 use millrace_scheduler::{DraftCounts, Finish};
 
 /// A generated token.
@@ -70,4 +72,27 @@ pub enum GenerationFailure {
     /// The model cannot run this request, whatever else is running.
     #[error("{0}")]
     Refused(String),
+}
+
+/// The state of the engine.
+#[derive(Debug, Clone, PartialEq)]
+pub enum EngineState {
+    /// The shards are starting.
+    Loading {
+        /// The phase of loading, as text.
+        phase: String,
+        /// Bytes read so far.
+        done: u64,
+        /// Bytes to read.
+        total: u64,
+    },
+    /// Requests are served.
+    Ready(Arc<Ready>),
+    /// The shards were lost and new ones are starting. Requests are accepted and wait; the model is
+    /// the same.
+    Recovering(Arc<Ready>),
+    /// Running requests continue to their end, and no new ones are accepted.
+    Draining,
+    /// The engine has ended; the text gives the reason.
+    Failed(String),
 }

@@ -10,12 +10,12 @@ use super::adapters::AdapterSource;
 use super::baseline::GroupAnnouncement;
 use super::command::EngineCommand;
 use super::config::EngineConfig;
+use super::event::EngineState;
 use super::group::ShardGroup;
 use super::groups::StateReporter;
 use super::kept_adapters::{KeptAdapter, LostAdapter};
 use super::loss::{GroupLoss, LossCause};
 use super::restart_policy::{LossTracker, RestartDecision, RestartPolicy};
-use super::state::EngineState;
 use super::supervisor::GroupFactory;
 
 /// The result of loading.

@@ -13,10 +13,10 @@ use super::adapter_load::AdaptersInUse;
 use super::adapters::Adapters;
 use super::command::EngineCommand;
 use super::departures::Departures;
+use super::event::EngineState;
 use super::event::GenerationEvent;
 use super::groups::{Candidate, Groups, ReadyGroups, RestartError};
 use super::occupancy::{AdmissionBounds, Occupancy};
-use super::state::EngineState;
 
 /// Why a request was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -62,7 +62,6 @@ mod places;
 mod preparation;
 mod restart_policy;
 mod start;
-mod state;
 mod step_deadline;
 mod step_pace;
 mod supervisor;
@@ -78,6 +77,7 @@ pub use self::account::{Account, AccountLimits, ExceededLimit};
 pub use self::adapter_load::AdaptersInUse;
 pub use self::adapters::{AdapterInfo, AdapterSource, Adapters, HeldAdapter, LoadError};
 pub use self::config::EngineConfig;
+pub use self::event::EngineState;
 pub use self::event::{GeneratedToken, GenerationEvent, GenerationFailure, GenerationStart, PromptToken};
 pub use self::group::{OtherNodes, ShardCommand, Unreaped};
 pub use self::groups::RestartError;
@@ -90,7 +90,6 @@ use self::start::start_prepared;
 #[cfg(test)]
 use self::start::start_with;
 pub use self::start::{start, start_after};
-pub use self::state::EngineState;
 pub use millrace_scheduler::{
     AdapterId, BlockHashes, Finish, Pooling, Priority, Request, Schedule, SchedulerLimits, Tenant,
 };

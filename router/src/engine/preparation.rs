@@ -9,9 +9,9 @@ use futures::FutureExt;
 use tokio::sync::mpsc;
 
 use super::command::EngineCommand;
+use super::event::EngineState;
 use super::first_group::drain_requested;
 use super::groups::StateReporter;
-use super::state::EngineState;
 
 /// The time between two updates of the state.
 const UPDATE: Duration = Duration::from_millis(200);

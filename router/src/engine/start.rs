@@ -8,13 +8,13 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use super::baseline::GroupBaseline;
 use super::config::EngineConfig;
+use super::event::EngineState;
 use super::event_loop::{self, FirstStart, HandleLinks};
 use super::group::{GroupOptions, ShardCommand, ShardGroup, remove_leftovers};
 use super::groups::{GroupStates, ReadyGroups, StateReporter};
 use super::handle::Engine;
 use super::metrics;
 use super::preparation::Preparation;
-use super::state::EngineState;
 use super::supervisor::GroupFactory;
 
 /// Starts the shards and the engine's task, and returns at once. [`EngineState`] tells when the

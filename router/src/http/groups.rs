@@ -10,12 +10,12 @@ use utoipa_axum::routes;
 
 use super::admin_key::AdminKey;
 use super::app::App;
+use super::layers;
 use super::openai::{self, OpenAiError};
-use super::panic;
 use crate::engine::RestartError;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(restart)).layer(panic::answered_by(openai::internal))
+    OpenApiRouter::new().routes(routes!(restart)).layer(layers::answer_panics_with(openai::internal))
 }
 
 /// The groups that have been restarted.

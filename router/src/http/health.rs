@@ -11,7 +11,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::app::{App, HttpConfig};
-use super::{panic, tgi};
+use super::{layers, tgi};
 use crate::engine::EngineState;
 use crate::web;
 
@@ -25,7 +25,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(health))
         .routes(routes!(live))
         .routes(routes!(ready))
-        .layer(panic::answered_by(tgi::internal))
+        .layer(layers::answer_panics_with(tgi::internal))
 }
 
 /// Returns [`PROBE_PATHS`] and the path that a platform has chosen for its probes.

@@ -17,9 +17,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::app::App;
+use super::layers;
 use super::model_name::{ServedModel, UnknownModel, served_model};
 use super::offload::TurnJson;
-use super::panic;
 use super::tgi::{self, GenerateParameters, TgiError};
 use crate::engine::{AdapterId, EngineState};
 use crate::service::{Prompt, Service, ServiceError};
@@ -36,7 +36,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .route("/v2/models/{model}/versions/{version}", get(model))
         .route("/v2/models/{model}/versions/{version}/ready", get(model_ready))
         .route("/v2/models/{model}/versions/{version}/infer", post(infer))
-        .layer(panic::answered_by(tgi::internal))
+        .layer(layers::answer_panics_with(tgi::internal))
 }
 
 #[derive(Debug, Deserialize, ToSchema)]

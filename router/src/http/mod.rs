@@ -12,7 +12,6 @@ mod api;
 mod app;
 mod auth;
 mod body;
-mod cors;
 mod encoding;
 mod examples;
 mod fair_by;
@@ -26,13 +25,13 @@ mod ignored;
 mod json_errors;
 mod keys;
 mod kserve;
+mod layers;
 mod metrics;
 mod model_name;
 mod models;
 mod offload;
 mod openai;
 mod openapi;
-mod panic;
 mod platforms;
 mod request;
 mod routes;
@@ -84,7 +83,7 @@ pub fn router(service: Service, config: HttpConfig) -> Router {
         .layer(middleware::from_fn_with_state(app.clone(), auth::require_key))
         .layer(middleware::from_fn_with_state(app.clone(), body::limit))
         .layer(middleware::from_fn_with_state(app.clone(), body::explain))
-        .layer(cors::layer(config))
+        .layer(layers::cors(config))
         .layer(middleware::from_fn(request::follow))
         .with_state(app.clone())
 }

@@ -10,9 +10,9 @@ use utoipa_axum::routes;
 
 use super::anthropic::{self, AnthropicModel, AnthropicModelList};
 use super::app::App;
+use super::layers;
 use super::model_name::{UnknownModel, listed_names};
 use super::openai::{self, OpenAiErrorEnvelope, OpenAiModel, OpenAiModelList};
-use super::panic;
 
 /// The schemas that no route names itself.
 #[derive(OpenApi)]
@@ -23,7 +23,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::with_openapi(ModelsDocs::openapi())
         .routes(routes!(list))
         .routes(routes!(get_model))
-        .layer(panic::answered_by(openai::internal))
+        .layer(layers::answer_panics_with(openai::internal))
 }
 
 #[utoipa::path(get, path = "/v1/models", tag = "OpenAI", operation_id = "list", responses((status = 200, description = "What is served; in Anthropic's form for requests with the header `anthropic-version`", body = OpenAiModelList)))]

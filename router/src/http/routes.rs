@@ -14,7 +14,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 use super::app::{App, PlatformRoutes};
 use super::health::PROBE_PATHS;
-use super::{anthropic, groups, health, kserve, metrics, models, openai, panic, platforms, tei, tgi};
+use super::{anthropic, groups, health, kserve, layers, metrics, models, openai, platforms, tei, tgi};
 use crate::web::{api_docs, ui};
 
 #[derive(OpenApi)]
@@ -52,7 +52,7 @@ pub(super) fn chosen(paths: &PlatformRoutes) -> Router<App> {
     if let Some(path) = &paths.health {
         router = router.route(path, get(health::ready));
     }
-    router.layer(panic::answered_by(tgi::internal))
+    router.layer(layers::answer_panics_with(tgi::internal))
 }
 
 /// Returns the paths of all described routes and of the pages, in axum's syntax.

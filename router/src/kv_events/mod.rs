@@ -16,7 +16,6 @@
 mod config;
 mod history;
 mod message;
-mod metrics;
 mod peers;
 mod publisher;
 #[cfg(test)]
@@ -60,7 +59,7 @@ impl KvEvents {
     /// Does what [`start`](Self::start) does, and also returns the addresses of the sockets. The
     /// system chooses a port that is given as 0.
     fn start_bound(config: KvEventsConfig, adapters: &Adapters) -> Result<(Self, BoundAddresses), String> {
-        metrics::describe();
+        publisher::describe_metrics();
         let events = Self::without_sockets(&config, adapters);
         let bound = publisher::start(config, &events.history)?;
         Ok((events, bound))
@@ -78,7 +77,7 @@ impl KvEvents {
         if !events.is_empty() {
             let name = |id| self.adapters.held(id).map(|adapter| adapter.info.name.clone());
             self.history.push(message::encode(message::now(), events, &name).into());
-            counter!(metrics::BATCHES).increment(1);
+            counter!(publisher::BATCHES).increment(1);
         }
     }
 }

@@ -7,16 +7,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use metrics::counter;
+use metrics::{Unit, counter, describe_counter};
 use tokio::io::{AsyncRead, AsyncWrite, BufStream, ReadHalf, WriteHalf, split};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use super::config::{Endpoint, KvEventsConfig};
 use super::history::{Batch, History};
-use super::metrics::MISSED;
 use super::peers::Peers;
 use super::zmtp::{self, Received};
+
+/// Counter: batches of events.
+pub(super) const BATCHES: &str = "millrace_kv_event_batches_total";
+/// Counter: batches that a subscriber was too slow to receive.
+const MISSED: &str = "millrace_kv_event_batches_missed_total";
 
 /// Maximum number of connections to each of the two sockets.
 const MAX_CONNECTIONS: usize = 64;
@@ -35,6 +39,12 @@ type PeerTurn = Arc<tokio::sync::Mutex<()>>;
 
 /// The number in the message that ends the answer to a request for earlier batches.
 const END: u64 = u64::MAX;
+
+/// Describes the metrics of the events to the installed recorder.
+pub(super) fn describe_metrics() {
+    describe_counter!(BATCHES, Unit::Count, "Batches of events of the prefix cache");
+    describe_counter!(MISSED, Unit::Count, "Batches of events that a subscriber was too slow to receive");
+}
 
 /// The addresses at which the sockets accept connections.
 #[derive(Debug, Clone, Copy, Default)]

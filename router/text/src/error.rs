@@ -1,4 +1,4 @@
-//! Errors of tokenizers.
+//! Errors of tokenizers and of chat templates.
 
 /// Errors of the conversion between text and token ids.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -18,4 +18,18 @@ pub enum TextError {
     /// The text cannot be converted to tokens.
     #[error("tokenizer error {0}")]
     Encode(String),
+}
+
+/// Reasons why a conversation cannot be rendered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TemplateError {
+    /// The model has no template.
+    #[error("template not found")]
+    Missing,
+    /// The template does not parse.
+    #[error("the chat template is not valid: {0}")]
+    Syntax(String),
+    /// The template refused the conversation or failed.
+    #[error("{0}")]
+    Render(String),
 }

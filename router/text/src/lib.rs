@@ -18,7 +18,7 @@
 //! | `token_bytes`, `detokenize` | the bytes of each token, and token ids to text |
 //! | `stop`, `substring` | stop strings in generated text |
 //! | `conversation`, `template` | chat templates and their input |
-//! | `control_tokens`, `rendered` | special tokens that clients write are encoded as ordinary text |
+//! | `control_tokens` | special tokens that clients write are encoded as ordinary text |
 //! | `end_tokens` | the tokens that end an answer |
 
 pub mod assets;
@@ -33,14 +33,12 @@ mod error;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 mod pair_affixes;
-mod rendered;
 mod split_points;
 mod stop;
 mod substring;
 mod template;
 #[cfg(any(test, feature = "test-support"))]
 pub mod test_support;
-#[cfg(test)]
 mod thread_time;
 mod token_bytes;
 mod tokenizer;
@@ -48,14 +46,14 @@ mod vocabulary;
 
 pub use chunks::{PieceSizes, TextChunk};
 pub use control_tokens::{ControlTokenGuard, ControlTokens};
-pub use conversation::Conversation;
+pub use conversation::{Conversation, RenderedPrompt};
 pub use detokenize::Detokenizer;
 pub use encoded::{EncodedText, SpecialTokens};
 pub use end_tokens::end_tokens;
-pub use error::TextError;
+pub use error::{TemplateError, TextError};
 pub use pair_affixes::{JoinedPair, PairAffixes};
-pub use rendered::RenderedPrompt;
 pub use stop::{StopMatcher, StopText};
 pub use substring::SubstringMatcher;
-pub use template::{ChatTemplate, TemplateError};
+pub use template::ChatTemplate;
+pub use thread_time::thread_time;
 pub use tokenizer::Tokenizer;

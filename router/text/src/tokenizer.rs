@@ -10,11 +10,11 @@ use tokenizers::{
 };
 
 use super::control_tokens::ControlTokens;
+use super::conversation::RenderedPrompt;
 use super::cut_marks::CutMarks;
 use super::encoded::{EncodedText, SpecialTokens};
 use super::error::TextError;
 use super::pair_affixes::PairAffixes;
-use super::rendered::RenderedPrompt;
 use super::split_points::SplitPoints;
 use super::token_bytes::{LeadingTrim, TokenBytes};
 use super::vocabulary::{BuiltTokenizer, Library, TextNormalizer, build};

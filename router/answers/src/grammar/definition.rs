@@ -3,6 +3,10 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+/// The maximum count of one repetition: characters of a string, items of a list, `{n}` in an
+/// expression.
+pub(super) const MAX_REPETITIONS: u32 = 10_000;
+
 /// A language of texts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Grammar {

@@ -16,7 +16,7 @@ use super::parser_memory::ParserMemory;
 use super::repeated_keys::QuoteTokens;
 use super::schema::{self, SchemaPurpose, UnenforcedKeywords, without_broken_tools};
 use super::vocabulary::Vocabulary;
-use crate::thread_time;
+use millrace_text::thread_time;
 
 /// The stack for compiling, which is recursive, in bytes.
 pub(super) const STACK_BYTES: usize = 64 << 20;

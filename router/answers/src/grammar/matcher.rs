@@ -9,7 +9,8 @@ use super::compiled::CompiledGrammar;
 use super::llguidance_support::{catch_panics, error_summary, mask_of, next_mask, parser_bytes};
 use super::parser_memory::ParserMemoryShare;
 use super::repeated_keys::KeyTracker;
-use crate::{Constraint, Mask, thread_time};
+use crate::{Constraint, Mask};
+use millrace_text::thread_time;
 
 /// The size of an item of the parser's table in bytes.
 const BYTES_PER_ITEM: usize = 16;

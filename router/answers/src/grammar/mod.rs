@@ -33,7 +33,6 @@ mod definition;
 mod error;
 mod factory;
 mod gbnf;
-mod limits;
 mod llguidance_support;
 mod mark_tokens;
 mod matcher;

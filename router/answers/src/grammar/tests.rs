@@ -10,7 +10,8 @@ use rand::{Rng, SeedableRng};
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::{Constraint, Mask, thread_time};
+use crate::{Constraint, Mask};
+use millrace_text::thread_time;
 
 /// The model's vocabulary size. As in real models, it is larger than the tokenizer's.
 const VOCAB: u32 = 300;

@@ -172,7 +172,7 @@ mod tests {
 
     use super::*;
     use crate::reasoning::ReasoningFormat;
-    use crate::thread_time;
+    use millrace_text::thread_time;
 
     fn read(format: ReasoningFormat, start: ReasoningStart, pieces: &[&str]) -> (String, String) {
         let mut splitter = ReasoningSplitter::new(format.marks(), start);

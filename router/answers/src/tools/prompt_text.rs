@@ -61,7 +61,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::thread_time;
+    use millrace_text::thread_time;
 
     fn messages(calls: usize) -> Vec<Value> {
         let call = json!({"function": {"name": "get", "arguments": {"n": 1}}});

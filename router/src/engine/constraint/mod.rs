@@ -13,8 +13,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 
-use millrace_answers::{Constraint, Mask, thread_time};
+use millrace_answers::{Constraint, Mask};
 use millrace_scheduler::SeqId;
+use millrace_text::thread_time;
 use tokio::sync::mpsc;
 
 use self::queue::{CpuAccount, MaskQueue, WorkerKind};

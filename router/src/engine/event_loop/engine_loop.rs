@@ -17,12 +17,12 @@ use crate::engine::config::EngineConfig;
 use crate::engine::constraint::MaskPool;
 use crate::engine::departures::Departures;
 use crate::engine::dispatch::EventBatch;
+use crate::engine::event::EngineState;
 use crate::engine::groups::{Groups, StateReporter};
 use crate::engine::kept_adapters::KeptAdapter;
 use crate::engine::metrics::{GroupMetrics, StepTimer};
 use crate::engine::occupancy::{Occupancy, StartRate};
 use crate::engine::restart_policy::{LossTracker, RestartPolicy};
-use crate::engine::state::EngineState;
 use crate::engine::step_pace::StepPace;
 use crate::engine::supervisor::{Supervisor, SupervisorEvent};
 

@@ -30,12 +30,12 @@ use self::engine_loop::{EngineLoop, EngineOutputs, SHUTTING_DOWN};
 use super::command::EngineCommand;
 use super::config::EngineConfig;
 use super::dispatch;
+use super::event::EngineState;
 use super::event::{GenerationEvent, GenerationFailure};
 use super::first_group::{Loaded, load};
 use super::groups::StateReporter;
 use super::preparation::Preparation;
 use super::restart_policy::RestartPolicy;
-use super::state::EngineState;
 use super::supervisor::{GroupFactory, ShardTimeouts, Supervisor};
 
 /// How the engine gets its shards for the first time.

@@ -7,12 +7,12 @@ use millrace_scheduler::{SchedulerLimits, SequenceEvent};
 use tokio::time::Instant;
 
 use super::engine_loop::EngineLoop;
+use crate::engine::event::EngineState;
 use crate::engine::event::GenerationFailure;
 use crate::engine::kept_adapters::LostAdapter;
 use crate::engine::loss::{GroupLoss, LossCause};
 use crate::engine::metrics::{self, StepTimer, StepTimes};
 use crate::engine::restart_policy::RestartDecision;
-use crate::engine::state::EngineState;
 use crate::engine::supervisor::{GroupFailure, SupervisorEvent};
 
 impl EngineLoop<'_> {

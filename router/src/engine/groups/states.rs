@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
 use super::ReadyGroups;
-use crate::engine::state::EngineState;
+use crate::engine::event::EngineState;
 
 /// The states of all groups.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ pub(super) use error::{MessagesError, error, refused, unauthorized};
 pub(super) use models::{AnthropicModel, AnthropicModelList, is_client};
 
 use super::app::App;
-use super::panic;
+use super::layers;
 
 /// The schema that no route names itself.
 #[derive(OpenApi)]
@@ -28,5 +28,5 @@ pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::with_openapi(AnthropicDocs::openapi())
         .routes(routes!(messages::messages))
         .routes(routes!(messages::count_tokens))
-        .layer(panic::answered_by(error::internal))
+        .layer(layers::answer_panics_with(error::internal))
 }

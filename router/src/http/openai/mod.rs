@@ -29,7 +29,7 @@ pub(super) use prompts::PromptList;
 pub(super) use tool_choice::tool_selection;
 
 use super::app::App;
-use super::panic;
+use super::layers;
 
 /// The schema that no route names itself.
 #[derive(OpenApi)]
@@ -46,5 +46,5 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(responses::responses))
         .routes(routes!(adapters::load))
         .routes(routes!(adapters::unload))
-        .layer(panic::answered_by(error::internal))
+        .layer(layers::answer_panics_with(error::internal))
 }

@@ -9,11 +9,11 @@ use utoipa_axum::routes;
 pub(super) use vertex::predict;
 
 use super::app::App;
-use super::{panic, tgi};
+use super::{layers, tgi};
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(sagemaker::invocations))
         .routes(routes!(vertex::predict))
-        .layer(panic::answered_by(tgi::internal))
+        .layer(layers::answer_panics_with(tgi::internal))
 }

@@ -9,7 +9,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::app::App;
-use super::{panic, tgi};
+use super::{layers, tgi};
 
 /// The path of the classes of texts. It is also a usual choice of Vertex AI for its predictions.
 pub(super) const PREDICT: &str = "/predict";
@@ -25,5 +25,5 @@ pub(super) fn routes(chosen: Option<&str>) -> OpenApiRouter<App> {
         .merge(predict)
         .routes(routes!(rerank::rerank))
         .routes(routes!(similarity::similarity))
-        .layer(panic::answered_by(tgi::internal))
+        .layer(layers::answer_panics_with(tgi::internal))
 }

@@ -265,7 +265,7 @@ async fn a_panic_becomes_a_response() {
     }
     let app = axum::Router::new()
         .route("/", axum::routing::get(panicking))
-        .layer(super::super::panic::answered_by(super::super::tgi::unhealthy));
+        .layer(super::super::layers::answer_panics_with(super::super::tgi::unhealthy));
     let reply = app.oneshot(Request::get("/").body(Body::empty()).unwrap()).await.unwrap();
     assert_eq!(reply.status(), StatusCode::SERVICE_UNAVAILABLE);
 }

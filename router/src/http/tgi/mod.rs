@@ -19,7 +19,7 @@ pub(super) use generate::{compat, generate_best};
 pub(super) use types::{GenerateParameters, GenerateRequest, default_parameters};
 
 use super::app::App;
-use super::panic;
+use super::layers;
 
 /// The schemas that no route names itself.
 #[derive(OpenApi)]
@@ -42,5 +42,5 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(chat_tokenize::chat_tokenize))
         .routes(routes!(info::info))
         .routes(routes!(info::version))
-        .layer(panic::answered_by(error::internal))
+        .layer(layers::answer_panics_with(error::internal))
 }

@@ -10,9 +10,9 @@
 
 use std::ops::Range;
 
+use super::conversation::RenderedPrompt;
 use super::encoded::EncodedText;
 use super::error::TextError;
-use super::rendered::RenderedPrompt;
 use super::split_points::SplitPoint;
 use super::tokenizer::Tokenizer;
 

@@ -16,7 +16,7 @@ use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::{Map, Value};
 
 use super::conversation::Conversation;
-use super::rendered::RenderedPrompt;
+use super::conversation::RenderedPrompt;
 
 /// The number of random digits at the start of every placeholder of a request.
 const NONCE_DIGITS: usize = 20;

@@ -14,12 +14,12 @@ use std::time::Duration;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value, context};
 use tokio::sync::Semaphore;
 
-use super::error::TemplateError;
 use super::roles::RoleSupport;
 use super::{messages, python, source_limits};
 use crate::control_tokens::ControlTokenGuard;
 use crate::conversation::Conversation;
-use crate::rendered::RenderedPrompt;
+use crate::conversation::RenderedPrompt;
+use crate::error::TemplateError;
 
 /// The number of template instructions that one rendering may execute. The longest published
 /// templates need some thousands per message.

@@ -9,7 +9,6 @@
 //! | `python` | differences between Jinja2 and minijinja |
 
 mod chat_template;
-mod error;
 mod messages;
 mod python;
 mod roles;
@@ -21,4 +20,3 @@ mod jinja_tests;
 mod published_tests;
 
 pub use chat_template::ChatTemplate;
-pub use error::TemplateError;

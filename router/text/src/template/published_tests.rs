@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use chrono::{Local, NaiveDate};
 use serde_json::Value;
 
-use super::{ChatTemplate, TemplateError};
+use super::ChatTemplate;
 use crate::Conversation;
+use crate::TemplateError;
 
 /// The date formats that templates use.
 const DAYS: [&str; 5] = ["%Y-%m-%d", "%d %B %Y", "%d %b %Y", "%B %d, %Y", "%b %d %Y"];

@@ -6,8 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 
-use super::error::TemplateError;
 use crate::conversation::Conversation;
+use crate::error::TemplateError;
 
 /// Renders a conversation with the template under test.
 type Render<'a> = &'a dyn Fn(&Conversation) -> Result<String, TemplateError>;

@@ -5,7 +5,7 @@
 //! from the model folder, and a stack overflow would end the server. Therefore templates are
 //! checked here and then parsed on a stack that is large enough for every template that passes.
 
-use super::error::TemplateError;
+use crate::error::TemplateError;
 
 /// The maximum length of a template in bytes. Published templates have less than 20 kB.
 const MAX_BYTES: usize = 1 << 20;

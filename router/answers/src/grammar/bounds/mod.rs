@@ -20,6 +20,7 @@ use super::schema::without_broken_tools;
 
 /// The maximum size in bytes of a grammar's text, or of a schema as JSON.
 const MAX_GRAMMAR_BYTES: usize = 256 << 10;
+
 /// Refuses a grammar that has too many bytes, and returns the approximate number of bytes
 /// otherwise. It stops reading at the limit.
 ///
@@ -126,7 +127,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::thread_time;
+    use millrace_text::thread_time;
 
     /// Returns the shortest of several CPU times, which other work on the machine disturbs least.
     fn fastest(work: impl Fn()) -> Duration {

@@ -4,8 +4,8 @@
 //! This module computes the length of the expanded repetitions and the depth of brackets. It does
 //! not understand the whole syntax. The compiler's limits bound the expressions that it misjudges.
 
+use crate::grammar::definition::MAX_REPETITIONS;
 use crate::grammar::error::GrammarError;
-use crate::grammar::limits::MAX_REPETITIONS;
 
 /// The maximum number of bytes in the braces of an escape.
 const MAX_ESCAPE_BYTES: usize = 64;
@@ -124,7 +124,7 @@ impl ExpandedLengths {
 
     /// Repeats the last part.
     pub(super) fn repeat(&mut self, count: u64) -> Result<(), GrammarError> {
-        if count > MAX_REPETITIONS {
+        if count > u64::from(MAX_REPETITIONS) {
             return Err(GrammarError::too_complex(format!("a count of more than {MAX_REPETITIONS}")));
         }
         let before = self.last;

@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use super::{intersections, regex};
+use crate::grammar::definition::MAX_REPETITIONS;
 use crate::grammar::error::GrammarError;
-use crate::grammar::limits::MAX_REPETITIONS;
 use crate::grammar::schema::{exceeds_max_count, location};
 
 /// The maximum depth of a schema's objects and lists.
@@ -125,7 +125,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::thread_time;
+    use millrace_text::thread_time;
 
     #[test]
     fn a_schema_of_many_intersections_takes_a_bounded_time() {

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
+use crate::grammar::definition::MAX_REPETITIONS;
+
 /// The maximum depth of groups in groups.
 const MAX_DEPTH: usize = 64;
-/// The largest number of repetitions.
-const MAX_REPETITIONS: u32 = 10_000;
 
 /// The name of the rule that describes the whole text.
 const ROOT: &str = "root";

@@ -24,8 +24,8 @@ use std::collections::{BTreeSet, HashSet};
 use llguidance::derivre::RegexBuilder;
 use serde_json::{Map, Value, json};
 
+use super::definition::MAX_REPETITIONS;
 use super::error::GrammarError;
-use super::limits::MAX_REPETITIONS;
 use super::llguidance_support::catch_panics;
 pub(super) use broken_tools::without_broken_tools;
 pub use references::with_plain_references;
@@ -548,7 +548,7 @@ fn is_short_decimal(value: &Value) -> bool {
 
 /// Whether a count exceeds the maximum of a grammar.
 pub(super) fn exceeds_max_count(value: &Value) -> bool {
-    value.as_f64().is_some_and(|count| count > MAX_REPETITIONS as f64)
+    value.as_f64().is_some_and(|count| count > f64::from(MAX_REPETITIONS))
 }
 
 /// Keywords that determine which other properties are allowed, or that add properties.

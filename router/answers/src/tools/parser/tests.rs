@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::thread_time;
 use crate::tools::{Tool, ToolChoice};
+use millrace_text::thread_time;
 
 fn tools(parallel: bool) -> AllowedTools {
     let properties = json!({"s": {"type": "string"}, "e": {"enum": ["a", "1"]}, "n": {"type": "integer"}, "m": {"type": ["string", "null"]}});

@@ -5,7 +5,7 @@ use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use super::json::JsonStyle;
-use super::padding::center;
+use super::methods::center;
 use super::repr::printed;
 
 pub(super) fn install(environment: &mut Environment<'_>) {

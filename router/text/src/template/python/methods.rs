@@ -3,7 +3,8 @@
 use minijinja::value::{ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-use super::padding::{MAX_WIDTH, center};
+/// The maximum width of padded text in characters. The width comes from the template.
+const MAX_WIDTH: usize = 1 << 16;
 
 /// Calls a method that minijinja does not implement for the value.
 pub(super) fn call(state: &State, value: &Value, name: &str, given: &[Value]) -> Result<Value, Error> {
@@ -167,4 +168,14 @@ fn expand_tabs(text: &str, size: usize) -> String {
         }
     }
     expanded
+}
+
+/// Implements `str.center`. If the padding is odd, a text of even length gets the additional
+/// character on the left.
+pub(super) fn center(text: &str, width: usize, fill: char) -> String {
+    let width = width.min(MAX_WIDTH);
+    let missing = width.saturating_sub(text.chars().count());
+    let left = missing / 2 + (missing & width & 1);
+    let fill = |count: usize| fill.to_string().repeat(count);
+    format!("{}{text}{}", fill(left), fill(missing - left))
 }

@@ -10,14 +10,12 @@
 //! | `json` | the filter `tojson` in the format of `json.dumps` |
 //! | `filters` | filters of Jinja2 |
 //! | `methods` | methods of Python's strings, lists and dictionaries |
-//! | `padding` | text that is padded to a width |
 //! | `tests` | `is` tests of Jinja2 |
 //! | `percent` | the operator `'…' % value` |
 
 mod filters;
 mod json;
 mod methods;
-mod padding;
 mod percent;
 mod repr;
 mod tests;

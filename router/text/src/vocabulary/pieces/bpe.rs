@@ -3,7 +3,7 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, HashMap};
 
-use super::part::Part;
+use super::text_pieces::Part;
 use super::text_pieces::TextPieces;
 
 /// A part of the text that has not been merged into its left neighbor.

@@ -6,7 +6,6 @@
 
 mod bpe;
 mod normalize;
-mod part;
 mod symbols;
 mod text_pieces;
 mod unigram;
@@ -14,7 +13,7 @@ mod unigram;
 use std::collections::{HashMap, HashSet};
 
 use millrace_formats::vocabulary::{PieceAlgorithm, PieceKind, PieceVocabulary};
-use part::Part;
+use text_pieces::Part;
 use text_pieces::TextPieces;
 use tokenizers::Token;
 

@@ -1,4 +1,4 @@
-//! The pieces that text can become.
+//! The pieces that text can become, and the parts that they cover.
 
 use std::collections::HashMap;
 
@@ -39,4 +39,13 @@ impl TextPieces {
         }
         self.matched.get(text).copied()
     }
+}
+
+/// A part of a normalized text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) start: usize,
+    pub(super) end: usize,
+    /// The index of the piece; `None` if no piece covers the part.
+    pub(super) piece: Option<u32>,
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use millrace_formats::vocabulary::{Piece, PieceKind};
 
-use super::part::Part;
+use super::text_pieces::Part;
 
 /// The distance of the score of unknown characters from the lowest score, as in SentencePiece.
 const UNKNOWN_PENALTY: f32 = 10.0;
