@@ -6,7 +6,6 @@ mod allocator;
 mod cli;
 mod commands;
 mod config;
-mod demo;
 mod devices;
 mod disk_cache;
 mod environment;

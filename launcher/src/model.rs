@@ -8,8 +8,17 @@ use millrace_formats::{dangling_link, regular_file};
 
 use crate::adapter_config::{AdapterConfiguration, CONFIGURATION};
 use crate::cli::{LoadFormat, ModelArgs};
-use crate::demo;
 use crate::hub::{self, FetchedModel, HubSettings, Repository, WeightDownload};
+
+/// The files of the demo model, by name. They are embedded in the binary, so that `millrace serve`
+/// works without a download.
+pub(crate) const DEMO: &[(&str, &[u8])] = &[
+    ("config.json", include_bytes!("../../models/demo/config.json")),
+    ("generation_config.json", include_bytes!("../../models/demo/generation_config.json")),
+    ("model.safetensors", include_bytes!("../../models/demo/model.safetensors")),
+    ("tokenizer.json", include_bytes!("../../models/demo/tokenizer.json")),
+    ("tokenizer_config.json", include_bytes!("../../models/demo/tokenizer_config.json")),
+];
 
 /// Location of the files of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +35,7 @@ impl Location {
     /// Returns the source of the checkpoint's files.
     pub(crate) fn source(self) -> Source {
         match self {
-            Location::Demo => Source::Memory(demo::FILES),
+            Location::Demo => Source::Memory(DEMO),
             Location::Folder(folder) => Source::Directory(folder),
             Location::File(file) => Source::File(file),
         }

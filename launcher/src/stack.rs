@@ -27,7 +27,7 @@ use crate::model::{Location, locate};
 use crate::nodes::{Leader, LocalRanks};
 use crate::shard_message::ShardMessage;
 use crate::sizes::AskedSizes;
-use crate::{demo, logging, progress};
+use crate::{logging, model, progress};
 
 /// Everything about serving that is neither the model nor the engine. The default suits a single
 /// request.
@@ -179,7 +179,7 @@ impl Stack {
 /// tokenizer, that of the demo model is used.
 fn assets(location: &Location, format: LoadFormat) -> Result<Assets> {
     match location {
-        Location::Demo => Ok(Assets::from_files(demo::FILES)?),
+        Location::Demo => Ok(Assets::from_files(model::DEMO)?),
         Location::Folder(folder)
             if format == LoadFormat::Dummy
                 && !millrace_text::assets::tokenizer_files().any(|name| folder.join(name).exists()) =>
@@ -187,7 +187,7 @@ fn assets(location: &Location, format: LoadFormat) -> Result<Assets> {
             tracing::warn!(
                 "there is no tokenizer beside the dummy weights: using the tokenizer of the demo model"
             );
-            Ok(Assets::from_files(demo::FILES)?)
+            Ok(Assets::from_files(model::DEMO)?)
         }
         Location::Folder(folder) => Ok(Assets::from_dir(folder)?),
         Location::File(file) => model_file_assets(file),

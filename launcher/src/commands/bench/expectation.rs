@@ -118,7 +118,7 @@ pub(super) mod tests {
     /// Returns the expectation for the demo model after a first run of 10 tokens, which took 20 ms,
     /// and a decode step of 1 ms.
     pub(in crate::commands::bench) fn expectation(prompt: usize, workloads: &[BenchWorkload]) -> Expectation {
-        let model = families::load_dummy(&Source::Memory(crate::demo::FILES), &Default::default()).unwrap();
+        let model = families::load_dummy(&Source::Memory(crate::model::DEMO), &Default::default()).unwrap();
         let storage = WeightStorage::choose(DType::BF16, None, &model, &UnpaddedDevice).unwrap();
         let estimate = ShardEstimate::new(&model.spec, 1, storage, KvFormat::from(DType::BF16)).unwrap();
         let first =

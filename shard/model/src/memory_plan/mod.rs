@@ -3,19 +3,18 @@
 //!
 //! All arithmetic saturates, so that absurd sizes are refused as too large.
 
-mod device_sizes;
 mod error;
 mod layer_split;
 
-use millrace_backend::{KvFormat, Overheads, Sizing};
-use millrace_numbers::DType;
+use millrace_backend::{KvFormat, KvSpec, Overheads, ProductShape, Sizing};
+use millrace_numbers::formats::exact_format;
+use millrace_numbers::{DType, Part, WeightFormat};
 
 use crate::adapters::adaptable;
 use crate::description::{AttentionHeads, DecoderSpec, HeadNormPlan, KeyChoice, WeightSlot, WeightStorage};
 use crate::step_sizes::{activation_elements, attention, products, routing_bytes, step_size};
 use crate::{AdapterLimits, ShardLimits};
 
-pub use device_sizes::UnpaddedDevice;
 pub use error::PlanError;
 pub use layer_split::{HostPlan, HostRequest, plan_split, with_layers};
 
@@ -499,6 +498,29 @@ impl Footprint {
         ]
         .into_iter()
         .fold(0, usize::saturating_add)
+    }
+}
+
+/// A device without padding and workspace, for estimates without a device. It keeps the
+/// same stored formats as the CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnpaddedDevice;
+
+impl Sizing for UnpaddedDevice {
+    fn stored_format(&self, parts: &[Part]) -> Option<WeightFormat> {
+        exact_format(parts)
+    }
+
+    fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize {
+        format.bytes(out, cols)
+    }
+
+    fn kv_bytes(&self, spec: &KvSpec) -> usize {
+        spec.bytes()
+    }
+
+    fn scratch_bytes(&self, _products: &[ProductShape]) -> usize {
+        0
     }
 }
 
