@@ -126,6 +126,8 @@ mod tests {
                 mask_follows: !sample,
                 save_state: sample.then_some(start),
                 drafts: vec![count; slot as usize % 4],
+                keep_state: sample.then_some(slot),
+                restore_state: (!sample).then_some(count),
             })
             .collect();
         ToShard { message: Some(to_shard::Message::Step(Step { id, rows, ..Default::default() })) }

@@ -237,6 +237,16 @@ pub struct Row {
     /// the slot is sent before the answer.
     #[prost(uint32, repeated, tag = "11")]
     pub drafts: ::prost::alloc::vec::Vec<u32>,
+    /// If set, the recurrent states of the sequence before the row are kept in this checkpoint, whose
+    /// contents before are gone. A row with drafts needs it if the model has such states, because they
+    /// cannot go back to the last right draft.
+    #[prost(uint32, optional, tag = "12")]
+    pub keep_state: ::core::option::Option<u32>,
+    /// If set, the recurrent states of this checkpoint take the place of those of the sequence before
+    /// the row, which starts at the position where they were kept. No draft was right from there on,
+    /// or the row runs the right ones again. All states are restored before any are kept or saved.
+    #[prost(uint32, optional, tag = "13")]
+    pub restore_state: ::core::option::Option<u32>,
 }
 /// Sampling parameters. They apply in this order: watermark, repetition, frequency and presence
 /// penalties, logit bias, early end tokens, the row's allowed tokens, temperature, top-k, top-p,

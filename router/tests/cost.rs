@@ -72,6 +72,8 @@ const FLOOR_BYTES: u64 = 4 << 20;
 /// The number of bytes that may be allocated for each byte of input, and for the work itself.
 const MAX_BYTES_PER_BYTE: u64 = 20_000;
 const MAX_BYTES: u64 = 256 << 20;
+/// The number of bytes that work may allocate that limits of its own end.
+const MAX_LIMITED_BYTES: u64 = 1 << 30;
 /// The number of additional measurements of a suspicious cost. The least one counts.
 const CONFIRMATIONS: u32 = 12;
 /// The pause before the second of them. It grows by itself with each further one, so that a time in
@@ -162,7 +164,8 @@ impl Costs {
             let each = last.nanoseconds / bytes;
             return Some(format!("{each} ns for each byte; {budget} are allowed in this build"));
         }
-        if last.allocated > MAX_BYTES.max(bytes * MAX_BYTES_PER_BYTE) {
+        let most = if allowance > 0 { MAX_LIMITED_BYTES } else { MAX_BYTES };
+        if last.allocated > most.max(bytes * MAX_BYTES_PER_BYTE) {
             return Some(format!("{} bytes allocated for each byte", last.allocated / bytes));
         }
         let grows = |what: &str, cost: fn(&Cost) -> u64, floor: u64| {
@@ -173,7 +176,7 @@ impl Costs {
             (is_much && once > GROWTH && twice > GROWTH)
                 .then(|| format!("{what} grows {once:.1} and {twice:.1} times when the input doubles"))
         };
-        let bytes_floor = if allowance > 0 { MAX_BYTES } else { FLOOR_BYTES };
+        let bytes_floor = if allowance > 0 { MAX_LIMITED_BYTES } else { FLOOR_BYTES };
         grows("CPU time", |cost| cost.nanoseconds, FLOOR_NANOSECONDS.max(allowance))
             .or_else(|| grows("allocated memory", |cost| cost.allocated, bytes_floor))
     }

@@ -15,15 +15,21 @@ pub(crate) fn prompt_handling(spec: &DecoderSpec) -> PromptHandling {
 }
 
 /// Returns why steps of the model on a device cannot verify drafts; `None` if they can. The device
-/// takes up to `steps_ahead` steps at once.
-pub(crate) fn no_drafts(spec: &DecoderSpec, steps_ahead: usize) -> Option<&'static str> {
+/// takes up to `steps_ahead` steps at once, and has so many checkpoints of recurrent states.
+pub(crate) fn no_drafts(
+    spec: &DecoderSpec,
+    steps_ahead: usize,
+    state_checkpoints: Option<usize>,
+) -> Option<&'static str> {
     match prompt_handling(spec) {
-        PromptHandling::Unshared => Some("recurrent layers cannot forget a wrong draft"),
         PromptHandling::Whole => Some("the tokens of a prompt attend to the ones after them"),
-        PromptHandling::Shared if spec.head.is_absent => Some("the model generates no text"),
+        _ if spec.head.is_absent => Some("the model generates no text"),
         // Such a device appends the tokens that it samples itself.
-        PromptHandling::Shared if steps_ahead > 1 => Some("drafts are only verified on the CPU"),
-        PromptHandling::Shared => None,
+        _ if steps_ahead > 1 => Some("drafts are only verified on the CPU"),
+        PromptHandling::Unshared if state_checkpoints == Some(0) => {
+            Some("recurrent layers go back to a checkpoint after a wrong draft, and there are none")
+        }
+        PromptHandling::Unshared | PromptHandling::Shared => None,
     }
 }
 
@@ -46,8 +52,9 @@ mod tests {
         ] {
             let spec = families::spec(&Source::Directory(golden.join(folder))).unwrap();
             assert_eq!(prompt_handling(&spec), want, "{folder}");
-            assert_eq!(no_drafts(&spec, 1).is_none(), want == PromptHandling::Shared, "{folder}");
-            assert!(no_drafts(&spec, 2).is_some(), "{folder}");
+            assert_eq!(no_drafts(&spec, 1, None).is_none(), want != PromptHandling::Whole, "{folder}");
+            assert_eq!(no_drafts(&spec, 1, Some(0)).is_none(), want == PromptHandling::Shared, "{folder}");
+            assert!(no_drafts(&spec, 2, None).is_some(), "{folder}");
         }
     }
 }

@@ -231,9 +231,16 @@ impl<B: Backend> LoadedModel<B> {
         rows.extend(slots.seq_rows(batch));
         let mut samples = emptied(mem::take(&mut self.sample_rows));
         samples.extend(slots.sample_rows(batch));
-        let Batch { tokens, outputs, restored_states, saved_states, .. } = batch;
-        let input =
-            StepInput { tokens, rows: &rows, outputs, samples: &samples, restored_states, saved_states };
+        let Batch { tokens, outputs, restored_states, kept_states, saved_states, .. } = batch;
+        let input = StepInput {
+            tokens,
+            rows: &rows,
+            outputs,
+            samples: &samples,
+            restored_states,
+            kept_states,
+            saved_states,
+        };
         let step = decoder.compute(backend, queue, &input)?;
         (self.seq_rows, self.sample_rows) = (emptied(rows), emptied(samples));
         Ok(step)

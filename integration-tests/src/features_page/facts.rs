@@ -113,11 +113,9 @@ pub(super) const FACTS: &[(&str, &str, Fact)] = &[
     ("speculation", "tensor parallel", DRAFTS),
     ("speculation", "replicas", QUANTIZED_TOGETHER),
     ("speculation", "tiers", SIMULATION),
-    ("speculation", "recurrent layers", Fact::No {
-        sentence: "recurrent layers cannot forget a wrong draft",
-        source: "shard/src/prompt_handling.rs",
-        test: "integration-tests/tests/server/drafts.rs::models_that_cannot_verify_drafts_say_so",
-    }),
+    ("speculation", "recurrent layers", Fact::Yes(
+        "integration-tests/tests/server/drafts.rs::drafts_change_no_token_of_models_with_recurrent_layers",
+    )),
     ("speculation", "CUDA", Fact::No {
         sentence: "drafts are only verified on the CPU",
         source: "shard/src/prompt_handling.rs",

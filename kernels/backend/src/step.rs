@@ -127,8 +127,12 @@ pub struct StepInput<'a> {
     /// How tokens are sampled after each of `outputs`, which are then the last tokens of rows.
     /// Empty if nothing is sampled.
     pub samples: &'a [SampleRow<'a>],
-    /// The states with which sequences begin, copied to their slots before the step.
+    /// The states with which sequences begin or to which they go back, copied to their slots before
+    /// the step.
     pub restored_states: &'a [StateCopy],
+    /// The states of sequences to be kept, copied from their slots before the step, after those
+    /// that are restored.
+    pub kept_states: &'a [StateCopy],
     /// The states of sequences to be kept, copied from their slots after the step.
     pub saved_states: &'a [StateCopy],
 }
@@ -141,6 +145,7 @@ impl StepInput<'_> {
         outputs: &[],
         samples: &[],
         restored_states: &[],
+        kept_states: &[],
         saved_states: &[],
     };
 }

@@ -92,9 +92,10 @@ pub(crate) struct EngineArgs {
     #[arg(long, env = "PREFIX_CACHING", default_value_t = true, action = clap::ArgAction::Set, value_name = "true|false",
           value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) prefix_caching: bool,
-    /// Checkpoints of recurrent states, with which later prompts that have the same prefix begin;
-    /// `off` for none. Each takes as much memory as the states of a sequence. If absent, one for
-    /// each sequence of --max-batch-size, but not more than 32
+    /// Checkpoints of recurrent states, with which later prompts that have the same prefix begin,
+    /// and to which a sequence goes back after a wrong guess (--speculate); `off` for none. Each
+    /// takes as much memory as the states of a sequence. If absent, one for each sequence of
+    /// --max-batch-size, but not more than 32
     #[arg(long, env = "STATE_CHECKPOINTS", value_name = "N|off", value_parser = state_checkpoints)]
     pub(crate) state_checkpoints: Option<u32>,
     /// Guess up to N tokens of an answer from what its text and its prompt repeat, and verify them
@@ -171,7 +172,9 @@ impl EngineArgs {
     /// Returns the number of checkpoints of recurrent states, if it is given. The prefix cache uses
     /// them alone.
     pub(crate) fn state_checkpoints(&self) -> Option<usize> {
-        if self.prefix_caching { self.state_checkpoints.map(|n| n as usize) } else { Some(0) }
+        // Without a prefix cache, only drafts need some.
+        let is_used = self.prefix_caching || self.drafts() > 0;
+        if is_used { self.state_checkpoints.map(|n| n as usize) } else { Some(0) }
     }
 
     /// Returns the maximum number of drafts of a row.

@@ -107,8 +107,12 @@ impl Scheduler {
         let right = tokens.saturating_sub(1);
         self.drafted_tokens += row.drafts.len() as u64;
         self.accepted_drafts += right as u64;
+        let rewinds = has_tokens && right < row.drafts.len() && self.limits.keeps_states();
         // A deferred row has computed its position, which the next row computes again.
-        let computed = row.computed + right - usize::from(row.deferred);
+        let computed = match rewinds {
+            true => row.start,
+            false => row.computed + right - usize::from(row.deferred),
+        };
         if row.mask_follows && has_tokens {
             self.update(row.sequence, |sequence| sequence.note_mask_in_time());
         }
@@ -117,7 +121,10 @@ impl Scheduler {
             // A row from before a preemption was computed in other blocks. A wrong block in the
             // tree would harm every sequence that shares it.
             if running.first_step <= step {
-                running.add_positions(right);
+                match rewinds {
+                    true => running.rewind(row.start),
+                    false => running.add_positions(right),
+                }
                 let Sequence { block_hashes, tokens, .. } = &running.sequence;
                 self.cache.publish(&mut running.table, block_hashes, tokens, computed);
             }

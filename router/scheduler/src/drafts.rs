@@ -6,6 +6,10 @@
 //! the next one is likely enough, as DSpark does. The chance of the n-th draft of a sequence is the
 //! n-th power of its [confidence](super::drafter::Drafter::confidence).
 //!
+//! Recurrent states cannot go back to the last right draft. Before a row with drafts they are kept
+//! in a checkpoint, and if a draft is wrong, the next row begins with them and runs the right ones
+//! again. The time of that is a part of the cost of a draft.
+//!
 //! Drafts need the last token of their sequence, so they cannot be planned while a row of it is in
 //! flight. If drafts are expected to pay, the scheduler plans no step ahead; otherwise it does as
 //! if there were no drafts. A step with drafts is answered before the next one is planned, because
@@ -30,6 +34,8 @@ const MARGIN: f64 = 1.1;
 struct Candidate {
     /// The chance that the draft is accepted.
     chance: f64,
+    /// The chance that all drafts before it are accepted, and it is not.
+    wrong: f64,
     /// Index among the running sequences.
     index: usize,
     /// Number of drafts that the sequence has.
@@ -56,7 +62,8 @@ impl Scheduler {
     pub(super) fn has_drafts(&self) -> bool {
         let SchedulerLimits { max_drafts, .. } = self.limits;
         // The position of a wrong draft is run again.
-        let can_verify = max_drafts > 0 && self.limits.reruns_positions();
+        let keeps_states = self.limits.keeps_states() && self.cache.draft_checkpoints() > 0;
+        let can_verify = max_drafts > 0 && (self.limits.reruns_positions() || keeps_states);
         self.options.drafts > 0 && can_verify && self.quarantine.is_empty()
     }
 
@@ -83,10 +90,19 @@ impl Scheduler {
             return;
         }
         let chosen = self.choose_drafts(self.unplanned_tokens(), true);
+        let keeps_states = self.limits.keeps_states();
+        let kept = self.running.iter().filter(|running| running.kept().is_some()).count();
+        let mut free = self.cache.draft_checkpoints().saturating_sub(kept);
         for (running, count) in self.running.iter_mut().zip(chosen) {
+            let lacks_checkpoint = keeps_states && running.kept().is_none();
             // Blocks come last: a sequence keeps them, even if its drafts do not fit the messages.
-            if count == 0 || !running.take_draft_bytes(count, bytes) {
+            if count == 0 || lacks_checkpoint && free == 0 || !running.take_draft_bytes(count, bytes) {
                 continue;
+            }
+            if lacks_checkpoint {
+                let Some(checkpoint) = self.cache.reserve_checkpoint() else { continue };
+                running.keep_in(checkpoint);
+                free -= 1;
             }
             // No sequence is preempted for a guess that does not fit into the blocks.
             let positions = running.positions_after(1 + count);
@@ -108,17 +124,22 @@ impl Scheduler {
             }
             running.add_decode(&mut load);
             if let Some(confidence) = running.confidence(is_planned) {
-                candidates.push(Candidate { chance: confidence, index, drafts: 0 });
+                candidates.push(Candidate { chance: confidence, wrong: 1.0 - confidence, index, drafts: 0 });
             }
         }
         let mut time = self.costs.predict(&load);
         let mut tokens = load.sampled();
         for _ in 0..room.min(self.limits.max_drafts) {
-            let Some(Candidate { chance, index, drafts }) = candidates.pop() else { break };
+            let Some(Candidate { chance, wrong, index, drafts }) = candidates.pop() else { break };
             let running = &self.running[index];
             let mut draft = StepLoad::default();
             running.add_draft(drafts, &mut draft);
-            let cost = self.costs.predict_additional(&draft);
+            let mut cost = self.costs.predict_additional(&draft);
+            if self.limits.keeps_states() {
+                let mut rerun = StepLoad::default();
+                running.add_rerun(drafts, &mut rerun);
+                cost += wrong * self.costs.predict_additional(&rerun);
+            }
             if !self.options.always_draft && chance * time <= MARGIN * tokens * cost {
                 break;
             }
@@ -126,7 +147,8 @@ impl Scheduler {
             chosen[index] = drafts + 1;
             let most = running.most_drafts().min(self.options.drafts);
             if let Some(confidence) = running.confidence(is_planned).filter(|_| drafts + 1 < most) {
-                candidates.push(Candidate { chance: chance * confidence, index, drafts: drafts + 1 });
+                let (right, wrong) = (chance * confidence, chance * (1.0 - confidence));
+                candidates.push(Candidate { chance: right, wrong, index, drafts: drafts + 1 });
             }
         }
         chosen

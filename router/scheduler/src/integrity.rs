@@ -67,7 +67,8 @@ impl Scheduler {
             .map(|RunningSequence { sequence, table, .. }| (table, sequence.block_hashes.as_slice()))
             .chain(self.copies.restores().map(DiskRestore::table));
         let rows = self.in_flight.iter().flat_map(|step| &step.rows);
-        let reserved: Vec<_> = rows.filter_map(|row| row.saves).collect();
+        let kept = self.running.iter().filter_map(RunningSequence::kept);
+        let reserved: Vec<_> = rows.filter_map(|row| row.saves).chain(kept).collect();
         self.cache.check_disk(&self.copies.restores().collect::<Vec<_>>())?;
         self.cache.check_integrity(&users.collect::<Vec<_>>(), &reserved)
     }

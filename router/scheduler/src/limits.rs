@@ -100,6 +100,11 @@ impl SchedulerLimits {
         self.prompt_handling == PromptHandling::Shared
     }
 
+    /// Whether recurrent states are kept before rows with drafts, because they cannot go back.
+    pub(super) fn keeps_states(&self) -> bool {
+        self.prompt_handling == PromptHandling::Unshared
+    }
+
     /// Whether a prompt must be computed by one row.
     pub(super) fn needs_whole_prompts(&self) -> bool {
         self.prompt_handling == PromptHandling::Whole

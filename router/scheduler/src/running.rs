@@ -47,6 +47,10 @@ pub(super) struct RunningSequence {
     save_positions: Vec<usize>,
     /// The checkpoint that the planned row saves.
     saves: Option<CheckpointId>,
+    /// The checkpoint for the states before a row with drafts, once the sequence had one.
+    kept: Option<CheckpointId>,
+    /// Whether the next row begins with the kept states, because a draft after them was wrong.
+    rewound: bool,
 }
 
 impl RunningSequence {
@@ -74,6 +78,8 @@ impl RunningSequence {
             restored: None,
             save_positions: Vec::new(),
             saves: None,
+            kept: None,
+            rewound: false,
         }
     }
 
@@ -103,6 +109,16 @@ impl RunningSequence {
     /// Notes that the row that ends at `position` has been answered.
     pub(super) fn end_save(&mut self, position: usize) {
         self.save_positions.retain(|&other| other != position);
+    }
+
+    /// The checkpoint in which states are kept before rows with drafts.
+    pub(super) fn kept(&self) -> Option<CheckpointId> {
+        self.kept
+    }
+
+    /// Keeps states in `checkpoint` before rows with drafts from now on.
+    pub(super) fn keep_in(&mut self, checkpoint: CheckpointId) {
+        self.kept = Some(checkpoint);
     }
 
     /// Maximum number of tokens of the next row.
@@ -196,6 +212,12 @@ impl RunningSequence {
     /// Adds the draft after so many others to a load.
     pub(super) fn add_draft(&self, others: usize, load: &mut StepLoad) {
         load.add(self.computed + 1 + others, 1, true);
+    }
+
+    /// Adds the positions to a load that are run again if the draft after so many others is the
+    /// first wrong one.
+    pub(super) fn add_rerun(&self, others: usize, load: &mut StepLoad) {
+        load.add(self.computed, 1 + others, false);
     }
 
     /// The chance of a draft after the last token, if the sequence can have drafts. If the step
@@ -299,6 +321,8 @@ impl RunningSequence {
         let (sequence, slot, computed) = (self.sequence.id, self.slot, self.computed);
         let drafts = std::mem::take(&mut self.drafts);
         let saves = self.saves.take();
+        let keeps = self.kept.filter(|_| !drafts.is_empty());
+        let restores = self.kept.filter(|_| std::mem::take(&mut self.rewound));
         let row = Row {
             slot: slot.0,
             start: start as u32,
@@ -310,6 +334,8 @@ impl RunningSequence {
             mask_follows,
             save_state: saves.map(|checkpoint| checkpoint.0),
             drafts: drafts.clone(),
+            keep_state: keeps.map(|checkpoint| checkpoint.0),
+            restore_state: restores.map(|checkpoint| checkpoint.0),
         };
         let deferred = false;
         let in_flight = RowInFlight {
@@ -331,6 +357,13 @@ impl RunningSequence {
     /// Notes that so many drafts were right, so their positions are computed.
     pub(super) fn add_positions(&mut self, drafts: usize) {
         self.computed += drafts;
+    }
+
+    /// Goes back to the kept states, from before the row at `position`, because a draft of it was
+    /// wrong. The next row runs its right drafts again.
+    pub(super) fn rewind(&mut self, position: usize) {
+        self.computed = position;
+        self.rewound = true;
     }
 
     /// Takes back the position of a deferred row, which the next row computes again.

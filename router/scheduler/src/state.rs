@@ -269,7 +269,9 @@ impl Scheduler {
 
     /// Takes the slot and the blocks of a running sequence back.
     pub(super) fn vacate(&mut self, index: usize) -> Sequence {
-        let RunningSequence { sequence, slot, table, .. } = self.running.remove(index);
+        let running = self.running.remove(index);
+        running.kept().into_iter().for_each(|checkpoint| self.cache.give_back(checkpoint));
+        let RunningSequence { sequence, slot, table, .. } = running;
         self.cache.release(table);
         self.adapter_places.note_use(sequence.adapter, self.next_step);
         self.free_slots.push(slot);

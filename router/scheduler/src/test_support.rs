@@ -416,6 +416,15 @@ impl PretendShard {
         }
         let end = start + row.count as usize;
         ensure(row.count > 0, || "an empty row".into())?;
+        if let Some(id) = row.restore_state {
+            let state = self.checkpoints.get(id as usize).copied().flatten().ok_or("nothing was kept")?;
+            ensure(occupant.computed.is_some(), || "a first row goes back".into())?;
+            (occupant.state, occupant.computed) = (state, Some(state.position));
+        }
+        if let Some(id) = row.keep_state {
+            ensure(!row.drafts.is_empty(), || "states are kept without drafts".into())?;
+            *self.checkpoints.get_mut(id as usize).ok_or("no such checkpoint")? = Some(occupant.state);
+        }
         ensure(start == occupant.computed.unwrap_or(start), || {
             format!("start {start}, but {:?} are computed", occupant.computed)
         })?;
@@ -490,7 +499,9 @@ impl PretendShard {
             token = nearest(token, allowed, vocab_size).ok_or("nothing is allowed")?;
         }
         let verifies = row.count == 1 && start >= occupant.prompt_len && !row.mask_follows;
-        let may_draft = verifies && allowed.is_empty() && handling == PromptHandling::Shared;
+        let is_recurrent = handling == PromptHandling::Unshared;
+        let can_verify = handling == PromptHandling::Shared || is_recurrent && row.keep_state.is_some();
+        let may_draft = verifies && allowed.is_empty() && can_verify;
         ensure(row.drafts.is_empty() || may_draft, || format!("drafts in {row:?}"))?;
         let mut sampled = vec![occupant.sample(row.slot, token)];
         let mut is_right = true;
@@ -507,6 +518,12 @@ impl PretendShard {
                 let token = draw(digest, draft, occupant.seed, vocab_size);
                 sampled.push(occupant.sample(row.slot, token));
             }
+        }
+        if is_recurrent && !row.drafts.is_empty() {
+            // The states have run wrong drafts as well.
+            let position = end + row.drafts.len();
+            occupant.state = RecurrentState { position, digest };
+            occupant.computed = Some(position);
         }
         Ok((sampled, scored))
     }

@@ -98,6 +98,7 @@ impl<H: HostMemory> HostLayers<H> {
         let open = backend.prepare(backend.begin(queue, input)?)?;
         device.download(residual, n, scratch, backend.host_mut(&mut states.residual, n))?;
         layers.copy_states(backend, input.restored_states)?;
+        layers.copy_states(backend, input.kept_states)?;
         layers.forward(&StepContext { backend: &*backend, step: &open, tokens: n }, states, group)?;
         layers.copy_states(backend, input.saved_states)?;
         Ok(device.upload(n, backend.host(&states.residual, n), scratch, residual)?)

@@ -215,6 +215,7 @@ impl<B: Backend> Decoder<B> {
         input: &StepInput<'_>,
     ) -> Result<OpenStep<'q, B::Queue>, Error> {
         self.forward.layers.copy_states(backend, input.restored_states)?;
+        self.forward.layers.copy_states(backend, input.kept_states)?;
         let open = self.forward_pass(backend, queue, input)?;
         self.forward.layers.copy_states(backend, input.saved_states)?;
         Ok(open)

@@ -110,7 +110,8 @@ pub(crate) fn start<P: Platform>(
     }
     let host = HostShare::open::<P>(placement, options, &model, &storage, free)?;
     let Model { spec, weights: source, .. } = model;
-    let no_drafts = no_drafts(&spec, backend.steps_ahead()).filter(|_| options.max_drafts > 0);
+    let no_drafts = no_drafts(&spec, backend.steps_ahead(), options.state_checkpoints);
+    let no_drafts = no_drafts.filter(|_| options.max_drafts > 0);
     if let Some(reason) = no_drafts.filter(|_| placement.rank == 0) {
         tracing::warn!("--speculate has no effect: {reason}");
     }

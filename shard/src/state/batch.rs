@@ -15,8 +15,10 @@ pub struct Batch {
     pub tokens: Vec<u32>,
     /// Indices into `tokens` whose logits are wanted, ascending.
     pub outputs: Vec<u32>,
-    /// The states that sequences begin with, as copies from checkpoints.
+    /// The states that sequences begin with or go back to, as copies from checkpoints.
     pub restored_states: Vec<StateCopy>,
+    /// The states before rows with drafts that are kept, as copies to checkpoints.
+    pub kept_states: Vec<StateCopy>,
     /// The states after rows that are kept, as copies to checkpoints.
     pub saved_states: Vec<StateCopy>,
     pub(super) rows: Vec<BatchRow>,
@@ -104,6 +106,7 @@ impl Batch {
             tokens: Vec::with_capacity(limits.max_step_tokens),
             outputs: Vec::with_capacity(limits.max_outputs()),
             restored_states: Vec::with_capacity(limits.max_sequences),
+            kept_states: Vec::with_capacity(limits.max_sequences),
             saved_states: Vec::with_capacity(limits.max_sequences),
             rows: Vec::with_capacity(limits.max_sequences),
             expected: Vec::with_capacity(limits.max_outputs()),
@@ -139,6 +142,7 @@ impl Batch {
         self.tokens.clear();
         self.outputs.clear();
         self.restored_states.clear();
+        self.kept_states.clear();
         self.saved_states.clear();
         self.rows.clear();
         self.expected.clear();

@@ -14,7 +14,7 @@ struct Drafted {
 
 impl Drafted {
     fn new() -> Self {
-        let limits = ShardLimits { max_drafts: 4, ..LIMITS };
+        let limits = ShardLimits { max_drafts: 4, state_checkpoints: 2, ..LIMITS };
         let mut drafted = Drafted { table: SlotTable::new(limits, VOCAB), batch: Batch::new(&limits) };
         let step = Step {
             admit: vec![admission(0, &[1, 2, 3])],
@@ -89,9 +89,50 @@ fn only_a_row_of_one_generated_token_may_have_drafts() {
     assert_eq!(refused(Row { mask_follows: true, ..drafted(3, &[5]) }), wrong(1));
     let prompt = Row { start: 2, count: 2, ..drafted(2, &[5]) };
     assert_eq!(refused(prompt), Err(StepError::Drafts { slot: 0, start: 2, drafts: 1 }));
-    let mut in_order = Drafted::new();
-    in_order.table.in_order = true;
-    assert_eq!(in_order.rows(vec![drafted(3, &[5])]), Err(StepError::TooManyDrafts { limit: 4 }));
+}
+
+/// States that cannot go back are kept before a row with drafts, and restored after a wrong one.
+#[test]
+fn rows_in_order_go_back_to_kept_states() {
+    let in_order = || {
+        let mut state = Drafted::new();
+        state.table.in_order = true;
+        state
+    };
+    let kept = |checkpoint| Row { keep_state: Some(checkpoint), ..drafted(3, &[5, 6]) };
+    let restored = |row: Row, checkpoint| Row { restore_state: Some(checkpoint), ..row };
+    let lacking = Err(StepError::KeptStates { slot: 0, drafts: 2 });
+    assert_eq!(in_order().rows(vec![drafted(3, &[5, 6])]), lacking);
+    let needless = Row { keep_state: Some(0), ..drafted(3, &[]) };
+    assert_eq!(in_order().rows(vec![needless]), Err(StepError::KeptStates { slot: 0, drafts: 0 }));
+    let unknown = StepError::UnknownCheckpoint { slot: 0, checkpoint: 2, checkpoints: 2 };
+    assert_eq!(in_order().rows(vec![kept(2)]), Err(unknown));
+
+    let mut state = in_order();
+    state.rows(vec![kept(1)]).unwrap();
+    let place = LIMITS.max_sequences + 1;
+    assert_eq!(state.batch.kept_states, [StateCopy { from: 0, to: place }]);
+    // The first draft is right.
+    assert_eq!(state.answer(&[5, 9, 7]), [5, 9]);
+    let behind = row(0, 5, 1, &[], true);
+    let expected = |expected| Err(StepError::OutOfOrder { slot: 0, start: 5, expected });
+    assert_eq!(state.rows(vec![behind.clone()]), expected(6), "the states have run both drafts");
+
+    let mut state = in_order();
+    state.rows(vec![kept(1)]).unwrap();
+    state.answer(&[5, 9, 7]);
+    state.rows(vec![restored(row(0, 3, 3, &[], true), 1)]).unwrap();
+    assert_eq!(state.batch.restored_states, [StateCopy { from: place, to: 0 }]);
+    assert_eq!((&state.batch.tokens[..], &state.batch.kept_states[..]), (&[4, 5, 9][..], &[][..]));
+    assert_eq!(state.answer(&[8]), [8]);
+    assert_eq!(state.rows(vec![row(0, 6, 1, &[], true)]), Ok(()));
+
+    let mut state = in_order();
+    state.rows(vec![kept(1)]).unwrap();
+    state.answer(&[5, 9, 7]);
+    assert_eq!(state.rows(vec![restored(behind.clone(), 1)]), expected(3));
+    let empty = Err(StepError::EmptyCheckpoint { slot: 0, checkpoint: 0 });
+    assert_eq!(state.rows(vec![restored(behind, 0)]), empty);
 }
 
 #[test]

@@ -33,6 +33,15 @@ pub enum StepError {
         /// Number of checkpoints.
         checkpoints: usize,
     },
+    /// A row with drafts whose recurrent states are not kept, or a row without drafts that keeps
+    /// states.
+    #[error("slot {slot} has {drafts} drafts, before which states must be kept, or none and keeps them")]
+    KeptStates {
+        /// The slot.
+        slot: u32,
+        /// Number of drafts.
+        drafts: usize,
+    },
     /// A release or a row for a slot without a sequence.
     #[error("slot {slot} holds no sequence")]
     FreeSlot {
@@ -348,7 +357,8 @@ impl StepError {
             | StepError::PartOfPrompt { .. }
             | StepError::OutOfOrder { .. }
             | StepError::EmptyCheckpoint { .. }
-            | StepError::UnknownCheckpoint { .. } => false,
+            | StepError::UnknownCheckpoint { .. }
+            | StepError::KeptStates { .. } => false,
         }
     }
 }

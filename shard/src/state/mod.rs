@@ -17,6 +17,8 @@ mod error;
 mod masks;
 mod sampling;
 
+use std::ops::Range;
+
 use millrace_backend::{SampleRow, Sampled, SamplingParams, SeqRow, SequencePrefix, StateCopy};
 use millrace_model::{ClassifierKind, PrefixRule, ShardLimits};
 use millrace_proto::rules::{MAX_TOP_N, is_mask, mask_words};
@@ -421,22 +423,28 @@ impl SlotTable {
         saved.ok_or(StepError::EmptyCheckpoint { slot, checkpoint: id })
     }
 
-    /// Notes the copies of states before and after a row that ends at `end`.
-    fn copy_states(&mut self, row: &Row, end: usize, batch: &mut Batch) {
+    /// Notes the copies of states before and after a row at these positions.
+    fn copy_states(&mut self, row: &Row, positions: Range<usize>, batch: &mut Batch) {
         let place_of = |checkpoint: usize| self.limits.max_sequences + checkpoint;
         let slot = row.slot as usize;
-        if let Some(checkpoint) = self.slots[slot].restored.take() {
+        let restored = row.restore_state.map(|id| id as usize);
+        if let Some(checkpoint) = self.slots[slot].restored.take().or(restored) {
             batch.restored_states.push(StateCopy { from: place_of(checkpoint), to: slot });
+        }
+        if let Some(checkpoint) = row.keep_state.map(|id| id as usize) {
+            batch.kept_states.push(StateCopy { from: slot, to: place_of(checkpoint) });
+            self.checkpoints[checkpoint] = Some(positions.start);
         }
         if let Some(checkpoint) = row.save_state.map(|id| id as usize) {
             batch.saved_states.push(StateCopy { from: slot, to: place_of(checkpoint) });
-            self.checkpoints[checkpoint] = Some(end);
+            self.checkpoints[checkpoint] = Some(positions.end);
         }
     }
 
     fn row(&mut self, row: &Row, batch: &mut Batch) -> Result<(), StepError> {
         let Row { slot, ref new_blocks, sample, ref allowed, score, mask_follows, save_state, .. } = *row;
         let checkpoints = self.checkpoints.len();
+        let kept = row.restore_state.map(|id| self.saved_position(slot, id)).transpose()?;
         let count = row.count as usize;
         let (limits, steps, vocab) = (self.limits, self.steps, self.vocab);
         let (whole_prompts, in_order) = (self.prefix.is_some(), self.in_order);
@@ -454,8 +462,11 @@ impl SlotTable {
         place.check_drafts(row, start, vocab, &limits)?;
         let drafts = row.drafts.len();
         let count = count + drafts;
-        if drafts > 0 && (in_order || whole_prompts || batch.drafts() + drafts > limits.max_drafts) {
+        if drafts > 0 && (whole_prompts || batch.drafts() + drafts > limits.max_drafts) {
             return Err(StepError::TooManyDrafts { limit: limits.max_drafts });
+        }
+        if in_order && (drafts > 0) != row.keep_state.is_some() {
+            return Err(StepError::KeptStates { slot, drafts });
         }
         if count > limits.max_step_tokens - batch.tokens.len() {
             return Err(StepError::TooManyTokens { limit: limits.max_step_tokens });
@@ -465,15 +476,17 @@ impl SlotTable {
         if whole_prompts && place.blocks.is_empty() && (start > 0 || end < place.prompt_len) {
             return Err(StepError::PartOfPrompt { slot, start, end, prompt_len: place.prompt_len });
         }
-        if in_order && start != place.covered {
-            return Err(StepError::OutOfOrder { slot, start, expected: place.covered });
+        let expected = kept.unwrap_or(place.covered);
+        if in_order && (start != expected || expected > place.covered) {
+            return Err(StepError::OutOfOrder { slot, start, expected });
         }
         place.check_blocks(slot, end, new_blocks, &limits)?;
         let is_choice = allowed.is_empty() || sample && is_mask(allowed, vocab);
         if !is_choice {
             return Err(StepError::Mask { slot, words: allowed.len(), vocab });
         }
-        if let Some(checkpoint) = save_state.filter(|&id| id as usize >= checkpoints) {
+        let written = [save_state, row.keep_state];
+        if let Some(checkpoint) = written.into_iter().flatten().find(|&id| id as usize >= checkpoints) {
             return Err(StepError::UnknownCheckpoint { slot, checkpoint, checkpoints });
         }
         let scored = match score {
@@ -496,7 +509,7 @@ impl SlotTable {
         let of_batch =
             BatchRow { slot, start, count, sample, decodes, drafts, mask_follows, deferred, scored, top_n };
         batch.push(of_batch, &place.tokens[start..end]);
-        self.copy_states(row, end, batch);
+        self.copy_states(row, start..end, batch);
         Ok(())
     }
 }

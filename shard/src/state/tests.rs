@@ -395,19 +395,25 @@ fn steps() -> impl Strategy<Value = Step> {
     let score = prop::option::weighted(0.3, number());
     let late = prop::bool::weighted(0.2);
     let drafts = prop_oneof![3 => Just(Vec::new()), 1 => list(3)];
-    let row = (number(), number(), number(), list(4), any::<bool>(), mask, score, late, checkpoint(), drafts);
+    let states = (checkpoint(), checkpoint(), checkpoint());
+    let row = (number(), number(), number(), list(4), any::<bool>(), mask, score, late, states, drafts);
     let row = row.prop_map(
-        |(slot, start, count, new_blocks, sample, allowed, score, mask_follows, save_state, drafts)| Row {
-            slot,
-            start,
-            count,
-            new_blocks,
-            sample,
-            allowed,
-            score,
-            mask_follows,
-            save_state,
-            drafts,
+        |(slot, start, count, new_blocks, sample, allowed, score, mask_follows, states, drafts)| {
+            let (save_state, keep_state, restore_state) = states;
+            Row {
+                slot,
+                start,
+                count,
+                new_blocks,
+                sample,
+                allowed,
+                score,
+                mask_follows,
+                save_state,
+                drafts,
+                keep_state,
+                restore_state,
+            }
         },
     );
     let parts = (list(2), prop::collection::vec(admit, 0..2), prop::collection::vec(row, 0..3));

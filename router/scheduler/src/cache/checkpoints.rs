@@ -9,6 +9,7 @@ use super::ids::{CheckpointId, NodeId};
 
 #[derive(Debug)]
 pub(super) struct Checkpoints {
+    count: usize,
     free: Vec<CheckpointId>,
     /// Least recently used first.
     saved: Vec<SavedState>,
@@ -29,7 +30,12 @@ pub(super) struct SavedState {
 impl Checkpoints {
     pub(super) fn new(count: usize) -> Self {
         // Reversed, so that checkpoints are handed out in ascending order.
-        Checkpoints { free: (0..count as u32).rev().map(CheckpointId).collect(), saved: Vec::new() }
+        Checkpoints { count, free: (0..count as u32).rev().map(CheckpointId).collect(), saved: Vec::new() }
+    }
+
+    /// The number of checkpoints, free or not.
+    pub(super) fn count(&self) -> usize {
+        self.count
     }
 
     pub(super) fn saved(&self) -> &[SavedState] {
@@ -73,7 +79,7 @@ impl Checkpoints {
 
     /// Frees the checkpoints at the nodes that `is_gone` names.
     pub(super) fn remove(&mut self, is_gone: impl Fn(NodeId) -> bool) {
-        let Checkpoints { free, saved } = self;
+        let Checkpoints { free, saved, .. } = self;
         saved.retain(|state| {
             let gone = is_gone(state.node);
             free.extend(gone.then_some(state.id));

@@ -125,12 +125,19 @@ impl KvCache {
     /// Uses so many empty checkpoints from now on, because sequences have recurrent states; none of
     /// them if `None`.
     pub(super) fn set_checkpoints(&mut self, count: Option<usize>) {
-        self.checkpoints = count.filter(|_| self.reuse).map(Checkpoints::new);
+        self.checkpoints = count.map(Checkpoints::new);
     }
 
     /// Whether sequences can begin only where their recurrent states were saved.
     pub(super) fn has_checkpoints(&self) -> bool {
-        self.checkpoints.is_some()
+        self.reuse && self.checkpoints.is_some()
+    }
+
+    /// Number of checkpoints that sequences with drafts may hold: all of them if there is no prefix
+    /// cache, otherwise half.
+    pub(super) fn draft_checkpoints(&self) -> usize {
+        let count = self.checkpoints.as_ref().map_or(0, Checkpoints::count);
+        if self.reuse { count.div_ceil(2) } else { count }
     }
 
     /// Number of saved checkpoints.

@@ -1,11 +1,13 @@
 //! Sequences with recurrent states, which can begin only where a checkpoint was saved.
 
+use std::collections::HashSet;
+
 use millrace_proto::{PromptHandling, Step};
 
 use super::pair::{Pair, cached_tokens};
 use super::{LIMITS, request};
-use crate::test_support::Trouble;
-use crate::{Request, SchedulerLimits, SchedulerOptions};
+use crate::test_support::{REPEATS, Trouble, alone};
+use crate::{Request, SchedulerLimits, SchedulerOptions, SequenceEvent};
 
 const RECURRENT: SchedulerLimits = SchedulerLimits {
     prompt_handling: PromptHandling::Unshared,
@@ -120,4 +122,54 @@ fn a_cancelled_sequence_gives_its_checkpoint_back() {
     let output = pair.shard.run(&plan.step).unwrap();
     pair.scheduler.apply(output).unwrap();
     assert_eq!(complete(&mut pair, &prompt(0, 100, 1)).1, [80]);
+}
+
+/// Rows with drafts keep the states before them. After a wrong draft the next row begins with
+/// these, and runs the right drafts again.
+#[test]
+fn a_wrong_draft_takes_the_states_back() {
+    let limits = SchedulerLimits { max_drafts: 8, ..RECURRENT };
+    let options = SchedulerOptions { drafts: 4, always_draft: true, ..SchedulerOptions::default() };
+    for prefix_cache in [true, false] {
+        let mut pair = Pair::with(limits, SchedulerOptions { prefix_cache, ..options });
+        let seeded = |seed| {
+            let mut request = request(20, 150);
+            request.sampling.seed = REPEATS + seed;
+            request
+        };
+        let requests = [0, 1, 2, 3].map(seeded);
+        let ids = requests.each_ref().map(|request| pair.add(request));
+        let (mut kept, mut rewound) = (Vec::new(), 0);
+        let mut texts = ids.map(|_| Vec::new());
+        while let Some((plan, outputs)) = pair.step() {
+            kept.extend(plan.step.rows.iter().filter_map(|row| row.keep_state));
+            for row in plan.step.rows.iter().filter(|row| row.restore_state.is_some()) {
+                assert!(row.sample && row.count > 1 && row.drafts.is_empty(), "{row:?}");
+                rewound += 1;
+            }
+            for output in outputs {
+                let index = ids.iter().position(|id| *id == output.sequence).unwrap();
+                if let SequenceEvent::Token(sampled) = output.event {
+                    texts[index].push(sampled.token);
+                }
+            }
+        }
+        for (request, text) in requests.iter().zip(&texts) {
+            assert_eq!(*text, alone(request, LIMITS.vocab_size).0);
+        }
+        assert!(rewound > 0 && kept.len() > rewound, "{kept:?} {rewound}");
+        let holders: HashSet<u32> = kept.into_iter().collect();
+        assert!(holders.len() <= if prefix_cache { 2 } else { 4 }, "{holders:?}");
+        let stats = pair.scheduler.stats();
+        assert!(stats.accepted_drafts > 0 && stats.drafted_tokens > stats.accepted_drafts, "{stats:?}");
+    }
+}
+
+#[test]
+fn there_are_no_drafts_without_checkpoints() {
+    let limits = SchedulerLimits { max_drafts: 8, state_checkpoints: 0, ..RECURRENT };
+    let options = SchedulerOptions { drafts: 4, always_draft: true, ..SchedulerOptions::default() };
+    let mut pair = Pair::with(limits, options);
+    complete(&mut pair, &Request { prompt: vec![9; 30], ..request(30, 60) });
+    assert_eq!(pair.scheduler.stats().drafted_tokens, 0);
 }

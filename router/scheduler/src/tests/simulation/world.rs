@@ -421,6 +421,8 @@ impl World {
         self.totals.placed += step.adapters.len() as u64;
         self.totals.restored += step.admit.iter().filter(|new| new.restore_state.is_some()).count() as u64;
         self.totals.saved += step.rows.iter().filter(|row| row.save_state.is_some()).count() as u64;
+        self.totals.kept += step.rows.iter().filter(|row| row.keep_state.is_some()).count() as u64;
+        self.totals.rewound += step.rows.iter().filter(|row| row.restore_state.is_some()).count() as u64;
         let masks = self.masks.take();
         let output = match masks {
             Some(masks) => self.shard.run_masked(&step, &masks),
