@@ -1,6 +1,6 @@
-"""Measures `millrace serve --speculate` beside the same server without it, on random weights of the 1.1B Llama shape.
+"""Measures `millrace serve --speculate` beside the same server without it, on random weights.
 
-drafts.py [--rounds N] [--streams 1,4,16] [--drafts N] [--method ngram|suffix] [--quantize FORMAT] [--millrace BINARY]
+drafts.py [--shape llama-1.1b|qwen3.5-0.8b] [--rounds N] [--streams 1,4,16] [--drafts N] [--method ngram|suffix] [--quantize FORMAT] [--millrace BINARY]
 
 Random weights repeat nothing by themselves, so a bias on the logits makes three kinds of answers: one token again and again (every guess is
 right, which is the most that drafts can gain), two tokens at random (half of the first guesses are right), and any text (no guess is right,
@@ -42,6 +42,7 @@ def answers(server, seeds, kind):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=["llama-1.1b", "qwen3.5-0.8b"], default="llama-1.1b")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--streams", default="1,4,16")
     parser.add_argument("--drafts", type=int, default=8)
@@ -50,7 +51,7 @@ def main():
     parser.add_argument("--millrace", default=MILLRACE)
     options = parser.parse_args()
     config = {"method": options.method, "num_speculative_tokens": options.drafts}
-    with shape_folder() as base:
+    with shape_folder(options.shape) as base:
         without = command(options.millrace, base, "--quantize", options.quantize)
         with Server(without) as server, Server([*without, "--speculative-config", json.dumps(config)]) as drafting:
             measure([server, drafting], options)

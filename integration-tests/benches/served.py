@@ -1,4 +1,4 @@
-"""`millrace serve` on random weights of the 1.1B Llama shape, for the benchmarks beside this file."""
+"""`millrace serve` on random weights of a shape, for the benchmarks beside this file."""
 
 import contextlib
 import json
@@ -16,12 +16,12 @@ MILLRACE = ROOT / "target/dist/millrace"
 
 
 @contextlib.contextmanager
-def shape_folder():
+def shape_folder(shape="llama-1.1b"):
     """A temporary folder with the model, below which there may be other files."""
     with tempfile.TemporaryDirectory() as folder:
         base = pathlib.Path(folder) / "base"
         base.mkdir()
-        shutil.copy(ROOT / "integration-tests/benches/llama-1.1b/config.json", base)
+        shutil.copy(ROOT / "integration-tests/benches" / shape / "config.json", base)
         shutil.copy(ROOT / "models/demo/tokenizer.json", base)
         yield base
 

@@ -91,8 +91,7 @@ impl Scheduler {
         }
         let chosen = self.choose_drafts(self.unplanned_tokens(), true);
         let keeps_states = self.limits.keeps_states();
-        let kept = self.running.iter().filter(|running| running.kept().is_some()).count();
-        let mut free = self.cache.draft_checkpoints().saturating_sub(kept);
+        let mut free = self.free_draft_checkpoints();
         for (running, count) in self.running.iter_mut().zip(chosen) {
             let lacks_checkpoint = keeps_states && running.kept().is_none();
             // Blocks come last: a sequence keeps them, even if its drafts do not fit the messages.
@@ -112,18 +111,26 @@ impl Scheduler {
         }
     }
 
+    /// Number of checkpoints that sequences may still take for their drafts.
+    fn free_draft_checkpoints(&self) -> usize {
+        let kept = self.running.iter().filter(|running| running.kept().is_some()).count();
+        self.cache.draft_checkpoints().saturating_sub(kept)
+    }
+
     /// The number of drafts for each running sequence, for up to `room` drafts. If the step
     /// `is_planned`, only its rows that decode get some; otherwise all sequences that will decode.
     fn choose_drafts(&self, room: usize, is_planned: bool) -> Vec<usize> {
         let mut chosen = vec![0; self.running.len()];
         let mut candidates = BinaryHeap::new();
         let mut load = StepLoad::default();
+        let has_checkpoint = !self.limits.keeps_states() || self.free_draft_checkpoints() > 0;
         for (index, running) in self.running.iter().enumerate() {
             if !running.is_decoding() || is_planned && running.planned_tokens() == 0 {
                 continue;
             }
             running.add_decode(&mut load);
-            if let Some(confidence) = running.confidence(is_planned) {
+            let can_verify = has_checkpoint || running.kept().is_some();
+            if let Some(confidence) = running.confidence(is_planned).filter(|_| can_verify) {
                 candidates.push(Candidate { chance: confidence, wrong: 1.0 - confidence, index, drafts: 0 });
             }
         }
