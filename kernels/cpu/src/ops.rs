@@ -357,7 +357,7 @@ impl RecurrentOps for Cpu {
     }
 
     fn copy_states(&self, copies: &[StateCopy], states: &mut States) -> Result<()> {
-        states.copy(copies);
+        self.copy_places(copies, states);
         Ok(())
     }
 }

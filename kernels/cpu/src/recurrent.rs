@@ -19,6 +19,9 @@ use super::{Buf, Cpu};
 /// into the first cache.
 const COLUMNS: usize = 64;
 
+/// Elements of a task that copies states.
+const COPIED: usize = 16 << 10;
+
 /// Added to the square of the length of queries and keys.
 const LENGTH_EPS: f32 = 1e-6;
 
@@ -35,17 +38,28 @@ impl States {
         let elements = spec.places().saturating_mul(spec.slot_elements());
         Ok(States { spec, data: Memory::zeroed(elements, "recurrent states")? })
     }
-
-    /// Copies states from place to place.
-    pub(super) fn copy(&mut self, copies: &[StateCopy]) {
-        let elements = self.spec.slot_elements();
-        for &StateCopy { from, to } in copies {
-            self.data.copy_within(from * elements..(from + 1) * elements, to * elements);
-        }
-    }
 }
 
 impl Cpu {
+    /// Copies states from place to place. A task copies the same part of all of them, in their
+    /// order.
+    pub(super) fn copy_places(&self, copies: &[StateCopy], states: &mut States) {
+        let (elements, places) = (states.spec.slot_elements(), states.spec.places());
+        let copies = || copies.iter().filter(|copy| copy.from != copy.to);
+        assert!(copies().all(|copy| copy.from.max(copy.to) < places), "places of states");
+        let data = Shared::new(&mut states.data);
+        self.parallel(elements.div_ceil(COPIED), copies().count() * elements, |task, _| {
+            let (start, len) = (task * COPIED, COPIED.min(elements - task * COPIED));
+            for &StateCopy { from, to } in copies() {
+                // SAFETY: the places exist and differ, and no other task has this part of them.
+                let (from, to) = unsafe {
+                    (data.slice(from * elements + start, len), data.slice(to * elements + start, len))
+                };
+                to.copy_from_slice(from);
+            }
+        });
+    }
+
     /// Convolves the tokens of the step.
     pub(super) fn convolve_rows(
         &self,

@@ -29,6 +29,10 @@ const READ_PER_STEP: usize = 4096;
 /// Number by which a draft must be worth more than its time, because predictions are not exact.
 const MARGIN: f64 = 1.1;
 
+/// The same where recurrent states are copied before drafts, and after a wrong one. The cost model
+/// does not tell the time of a copy from that of the tokens.
+const MARGIN_WITH_COPIES: f64 = 1.3;
+
 /// A sequence that could have one more draft.
 #[derive(Debug, PartialEq)]
 struct Candidate {
@@ -124,6 +128,7 @@ impl Scheduler {
         let mut candidates = BinaryHeap::new();
         let mut load = StepLoad::default();
         let has_checkpoint = !self.limits.keeps_states() || self.free_draft_checkpoints() > 0;
+        let margin = if self.limits.keeps_states() { MARGIN_WITH_COPIES } else { MARGIN };
         for (index, running) in self.running.iter().enumerate() {
             if !running.is_decoding() || is_planned && running.planned_tokens() == 0 {
                 continue;
@@ -147,7 +152,7 @@ impl Scheduler {
                 running.add_rerun(drafts, &mut rerun);
                 cost += wrong * self.costs.predict_additional(&rerun);
             }
-            if !self.options.always_draft && chance * time <= MARGIN * tokens * cost {
+            if !self.options.always_draft && chance * time <= margin * tokens * cost {
                 break;
             }
             (time, tokens) = (time + cost, tokens + chance);

@@ -16,6 +16,7 @@ pub(super) struct StepInFlight {
     pub(super) step: u64,
     /// In the order of the step's rows.
     pub(super) rows: Vec<RowInFlight>,
+    /// The load that the time of the step belongs to; empty if its time says nothing about others.
     pub(super) load: StepLoad,
     /// The copies between the KV cache and the disk cache.
     pub(super) copies: CopiesInFlight,

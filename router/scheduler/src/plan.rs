@@ -49,6 +49,9 @@ impl Scheduler {
         self.schedule_drafts(&mut bytes);
         self.reserve_checkpoints();
 
+        // The first copy to a checkpoint may touch its memory for the first time, which takes
+        // longer than any later one.
+        let is_usual = !self.running.iter().any(RunningSequence::is_first_keep);
         let next_step = self.next_step;
         let mut rows: Vec<_> = self
             .running
@@ -68,7 +71,11 @@ impl Scheduler {
         let decodes = rows.first().is_some_and(|&(decodes, ..)| decodes);
         let copies = self.plan_copies(decodes, &mut bytes);
         let rows = rows.into_iter().map(|(_, row, expected)| (row, expected)).collect();
-        Some(self.send(admitted, rows, copies))
+        let planned = self.send(admitted, rows, copies);
+        if let Some(step) = self.in_flight.back_mut().filter(|_| !is_usual) {
+            step.load = StepLoad::default();
+        }
+        Some(planned)
     }
 
     /// Makes a step of its parts, and notes that it is in flight.

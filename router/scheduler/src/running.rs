@@ -49,6 +49,8 @@ pub(super) struct RunningSequence {
     saves: Option<CheckpointId>,
     /// The checkpoint for the states before a row with drafts, once the sequence had one.
     kept: Option<CheckpointId>,
+    /// Whether states have been kept in it.
+    has_kept: bool,
     /// Whether the next row begins with the kept states, because a draft after them was wrong.
     rewound: bool,
 }
@@ -79,6 +81,7 @@ impl RunningSequence {
             save_positions: Vec::new(),
             saves: None,
             kept: None,
+            has_kept: false,
             rewound: false,
         }
     }
@@ -119,6 +122,11 @@ impl RunningSequence {
     /// Keeps states in `checkpoint` before rows with drafts from now on.
     pub(super) fn keep_in(&mut self, checkpoint: CheckpointId) {
         self.kept = Some(checkpoint);
+    }
+
+    /// Whether the planned row is the first one before which states are kept.
+    pub(super) fn is_first_keep(&self) -> bool {
+        self.kept.is_some() && !self.has_kept && !self.drafts.is_empty()
     }
 
     /// Maximum number of tokens of the next row.
@@ -322,6 +330,7 @@ impl RunningSequence {
         let drafts = std::mem::take(&mut self.drafts);
         let saves = self.saves.take();
         let keeps = self.kept.filter(|_| !drafts.is_empty());
+        self.has_kept |= keeps.is_some();
         let restores = self.kept.filter(|_| std::mem::take(&mut self.rewound));
         let row = Row {
             slot: slot.0,
