@@ -1,5 +1,5 @@
-//! Servers of golden checkpoints: small models with random weights, for which transformers computed
-//! what they generate.
+//! Servers of golden checkpoints: small models with random weights. Transformers has computed the
+//! texts that they generate.
 
 use std::fs;
 use std::path::{Path, PathBuf};

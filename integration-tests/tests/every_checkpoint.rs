@@ -20,7 +20,7 @@ const GENERATED: usize = 12;
 const INDIVISIBLE: &str = "cannot be shared";
 
 /// Checkpoints whose rotation depends on the length of the sequence in transformers, or on the
-/// longest one that is served. `shard/tests/suite/golden.rs` compares them at the lengths for which
+/// longest one that is served. `shard/tests/suite/golden.rs` compares them at lengths where
 /// both rotate alike; here the server is compared with itself.
 const ROTATED_BY_LENGTH: [&str; 4] = ["internlm2_dynamic", "llama_dynamic", "llama_dynamic_v4", "phi3_short"];
 

@@ -127,8 +127,8 @@ pub struct StepInput<'a> {
     /// How tokens are sampled after each of `outputs`, which are then the last tokens of rows.
     /// Empty if nothing is sampled.
     pub samples: &'a [SampleRow<'a>],
-    /// The states with which sequences begin or to which they go back, copied to their slots before
-    /// the step.
+    /// Copies of states to the slots of sequences before the step. The sequences begin with these
+    /// states, or go back to them.
     pub restored_states: &'a [StateCopy],
     /// The states of sequences to be kept, copied from their slots before the step, after those
     /// that are restored.

@@ -115,7 +115,7 @@ pub trait WeightLoading: DeviceTypes {
     /// lacks memory.
     fn vector(&self, parts: &[Part]) -> Result<Self::Vector>;
 
-    /// Loads a matrix `[out, cols]` whose rows are those of the segments, stacked.
+    /// Loads a matrix `[out, cols]`: the rows of all segments, one segment after the other.
     ///
     /// A matrix that is not dense can only be used in [`ForwardOps::linear`], in a product that
     /// [`ModelLoading::tune`](crate::ModelLoading::tune) was given.
@@ -129,8 +129,8 @@ pub trait WeightLoading: DeviceTypes {
     /// lacks memory.
     fn matrix(&self, segments: &[Segment<'_>]) -> Result<Self::Matrix>;
 
-    /// Loads a matrix of each expert, whose rows are those of the expert's parts, stacked. All have
-    /// the same shape.
+    /// Loads a matrix of each expert: the rows of the expert's parts, one part after the other. All
+    /// matrices have the same shape.
     ///
     /// # Errors
     /// As [`WeightLoading::matrix`].
