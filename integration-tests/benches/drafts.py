@@ -1,11 +1,11 @@
 """Measures `millrace serve --speculate` beside the same server without it, on random weights.
 
-drafts.py [--shape llama-1.1b|qwen3.5-0.8b] [--rounds N] [--streams 1,4,16] [--drafts N] [--method ngram|suffix] [--quantize FORMAT] [--millrace BINARY]
+drafts.py [--shape llama-1.1b|qwen3.5-0.8b] [--rounds N] [--streams 1,4,16] [--drafts N] [--method ngram|suffix|draft_model] [--quantize FORMAT] [--millrace BINARY]
 
 Random weights repeat nothing by themselves, so a bias on the logits makes three kinds of answers: one token again and again (every guess is
 right, which is the most that drafts can gain), two tokens at random (half of the first guesses are right), and any text (no guess is right,
-which shows what guessing costs). The fourth measure is the same random text for the second time, which the method `suffix` has seen. Both
-servers run on loopback and answer in turns. The best rounds are printed as a Markdown table in tokens per
+which shows what guessing costs). The fourth measure is the same random text for the second time, which the method `suffix` has seen. The method
+`draft_model` guesses with the shape llama-160m; the bias makes it say what the model says, and it is wrong about random text. Both servers run on loopback and answer in turns. The best rounds are printed as a Markdown table in tokens per
 second; a difference between the texts ends the program. Nothing else may run meanwhile.
 """
 
@@ -46,12 +46,14 @@ def main():
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--streams", default="1,4,16")
     parser.add_argument("--drafts", type=int, default=8)
-    parser.add_argument("--method", choices=["ngram", "suffix"], default="ngram")
+    parser.add_argument("--method", choices=["ngram", "suffix", "draft_model"], default="ngram")
     parser.add_argument("--quantize", default="q4_0")
     parser.add_argument("--millrace", default=MILLRACE)
     options = parser.parse_args()
     config = {"method": options.method, "num_speculative_tokens": options.drafts}
-    with shape_folder(options.shape) as base:
+    with shape_folder(options.shape) as base, shape_folder("llama-160m") as draft:
+        if options.method == "draft_model":
+            config["model"] = str(draft)
         without = command(options.millrace, base, "--quantize", options.quantize)
         with Server(without) as server, Server([*without, "--speculative-config", json.dumps(config)]) as drafting:
             measure([server, drafting], options)

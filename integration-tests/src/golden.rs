@@ -55,6 +55,23 @@ impl Golden {
         self
     }
 
+    /// Gives the texts of most tokens other ids.
+    pub fn shift_tokens(&self) {
+        let path = self.folder.path().join("tokenizer.json");
+        let mut tokenizer: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+        let (first, count) = (10, vocab.len() as u64);
+        for id in vocab.values_mut().filter(|id| id.as_u64() >= Some(first)) {
+            *id = json!(first + (id.as_u64().unwrap() + 1 - first) % (count - first));
+        }
+        fs::write(path, tokenizer.to_string()).unwrap();
+    }
+
+    /// Returns the path of the copy.
+    pub fn path(&self) -> &str {
+        self.folder.path().to_str().unwrap()
+    }
+
     /// Starts a server of it on the CPU in float32.
     pub fn serve(&self, flags: &[&str]) -> Server {
         self.serve_on("cpu", flags)
@@ -81,8 +98,7 @@ impl Golden {
     }
 
     fn flags<'a>(&'a self, device: &'a str, flags: &[&'a str]) -> Vec<&'a str> {
-        let model = self.folder.path().to_str().unwrap();
-        [&["--model-id", model, "--dtype", "float32", "--device", device][..], flags].concat()
+        [&["--model-id", self.path(), "--dtype", "float32", "--device", device][..], flags].concat()
     }
 
     /// Returns the prompts of the golden file, and what transformers generates after them.

@@ -3,11 +3,13 @@
 mod adapter_config;
 mod adapters;
 mod allocator;
+mod assets;
 mod cli;
 mod commands;
 mod config;
 mod devices;
 mod disk_cache;
+mod draft_model;
 mod environment;
 mod hub;
 #[cfg(target_os = "linux")]

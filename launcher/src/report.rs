@@ -65,6 +65,10 @@ impl Display for StartReport<'_> {
                 "  prompts are computed whole: attention is bidirectional, so the prefix cache is off"
             )?,
         }
+        if !self.0.draft_model.is_empty() {
+            let micros = self.0.draft_micros as f64 / 1e3;
+            writeln!(f, "  draft model: {}, {micros:.1} ms for a guess", self.0.draft_model)?;
+        }
         if !self.0.exchange.is_empty() {
             writeln!(f, "  the shards exchange activations over {}", self.0.exchange)?;
         }
@@ -88,6 +92,15 @@ mod tests {
         assert!(!report(PromptHandling::Shared).contains("prompts"));
         assert!(report(PromptHandling::Unshared).contains("prompts are not shared: recurrent layers"));
         assert!(report(PromptHandling::Whole).contains("prompts are computed whole"));
+    }
+
+    #[test]
+    fn a_draft_model_is_shown_with_the_time_of_its_guesses() {
+        let ready =
+            Ready { draft_model: "llama, 162 M parameters".into(), draft_micros: 8140, ..Ready::default() };
+        let text = StartReport(&ready).to_string();
+        assert!(text.contains("  draft model: llama, 162 M parameters, 8.1 ms for a guess\n"), "{text}");
+        assert!(!StartReport(&Ready::default()).to_string().contains("draft"));
     }
 
     #[test]

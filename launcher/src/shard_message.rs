@@ -24,6 +24,8 @@ pub(crate) const BLOCK_SIZE: usize = 16;
 pub(crate) struct ShardMessage {
     /// The place of the model's files.
     pub(crate) model: ModelArgs,
+    /// The draft model, if there is one.
+    pub(crate) draft_model: Option<String>,
     /// The options that all ranks of this machine share.
     pub(crate) options: ShardOptions,
     /// Whether the shard logs as JSON. Only shards of a machine without a router log by themselves.
@@ -69,7 +71,8 @@ impl ShardMessage {
             batch_invariant: engine.batch_invariant,
             threads: engine.cpus_per_shard,
         };
-        ShardMessage { model: model.clone(), options, json_output }
+        let draft_model = engine.draft_model().map(|named| named.name);
+        ShardMessage { model: model.clone(), draft_model, options, json_output }
     }
 
     /// Has the shards use a disk cache, if there is to be one.
@@ -148,6 +151,7 @@ mod tests {
             "--pipeline-parallel=2",
             "--batch-invariant",
             "--speculate=3",
+            "--draft-model=/models/small",
         ];
         for flags in [&flags[..], &[]] {
             let message = message(flags);
@@ -158,6 +162,7 @@ mod tests {
             let Command::Shard(args) = cli.command else { panic!("not shard") };
             let parsed = ShardMessage::parse(&args.options).unwrap();
             assert_eq!(parsed.options, message.options);
+            assert_eq!(parsed.draft_model, message.draft_model);
             assert_eq!(parsed.json_output, message.json_output);
             assert_eq!(parsed.model.overrides(), message.model.overrides());
             let place = |model: &ModelArgs| {

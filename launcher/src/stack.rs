@@ -3,13 +3,10 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use millrace_answers::grammar::GrammarWorkerCommand;
-use millrace_formats::Source;
-use millrace_router::assets::Assets;
 use millrace_router::engine::{
     self, Adapters, AdmissionBounds, Engine, EngineConfig, EngineState, Preparation, ShardCommand,
 };
@@ -20,14 +17,15 @@ use millrace_shard::collective::Transport;
 use tokio::task::JoinHandle;
 
 use crate::adapters::ServedAdapters;
-use crate::cli::{EngineArgs, LoadFormat, ModelArgs, own_executable};
+use crate::assets::assets;
+use crate::cli::{EngineArgs, ModelArgs, own_executable};
 use crate::disk_cache::DiskFolder;
 use crate::hub::BackgroundDownload;
-use crate::model::{Location, locate};
+use crate::model::locate;
 use crate::nodes::{Leader, LocalRanks};
 use crate::shard_message::ShardMessage;
 use crate::sizes::AskedSizes;
-use crate::{logging, model, progress};
+use crate::{draft_model, logging, progress};
 
 /// Everything about serving that is neither the model nor the engine. The default suits a single
 /// request.
@@ -80,6 +78,7 @@ impl Stack {
         let id = limits.model_names.first().cloned().unwrap_or_else(|| location.name(&model.model_id));
         let names = limits.model_names.iter().map(String::as_str);
         adapters.check_names(names.chain([id.as_str()]))?;
+        let draft_model = draft_model::locate(engine, model)?;
         let mut assets = assets(&location, model.load_format)?;
         if let Some(path) = &model.tokenizer_config_path {
             assets.text = assets.text.with_tokenizer_config(path).context("--tokenizer-config-path")?;
@@ -140,6 +139,9 @@ impl Stack {
         };
         let info = ModelInfo { id, sha: location.revision(), pipeline_tag: None, adapters: named };
         let service = Service::new(&assets, engine, limits, info)?;
+        if let Some(draft_model) = draft_model {
+            draft_model::check_tokens(&draft_model, model.load_format, service.tokenizer())?;
+        }
         Ok(Stack { service, engine_task, asked, disk_cache })
     }
 
@@ -173,55 +175,6 @@ impl Stack {
         let _ = self.engine_task.await;
         drop(self.disk_cache);
     }
-}
-
-/// Loads the tokenizer and configuration. Dummy weights need only a `config.json`; without a
-/// tokenizer, that of the demo model is used.
-fn assets(location: &Location, format: LoadFormat) -> Result<Assets> {
-    match location {
-        Location::Demo => Ok(Assets::from_files(model::DEMO)?),
-        Location::Folder(folder)
-            if format == LoadFormat::Dummy
-                && !millrace_text::assets::tokenizer_files().any(|name| folder.join(name).exists()) =>
-        {
-            tracing::warn!(
-                "there is no tokenizer beside the dummy weights: using the tokenizer of the demo model"
-            );
-            Ok(Assets::from_files(model::DEMO)?)
-        }
-        Location::Folder(folder) => Ok(Assets::from_dir(folder)?),
-        Location::File(file) => model_file_assets(file),
-    }
-}
-
-/// Loads the tokenizer and configuration of a file with a whole model. A `tokenizer.json` beside
-/// the file takes precedence over the tokenizer in it.
-fn model_file_assets(file: &Path) -> Result<Assets> {
-    let source = Source::File(file.to_owned());
-    let mut inside = vec![("config.json", source.config()?)];
-    let mut data = source.tokenizer_data()?.unwrap_or_default();
-    let folder = file.parent().unwrap_or(Path::new(""));
-    if let Some(tokenizer) = data.huggingface_json.take()
-        && !folder.join("tokenizer.json").exists()
-    {
-        inside.push(("tokenizer.json", tokenizer.into_bytes()));
-    }
-    let tokenizer = (!data.tokens.is_empty()).then(|| data.clone());
-    let mut assets = Assets::from_model_file(folder, &inside, tokenizer)?;
-    let known = &mut assets.text;
-    if known.chat_template.is_none() {
-        let tools = data.named_templates.into_iter().find(|(name, _)| name == "tool_use");
-        known.chat_template = data.chat_template;
-        known.tool_template = tools.map(|(_, template)| template);
-    }
-    let text = |id: Option<u32>| id.and_then(|id| data.tokens.get(id as usize).cloned());
-    known.bos_token = known.bos_token.take().or_else(|| text(data.special.bos));
-    known.eos_token = known.eos_token.take().or_else(|| text(data.special.eos));
-    known.pad_token = known.pad_token.take().or_else(|| text(data.special.padding));
-    known.unk_token = known.unk_token.take().or_else(|| text(data.special.unknown));
-    known.add_bos_token = known.add_bos_token.or(data.add_bos);
-    known.add_eos_token = known.add_eos_token.or(data.add_eos);
-    Ok(assets)
 }
 
 /// Returns the places of the groups of shards.

@@ -128,6 +128,7 @@ mod tests {
                 drafts: vec![count; slot as usize % 4],
                 keep_state: sample.then_some(slot),
                 restore_state: (!sample).then_some(count),
+                model_drafts: slot % 2,
             })
             .collect();
         ToShard { message: Some(to_shard::Message::Step(Step { id, rows, ..Default::default() })) }

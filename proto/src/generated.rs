@@ -247,6 +247,10 @@ pub struct Row {
     /// or the row runs the right ones again. All states are restored before any are kept or saved.
     #[prost(uint32, optional, tag = "13")]
     pub restore_state: ::core::option::Option<u32>,
+    /// If not 0, the shard guesses so many tokens after the row with its draft model, and runs them as
+    /// drafts. The rules of `drafts` hold, and `drafts` is empty.
+    #[prost(uint32, tag = "14")]
+    pub model_drafts: u32,
 }
 /// Sampling parameters. They apply in this order: watermark, repetition, frequency and presence
 /// penalties, logit bias, early end tokens, the row's allowed tokens, temperature, top-k, top-p,
@@ -495,6 +499,14 @@ pub struct Ready {
     /// of them are kept in host memory.
     #[prost(uint32, tag = "38")]
     pub max_loaded_adapters: u32,
+    /// The draft model, in words; empty if there is none, so that no row may have `model_drafts`.
+    #[prost(string, tag = "39")]
+    pub draft_model: ::prost::alloc::string::String,
+    /// Time in which the draft model guesses one token, and in which it reads one of several.
+    #[prost(uint64, tag = "40")]
+    pub draft_micros: u64,
+    #[prost(uint64, tag = "41")]
+    pub draft_read_nanos: u64,
 }
 /// A slot of the disk cache that holds a block.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -564,6 +576,13 @@ pub struct StepOutput {
     /// Time of the step's copies between the KV cache and the disk cache. It is part of step_micros.
     #[prost(uint64, tag = "12")]
     pub disk_micros: u64,
+    /// Time of the draft model in the step. It is part of step_micros.
+    #[prost(uint64, tag = "13")]
+    pub draft_micros: u64,
+    /// The slots of rows with `model_drafts` that had no drafts, in the order of the rows, because the
+    /// draft model has not read all of the sequence yet, or has too few positions for it.
+    #[prost(uint32, repeated, tag = "14")]
+    pub undrafted: ::prost::alloc::vec::Vec<u32>,
 }
 /// Why a row has no result. The sequence in the slot has failed; other sequences are not affected,
 /// and the shard goes on. The router ends the sequence and releases its slot. A step that was sent

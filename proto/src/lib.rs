@@ -17,3 +17,10 @@ mod generated;
 
 pub use frame::{FrameError, MAX_FRAME};
 pub use generated::*;
+
+impl Row {
+    /// Returns the number of drafts that the row is to have, of either kind.
+    pub fn draft_count(&self) -> usize {
+        self.drafts.len() + self.model_drafts as usize
+    }
+}

@@ -8,7 +8,7 @@ use millrace_backend::{
     Backend, ComputedStep, OpenStep, SampleRow, Sampled, SampledRows, ScoreRow, SeqRow, StepInput,
     UnmaskedStep,
 };
-use millrace_model::{Bytes, ShardLimits, WeightSource};
+use millrace_model::{Bytes, MAX_DRAFT_READ, ShardLimits, WeightSource};
 use millrace_proto::rules::MAX_ROW_ERROR;
 use millrace_proto::{
     self as proto, Admission, Masks, PromptToken, Row, RowError, RowErrorKind, Sampling, Step, StepOutput,
@@ -19,7 +19,9 @@ use crate::Error;
 use crate::classifier::Classifier;
 use crate::decoder::Decoder;
 use crate::disk_cache::{CopyResults, DiskCache};
+use crate::draft_model::{DraftModel, DraftTimes};
 use crate::pooling::PooledStates;
+use crate::reused::emptied;
 use crate::state::{Batch, Scoring, SlotTable, StepError};
 use crate::step_engine::{AwaitedMasks, ReadAdapter, StepEngine};
 
@@ -57,6 +59,8 @@ struct LoadedModel<B: Backend> {
     decoder: Decoder<B>,
     slots: SlotTable,
     pooled: PooledStates,
+    /// The model that guesses tokens, if there is one.
+    draft_model: Option<DraftModel<B>>,
     /// Empty between calls. It is kept for its allocation, as is `sample_rows`.
     seq_rows: Vec<SeqRow<'static>>,
     sample_rows: Vec<SampleRow<'static>>,
@@ -69,6 +73,8 @@ struct StepProgress {
     submitted: Instant,
     /// The host's time in the forward pass; zero if a recorded graph computes it.
     forward: Duration,
+    /// The time of the draft model.
+    drafting: Duration,
     scored: Vec<proto::Scored>,
     pooled: Vec<proto::Pooled>,
     copies: CopyResults,
@@ -95,6 +101,7 @@ impl<B: Backend> Worker<B> {
                 .with_classifier(decoder.spec().head.classifier.map(|plan| plan.kind))
                 .with_second_type(decoder.spec().embedding.has_second_type()),
             pooled: PooledStates::new(decoder.spec().hidden, limits.max_sequences, classifier),
+            draft_model: None,
             backend,
             decoder,
             seq_rows: Vec::with_capacity(limits.max_sequences),
@@ -127,6 +134,18 @@ impl<B: Backend> Worker<B> {
         let (disk, beside) = open(backend, decoder)?;
         self.disk = Some(disk);
         Ok(beside)
+    }
+
+    /// Has `draft_model` guess tokens from now on. Returns how long it takes.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub(crate) fn add_draft_model(&mut self, mut draft_model: DraftModel<B>) -> Result<DraftTimes, Error> {
+        let LoadedModel { backend, slots, draft_model: place, .. } = &mut self.model;
+        let times = draft_model.warm_up(backend)?;
+        slots.accept_model_drafts(draft_model.positions(), MAX_DRAFT_READ);
+        *place = Some(draft_model);
+        Ok(times)
     }
 
     /// Does the copies of a step between the KV cache and the disk cache.
@@ -220,6 +239,15 @@ impl<B: Backend> Worker<B> {
 }
 
 impl<B: Backend> LoadedModel<B> {
+    /// Has the draft model guess the drafts of a step, if there are any. Returns its time.
+    fn guess(&mut self, batch: &mut Batch) -> Result<Duration, Error> {
+        let LoadedModel { backend, slots, draft_model, .. } = self;
+        match draft_model {
+            Some(draft_model) => draft_model.guess(backend, slots, batch),
+            None => Ok(Duration::ZERO),
+        }
+    }
+
     /// Asks the device for the forward pass of a step.
     fn compute<'q>(
         &mut self,
@@ -355,10 +383,12 @@ impl<B: Backend> StepEngine for Worker<B> {
             let (tokens, params) = model.slots.sequence(slot);
             model.backend.admit(queue, slot, tokens, params)?;
         }
-        let (forward, scored, pooled) = Default::default();
-        let mut progress = StepProgress { id: step.id, batch, submitted, forward, scored, pooled, copies };
+        let (forward, drafting, scored, pooled) = Default::default();
+        let mut progress =
+            StepProgress { id: step.id, batch, submitted, forward, drafting, scored, pooled, copies };
         let mut open = None;
         if !progress.batch.tokens.is_empty() {
+            progress.drafting = model.guess(&mut progress.batch)?;
             let since = Instant::now();
             let step = model.compute(queue, &progress.batch)?;
             if !step.is_replayed() {
@@ -413,8 +443,8 @@ impl<B: Backend> StepEngine for Worker<B> {
     }
 
     fn collect(&mut self) -> Result<StepOutput, Error> {
-        let (StepProgress { id, mut batch, submitted, forward, scored, pooled, copies }, finished) =
-            self.in_flight.pop_front().ok_or(Error::OutOfPlace)?;
+        let (progress, finished) = self.in_flight.pop_front().ok_or(Error::OutOfPlace)?;
+        let StepProgress { id, mut batch, submitted, forward, drafting, scored, pooled, copies } = progress;
         if let Some(step) = finished {
             self.model.backend.collect(&mut self.queue, step, &mut self.sampled)?;
             self.model.decoder.check_ranks()?;
@@ -426,6 +456,7 @@ impl<B: Backend> StepEngine for Worker<B> {
         self.model.slots.fill(&mut batch, self.sampled.tokens());
         let sampled = self.take_sampled(&batch);
         let refused = batch.refused().map(refusal).collect();
+        let undrafted = batch.undrafted().to_vec();
         self.spare.push(batch);
         // A step that was submitted early starts when the one before it ends.
         let begun = submitted.max(self.answered);
@@ -447,6 +478,8 @@ impl<B: Backend> StepEngine for Worker<B> {
             failed_disk_reads: copies.failed_reads,
             failed_disk_writes: copies.failed_writes,
             disk_micros: copies.elapsed.as_micros() as u64,
+            draft_micros: drafting.as_micros() as u64,
+            undrafted,
         }))
     }
 
@@ -504,13 +537,6 @@ fn alternatives(top: Vec<(u32, f32)>) -> Vec<TokenLogprob> {
     top.into_iter().map(|(token, logprob)| TokenLogprob { token, logprob }).collect()
 }
 
-/// Returns an empty vector with the allocation of `used`, for elements that differ only in their
-/// lifetime. Collecting a vector's own iterator happens in place.
-fn emptied<A, B>(mut used: Vec<A>) -> Vec<B> {
-    used.clear();
-    used.into_iter().map(|_| -> B { unreachable!("the vector was cleared") }).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -541,13 +567,5 @@ mod tests {
         let broken = [1, 2, 3, 6].map(|slot| (slot, RowErrorKind::NotFinite));
         assert_eq!(errors, [&[(7, RowErrorKind::Refused)][..], &broken].concat());
         assert_eq!(got.errors[0].message.len(), MAX_ROW_ERROR);
-    }
-
-    #[test]
-    fn an_emptied_vector_keeps_its_allocation() {
-        let used: Vec<SeqRow<'_>> = Vec::with_capacity(7);
-        let (at, capacity) = (used.as_ptr().addr(), used.capacity());
-        let reused: Vec<SeqRow<'static>> = emptied(used);
-        assert_eq!((reused.as_ptr().addr(), reused.capacity()), (at, capacity));
     }
 }

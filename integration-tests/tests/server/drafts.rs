@@ -30,7 +30,7 @@ fn ways() -> Vec<Value> {
 }
 
 /// Returns the choices of all prompts and ways, which are requested at the same time.
-fn choices(server: &Server) -> Vec<Value> {
+pub(super) fn choices(server: &Server) -> Vec<Value> {
     let prompts = prompts();
     let of_request = |prompt: &Vec<u32>, mut body: Value| {
         body["prompt"] = json!(prompt);
@@ -54,7 +54,7 @@ fn choices(server: &Server) -> Vec<Value> {
 }
 
 /// Checks that all answers are equal. A failure shows the first one that is not.
-fn assert_same(found: &[Value], wanted: &[Value], flags: &[&str]) {
+pub(super) fn assert_same(found: &[Value], wanted: &[Value], flags: &[&str]) {
     assert_eq!(found.len(), wanted.len());
     for (index, (found, wanted)) in found.iter().zip(wanted).enumerate() {
         assert_eq!(found, wanted, "{flags:?}: answer {index}");
@@ -62,7 +62,7 @@ fn assert_same(found: &[Value], wanted: &[Value], flags: &[&str]) {
 }
 
 /// The numbers of drafts that were verified, and that were right.
-fn counts(server: &Server) -> (f64, f64) {
+pub(super) fn counts(server: &Server) -> (f64, f64) {
     let count = |name: &str| server.metric(&format!("vllm:spec_decode_num_{name}_tokens_total"));
     (count("draft"), count("accepted"))
 }

@@ -24,6 +24,7 @@ mod cuda_sim;
 mod cuda_sim_ranks;
 mod demo_model;
 mod disk_cache;
+mod draft_model;
 mod drafts;
 mod embedders;
 mod embeddings;

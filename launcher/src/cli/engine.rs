@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use millrace_shard::{AllReduce, DeviceKind, GpuMemory};
 
-use super::speculation::{MAX_DRAFTS, Speculation, speculative_config};
+use super::speculation::{DraftModelName, MAX_DRAFTS, MODEL_DRAFTS, Speculation, speculative_config};
 use super::values::{bytes, count, gpu_memory, milliseconds, seconds, share, state_checkpoints};
 use super::{AllReduceArg, DeviceArg, NullArgs, ScheduleArg};
 
@@ -99,12 +99,17 @@ pub(crate) struct EngineArgs {
     #[arg(long, env = "STATE_CHECKPOINTS", value_name = "N|off", value_parser = state_checkpoints)]
     pub(crate) state_checkpoints: Option<u32>,
     /// Guess up to N tokens of an answer from what its text and its prompt repeat, and verify them
-    /// in one step. The text stays the same. 0 for none
-    #[arg(long, visible_aliases = ["num-speculative-tokens", "draft-max"], env = "SPECULATE", default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_DRAFTS)))]
-    speculate: u32,
-    /// vLLM's flag for --speculate, such as '{"method": "ngram", "num_speculative_tokens": 4}'. The
+    /// in one step. The text stays the same. 0 for none. With --draft-model, 8 if absent
+    #[arg(long, visible_aliases = ["num-speculative-tokens", "draft-max"], env = "SPECULATE", value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_DRAFTS)))]
+    speculate: Option<u32>,
+    /// A smaller model with the same tokens, which guesses instead of what is repeated: a folder, a
+    /// GGUF file, or a repository of the hub. On the CPU, with one shard
+    #[arg(long, visible_alias = "model-draft", env = "DRAFT_MODEL", value_name = "MODEL")]
+    draft_model: Option<String>,
+    /// vLLM's flag for --speculate and --draft-model, such as '{"method": "ngram",
+    /// "num_speculative_tokens": 4}' or '{"model": "org/small", "num_speculative_tokens": 4}'. The
     /// method `suffix` also guesses from the answers to earlier requests
-    #[arg(long, env = "SPECULATIVE_CONFIG", value_name = "JSON", conflicts_with = "speculate", value_parser = speculative_config)]
+    #[arg(long, env = "SPECULATIVE_CONFIG", value_name = "JSON", conflicts_with_all = ["speculate", "draft_model"], value_parser = speculative_config)]
     speculative_config: Option<Speculation>,
     /// Verify as many guesses as there are, for tests and measurements. Otherwise a step has them
     /// only if they are expected to raise the tokens per second
@@ -179,12 +184,28 @@ impl EngineArgs {
 
     /// Returns the maximum number of drafts of a row.
     pub(crate) fn drafts(&self) -> usize {
-        self.speculative_config.map_or(self.speculate, |config| config.drafts) as usize
+        let usual = if self.draft_model.is_some() { MODEL_DRAFTS } else { 0 };
+        let config = self.speculative_config.as_ref().map(|config| config.drafts);
+        config.or(self.speculate).unwrap_or(usual) as usize
+    }
+
+    /// Returns the model that guesses, if there is to be one.
+    pub(crate) fn draft_model(&self) -> Option<DraftModelName> {
+        let config = self.speculative_config.as_ref().and_then(|config| config.draft_model.clone());
+        config.or_else(|| self.draft_model.clone().map(DraftModelName::new)).filter(|_| self.drafts() > 0)
+    }
+
+    /// Replaces the name of the draft model by the path of its files.
+    pub(crate) fn set_draft_model(&mut self, path: String) {
+        match self.speculative_config.as_mut().and_then(|config| config.draft_model.as_mut()) {
+            Some(named) => named.name = path,
+            None => self.draft_model = Some(path),
+        }
     }
 
     /// Returns the number of tokens of ended answers in which drafts are looked for as well.
     pub(crate) fn earlier_tokens(&self) -> usize {
-        self.speculative_config.map_or(0, |config| config.earlier_tokens)
+        self.speculative_config.as_ref().map_or(0, |config| config.earlier_tokens)
     }
 
     /// Returns the maximum number of drafts of all rows of a step together.

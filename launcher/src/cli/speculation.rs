@@ -16,43 +16,92 @@ const SUFFIX_DRAFTS: u32 = 16;
 /// take at most about 8 MB.
 const EARLIER_TOKENS: usize = 1 << 17;
 
+/// The number of drafts of a row if a draft model is given without one.
+pub(super) const MODEL_DRAFTS: u32 = 8;
+
+/// The revision of a repository unless one is given.
+const MAIN_REVISION: &str = "main";
+
 /// The guesses that are asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Speculation {
     /// Maximum number of drafts of a row.
     pub(super) drafts: u32,
     /// Number of tokens of ended answers in which drafts are looked for as well.
     pub(super) earlier_tokens: usize,
+    /// The model that guesses, if it is one.
+    pub(super) draft_model: Option<DraftModelName>,
+}
+
+/// The draft model on the command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DraftModelName {
+    /// A folder, a file with a whole model, or a repository of the hub.
+    pub(crate) name: String,
+    /// Branch, tag or commit of a repository.
+    pub(crate) revision: String,
+}
+
+impl DraftModelName {
+    /// The main branch of a repository, or a folder.
+    pub(super) fn new(name: String) -> Self {
+        DraftModelName { name, revision: MAIN_REVISION.to_owned() }
+    }
 }
 
 /// The fields that have a meaning here. Others are refused, because they ask for something else
-/// than guesses from repetitions.
+/// than guesses from repetitions or of a draft model.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SpeculativeConfig {
-    method: String,
+    method: Option<String>,
     num_speculative_tokens: Option<u32>,
     prompt_lookup_min: Option<u32>,
     prompt_lookup_max: Option<u32>,
+    model: Option<String>,
+    revision: Option<String>,
 }
 
 /// Parses the configuration.
 pub(super) fn speculative_config(text: &str) -> Result<Speculation, String> {
     let config: SpeculativeConfig = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    let SpeculativeConfig { method, num_speculative_tokens: drafts, prompt_lookup_min, prompt_lookup_max } =
-        config;
-    let (drafts, earlier_tokens) = match method.as_str() {
+    let SpeculativeConfig { method, num_speculative_tokens: drafts, model, revision, .. } = config;
+    let SpeculativeConfig { prompt_lookup_min, prompt_lookup_max, .. } = config;
+    // As in vLLM, a model alone is a draft model.
+    let method =
+        method.as_deref().or(model.is_some().then_some("draft_model")).ok_or("missing field `method`")?;
+    let is_model = method == "draft_model";
+    let (drafts, earlier_tokens) = match method {
         "ngram" => (drafts.ok_or("missing field `num_speculative_tokens`")?, 0),
         "suffix" => (drafts.unwrap_or(SUFFIX_DRAFTS), EARLIER_TOKENS),
-        _ => return Err(format!("the method `{method}` is not supported; `ngram` and `suffix` are")),
+        "draft_model" => (drafts.unwrap_or(MODEL_DRAFTS), 0),
+        _ => {
+            return Err(format!(
+                "the method `{method}` is not supported; `ngram`, `suffix` and `draft_model` are"
+            ));
+        }
     };
     if drafts > MAX_DRAFTS {
         return Err(format!("num_speculative_tokens is {drafts}, more than {MAX_DRAFTS}"));
     }
+    if !is_model && (model.is_some() || revision.is_some()) {
+        return Err(format!("the method `{method}` needs no model; `draft_model` does"));
+    }
+    if is_model && (prompt_lookup_min.is_some() || prompt_lookup_max.is_some()) {
+        return Err("a draft model looks nothing up in the prompt".to_owned());
+    }
     if prompt_lookup_min.is_some_and(|min| min > GRAM) || prompt_lookup_max.is_some_and(|max| max < GRAM) {
         return Err(format!("the text is searched for {GRAM} tokens, and no other number can be given"));
     }
-    Ok(Speculation { drafts, earlier_tokens })
+    let name = match is_model {
+        true => Some(model.ok_or("missing field `model`")?),
+        false => None,
+    };
+    let draft_model = name.map(|name| {
+        let named = DraftModelName::new(name);
+        DraftModelName { revision: revision.unwrap_or(named.revision), ..named }
+    });
+    Ok(Speculation { drafts, earlier_tokens, draft_model })
 }
 
 #[cfg(test)]
@@ -62,18 +111,20 @@ mod tests {
     #[test]
     fn a_configuration_for_repetitions_gives_the_number_of_drafts() {
         let of = |rest: &str| speculative_config(&format!(r#"{{"method": "ngram", {rest}}}"#));
-        let own = |drafts| Ok(Speculation { drafts, earlier_tokens: 0 });
+        let own = |drafts| Ok(Speculation { drafts, earlier_tokens: 0, draft_model: None });
         assert_eq!(of(r#""num_speculative_tokens": 4"#), own(4));
         let bounds = r#""num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4"#;
         assert_eq!(of(bounds), own(5));
-        let with_earlier = |drafts| Ok(Speculation { drafts, earlier_tokens: EARLIER_TOKENS });
+        let with_earlier =
+            |drafts| Ok(Speculation { drafts, earlier_tokens: EARLIER_TOKENS, draft_model: None });
         assert_eq!(speculative_config(r#"{"method": "suffix"}"#), with_earlier(SUFFIX_DRAFTS));
         let eight = r#"{"method": "suffix", "num_speculative_tokens": 8}"#;
         assert_eq!(speculative_config(eight), with_earlier(8));
         for (rest, reason) in [
             (r#""num_speculative_tokens": 33"#, "more than 32"),
             (r#""num_speculative_tokens": 4, "prompt_lookup_max": 2"#, "searched for 3 tokens"),
-            (r#""num_speculative_tokens": 4, "model": "draft""#, "unknown field `model`"),
+            (r#""num_speculative_tokens": 4, "model": "draft""#, "`ngram` needs no model"),
+            (r#""num_speculative_tokens": 4, "quantization": "awq""#, "unknown field `quantization`"),
             (r#""prompt_lookup_max": 4"#, "missing field `num_speculative_tokens`"),
         ] {
             let error = of(rest).unwrap_err();
@@ -81,5 +132,26 @@ mod tests {
         }
         let eagle = speculative_config(r#"{"method": "eagle3", "num_speculative_tokens": 3}"#).unwrap_err();
         assert!(eagle.contains("the method `eagle3` is not supported"), "{eagle}");
+    }
+
+    #[test]
+    fn a_configuration_with_a_model_names_the_draft_model() {
+        let model = |drafts, name: &str, revision: &str| {
+            let draft_model = Some(DraftModelName { name: name.into(), revision: revision.into() });
+            Ok(Speculation { drafts, earlier_tokens: 0, draft_model })
+        };
+        let alone = r#"{"model": "org/small", "num_speculative_tokens": 3}"#;
+        assert_eq!(speculative_config(alone), model(3, "org/small", "main"));
+        let whole = r#"{"method": "draft_model", "model": "/models/small", "revision": "v2"}"#;
+        assert_eq!(speculative_config(whole), model(MODEL_DRAFTS, "/models/small", "v2"));
+        for (text, reason) in [
+            (r#"{"method": "draft_model"}"#, "missing field `model`"),
+            (r#"{"num_speculative_tokens": 3}"#, "missing field `method`"),
+            (r#"{"model": "a/b", "prompt_lookup_max": 4}"#, "looks nothing up"),
+            (r#"{"method": "suffix", "revision": "x"}"#, "`suffix` needs no model"),
+        ] {
+            let error = speculative_config(text).unwrap_err();
+            assert!(error.contains(reason), "{text}: {error}");
+        }
     }
 }

@@ -11,7 +11,7 @@ use crate::adapters::ServedAdapters;
 use crate::cli::{GenerateArgs, SamplingArgs};
 use crate::model::fetch_completely;
 use crate::stack::{ServingOptions, Stack};
-use crate::{devices, logging};
+use crate::{devices, draft_model, logging};
 
 /// Prints the prompt and its continuation.
 pub(crate) fn run(args: GenerateArgs) -> Result<()> {
@@ -37,6 +37,7 @@ pub(crate) fn run(args: GenerateArgs) -> Result<()> {
     let adapters = ServedAdapters::find_one(&adapter, &model, engine.device)?;
     fetch_completely(&mut model, false)?;
     devices::settle(&mut engine, &model, 1)?;
+    draft_model::settle(&mut engine, &model, false)?;
     tokio::runtime::Runtime::new()?.block_on(async {
         let stack = Stack::start(&model, &engine, ServingOptions { adapters, ..ServingOptions::default() })?;
         stack.loaded().await?;

@@ -27,7 +27,7 @@ use crate::report::StartReport;
 use crate::sizes::AskedSizes;
 use crate::stack::{ServingOptions, Stack};
 use crate::telemetry::TelemetryArgs;
-use crate::{allocator, devices, logging, progress};
+use crate::{allocator, devices, draft_model, logging, progress};
 
 /// Bounds of the number of threads that serve HTTP beside shards on the CPU. A second thread keeps
 /// health checks answered while the first one is busy.
@@ -60,6 +60,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     if let Some(decided) = devices::settle(&mut engine, &model, nodes.count())? {
         tracing::info!("{decided}");
     }
+    draft_model::settle(&mut engine, &model, json_output)?;
     if engine.replicas() > 1 {
         tracing::info!("starting {} groups of shards, each with the whole model", engine.replicas());
     }

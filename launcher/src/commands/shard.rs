@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use millrace_model::adapters::Adapter;
-use millrace_model::families;
+use millrace_model::families::{self, Overrides};
 use millrace_shard::{DeviceKind, OpenAdapter, OpenedModel, PreviousPool, RankPlacement, RouterAddress};
 
-use crate::cli::{LoadFormat, ShardArgs};
+use crate::cli::{LoadFormat, ModelArgs, ShardArgs};
 use crate::shard_message::ShardMessage;
 use crate::{logging, model, nodes};
 
@@ -20,7 +20,7 @@ const MEMORY_WAIT: Duration = Duration::from_secs(10);
 /// Computes steps until the router ends.
 pub(crate) fn run(args: ShardArgs) -> Result<()> {
     let ShardArgs { connect, rank, world_size, .. } = args;
-    let ShardMessage { model, options, json_output } = ShardMessage::parse(&args.options)?;
+    let ShardMessage { model, draft_model, options, json_output } = ShardMessage::parse(&args.options)?;
     let address = address(&connect)?;
     let is_remote = matches!(address, RouterAddress::Tcp(_));
     match is_remote {
@@ -48,12 +48,14 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         }
         found => found?,
     };
-    let overrides = model.overrides();
+    let draft_source = draft_model.map(|path| model::source(&ModelArgs { model_id: path, ..model.clone() }));
+    let draft_source = draft_source.transpose()?;
+    let (overrides, load_format) = (model.overrides(), model.load_format);
     let open = || {
         if let Some(kept) = &args.kept_checkpoint {
             source.check_unchanged(kept)?;
         }
-        let model = match (&options.device, model.load_format) {
+        let model = match (&options.device, load_format) {
             // Without a device, the configuration is all that is needed.
             (DeviceKind::Null(_), _) => return Ok(families::load_dummy(&source, &overrides)?.into()),
             (_, LoadFormat::Dummy) => families::load_dummy(&source, &overrides)?,
@@ -63,7 +65,13 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
             let source = source.clone();
             move |folder| Adapter::open(&source, &overrides, folder)
         });
-        Ok(OpenedModel { model, open_adapter: Some(open) })
+        // The flags that change the configuration are about the model.
+        let draft_model = draft_source.map(|source| match load_format {
+            LoadFormat::Dummy => families::load_dummy(&source, &Overrides::default()),
+            LoadFormat::Auto => families::load(&source, &Overrides::default()),
+        });
+        let draft_model = draft_model.transpose()?;
+        Ok(OpenedModel { model, open_adapter: Some(open), draft_model })
     };
     match millrace_shard::run(&placement, &options, Box::new(open)) {
         Ok(()) => Ok(()),

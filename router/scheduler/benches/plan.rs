@@ -37,6 +37,7 @@ fn limits(num_blocks: usize) -> SchedulerLimits {
         prompt_handling: PromptHandling::Shared,
         state_checkpoints: 0,
         max_drafts: 0,
+        has_draft_model: false,
         adapters: 0,
         max_loaded_adapters: 0,
     }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use millrace_proto::{PromptToken, RowError, Sampled, StepOutput};
 
+use super::draft_source::DraftSource;
 use super::id::SeqId;
 use super::in_flight::{FinalResult, MalformedAnswer, RowInFlight};
 use super::output::{DraftCounts, RowFailure, SequenceEvent, SequenceOutput};
@@ -18,6 +19,8 @@ struct AppliedRow {
     /// `None` if the row has no token, or if the sequence has ended or was cancelled before the
     /// answer came.
     accepted: Option<Accepted>,
+    /// Number of drafts that were right; `None` if the row has no token.
+    right: Option<usize>,
 }
 
 impl Scheduler {
@@ -28,15 +31,20 @@ impl Scheduler {
     pub fn apply(&mut self, output: StepOutput) -> Result<Vec<SequenceOutput>, MalformedAnswer> {
         let expected = self.in_flight.front().ok_or(MalformedAnswer::NoStepInFlight(output.step))?;
         expected.check(&output, self.limits.vocab_size)?;
-        let Some(step) = self.in_flight.pop_front() else { return Ok(Vec::new()) };
+        let Some(mut step) = self.in_flight.pop_front() else { return Ok(Vec::new()) };
+        step.drop_drafts(&output.undrafted);
         self.apply_copies(&step, &output);
-        let StepOutput { sampled, scored, pooled, errors, step_micros, disk_micros, .. } = output;
+        let StepOutput { sampled, scored, pooled, errors, step_micros, .. } = output;
+        let StepOutput { disk_micros, draft_micros, .. } = output;
+        let has_read_more = !output.undrafted.is_empty();
         if !step.rows.is_empty() {
-            self.costs.observe(&step.load, step_micros.saturating_sub(disk_micros));
+            self.costs.observe(&step.load, step_micros.saturating_sub(disk_micros + draft_micros));
         }
         let mut errors: HashMap<u32, RowError> =
             errors.into_iter().map(|error| (error.slot, error)).collect();
         let applied = self.accept_rows(step.step, &step.rows, &sampled, &errors);
+        let right = applied.iter().map(|row| row.as_ref().and_then(|row| row.right));
+        self.note_model_drafts(&step.rows, right, draft_micros, has_read_more);
 
         let mut outputs = Vec::with_capacity(sampled.len());
         let (mut sampled, mut scored, mut pooled) =
@@ -121,6 +129,9 @@ impl Scheduler {
             // A row from before a preemption was computed in other blocks. A wrong block in the
             // tree would harm every sequence that shares it.
             if running.first_step <= step {
+                if row.drafts.of_model() > 0 {
+                    running.note_read(row.computed);
+                }
                 match rewinds {
                     true => running.rewind(row.start),
                     false => running.add_positions(right),
@@ -132,7 +143,34 @@ impl Scheduler {
         if let Some(checkpoint) = row.saves {
             self.note_saved(row.sequence, step, checkpoint, computed);
         }
-        AppliedRow { computed, accepted }
+        AppliedRow { computed, accepted, right: sampled.len().checked_sub(1) }
+    }
+
+    /// Notes which drafts of the draft model were right in the answer to a step. `right` has the
+    /// number of right drafts of each row that has tokens. The draft model took `micros`
+    /// microseconds, and if it `has_read_more`, not for guesses alone.
+    fn note_model_drafts(
+        &mut self,
+        rows: &[RowInFlight],
+        right: impl Iterator<Item = Option<usize>>,
+        micros: u64,
+        has_read_more: bool,
+    ) {
+        if !self.limits.has_draft_model {
+            return;
+        }
+        let passes = rows.iter().map(|row| row.drafts.len()).max().unwrap_or(0);
+        match passes {
+            0 => self.model_drafts.fade(),
+            _ if has_read_more || micros == 0 => {}
+            _ => self.model_drafts.note_passes(passes, micros),
+        }
+        for (row, right) in rows.iter().zip(right) {
+            let (count, Some(right)) = (row.drafts.len(), right) else { continue };
+            self.model_drafts.note_drafts(count, right);
+            let source = |source: &mut DraftSource| source.note_drafts(count, right);
+            self.update(row.sequence, |sequence| sequence.draft_source.as_mut().map(source));
+        }
     }
 
     /// Reports accepted tokens and removes the sequence if it has ended.

@@ -60,7 +60,7 @@ impl StepLoad {
     pub(super) fn add_row(&mut self, row: &Row) {
         let (start, count) = (row.start as usize, row.count as usize);
         self.add(start, count, row.sample);
-        for draft in 0..row.drafts.len() {
+        for draft in 0..row.draft_count() {
             self.add(start + count + draft, 1, true);
         }
     }

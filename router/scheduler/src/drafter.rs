@@ -8,11 +8,12 @@
 
 use std::collections::HashMap;
 
+use super::acceptance::Acceptance;
 use super::cache::BlockHash;
 use super::earlier_answers::{EarlierAnswers, EarlierPlace, GRAM};
 
-/// Factor by which the weight of a guess falls with each later one.
-const MEMORY: f64 = 0.9;
+/// The share of right guesses of a sequence that has made none.
+const EXPECTED: f64 = 0.5;
 
 /// The answers of other sequences that a sequence may look into.
 #[derive(Debug, Clone, Copy)]
@@ -64,9 +65,7 @@ pub(super) struct Drafter {
     /// Number of tokens of the sequence that have been read.
     read: usize,
     source: Option<Source>,
-    /// Weighted number of guesses, and of right ones.
-    guesses: f64,
-    right: f64,
+    acceptance: Acceptance,
 }
 
 impl Drafter {
@@ -85,8 +84,7 @@ impl Drafter {
             let guess = self.source.take();
             let is_right = guess.as_ref().is_some_and(|source| source.token(tokens) == Some(tokens[place]));
             if guess.is_some() && place >= generated {
-                self.guesses = MEMORY * self.guesses + 1.0;
-                self.right = MEMORY * self.right + f64::from(u8::from(is_right));
+                self.acceptance.note(is_right);
             }
             let before = self.note(&tokens[..=place]);
             self.source = guess.filter(|_| is_right).and_then(Source::next).or(before.map(Source::Own));
@@ -106,7 +104,7 @@ impl Drafter {
 
     /// The share of right guesses, as far as it is known.
     pub(super) fn confidence(&self) -> f64 {
-        (self.right + 1.0) / (self.guesses + 2.0)
+        self.acceptance.share(EXPECTED)
     }
 
     /// Whether the tokens are expected to go on as they did before.
@@ -187,7 +185,6 @@ mod tests {
         }
         assert!(parts.is_ready(&tokens));
         assert!(whole.guesses(&tokens).take(20).eq(parts.guesses(&tokens).take(20)));
-        assert_eq!(whole.right, parts.right);
         assert_eq!(whole.confidence().to_bits(), parts.confidence().to_bits());
     }
 

@@ -4,7 +4,10 @@
 //! [cost model](super::cost_model), one more token in a step adds the same time whatever else is in
 //! it. So drafts of all sequences are taken in the order of their chance to be accepted, as long as
 //! the next one is likely enough, as DSpark does. The chance of the n-th draft of a sequence is the
-//! n-th power of its [confidence](super::drafter::Drafter::confidence).
+//! n-th power of its [confidence](super::draft_source::DraftSource::confidence).
+//!
+//! A draft model guesses the n-th drafts of all sequences in one pass, whose time they share. So
+//! the first n-th draft must be worth it together with those of the sequences that are as far.
 //!
 //! Recurrent states cannot go back to the last right draft. Before a row with drafts they are kept
 //! in a checkpoint, and if a draft is wrong, the next row begins with them and runs the right ones
@@ -20,6 +23,7 @@ use std::collections::BinaryHeap;
 use super::cost_model::StepLoad;
 use super::frame_budget::FrameBudget;
 use super::limits::SchedulerLimits;
+use super::running::RunningSequence;
 use super::state::Scheduler;
 
 /// Number of tokens that the drafters read in one step, for all sequences and earlier answers
@@ -32,6 +36,10 @@ const MARGIN: f64 = 1.1;
 /// The same where recurrent states are copied before drafts, and after a wrong one. The cost model
 /// does not tell the time of a copy from that of the tokens.
 const MARGIN_WITH_COPIES: f64 = 1.3;
+
+/// The same for drafts of a draft model, before which a sequence is read: where they hardly pay,
+/// they stop and begin again, and what was read is lost.
+const MARGIN_WITH_MODEL: f64 = 1.25;
 
 /// A sequence that could have one more draft.
 #[derive(Debug, PartialEq)]
@@ -128,41 +136,83 @@ impl Scheduler {
         let mut candidates = BinaryHeap::new();
         let mut load = StepLoad::default();
         let has_checkpoint = !self.limits.keeps_states() || self.free_draft_checkpoints() > 0;
-        let margin = if self.limits.keeps_states() { MARGIN_WITH_COPIES } else { MARGIN };
+        let margin = match self.limits {
+            limits if limits.keeps_states() => MARGIN_WITH_COPIES,
+            limits if limits.has_draft_model => MARGIN_WITH_MODEL,
+            _ => MARGIN,
+        };
+        let usual = self.model_drafts.usual();
         for (index, running) in self.running.iter().enumerate() {
             if !running.is_decoding() || is_planned && running.planned_tokens() == 0 {
                 continue;
             }
             running.add_decode(&mut load);
             let can_verify = has_checkpoint || running.kept().is_some();
-            if let Some(confidence) = running.confidence(is_planned).filter(|_| can_verify) {
+            if let Some(confidence) = running.confidence(is_planned, usual).filter(|_| can_verify) {
                 candidates.push(Candidate { chance: confidence, wrong: 1.0 - confidence, index, drafts: 0 });
             }
         }
         let mut time = self.costs.predict(&load);
         let mut tokens = load.sampled();
+        let always = self.options.always_draft;
+        let (pass, mut passes) = (self.pass_micros(), 0);
         for _ in 0..room.min(self.limits.max_drafts) {
             let Some(Candidate { chance, wrong, index, drafts }) = candidates.pop() else { break };
             let running = &self.running[index];
-            let mut draft = StepLoad::default();
-            running.add_draft(drafts, &mut draft);
-            let mut cost = self.costs.predict_additional(&draft);
-            if self.limits.keeps_states() {
-                let mut rerun = StepLoad::default();
-                running.add_rerun(drafts, &mut rerun);
-                cost += wrong * self.costs.predict_additional(&rerun);
-            }
-            if !self.options.always_draft && chance * time <= margin * tokens * cost {
+            let cost = self.draft_cost(running, drafts, wrong) + self.read_cost(running, drafts, chance);
+            let is_worth = |chance: f64, cost: f64| always || chance * time > margin * tokens * cost;
+            // All sequences that have as many drafts share a pass of the draft model.
+            let opens_pass = pass > 0.0 && drafts >= passes;
+            let shared = || candidates.iter().filter(|other| other.drafts == drafts);
+            let of_all = |each: f64, others: fn(&Candidate) -> f64| each + shared().map(others).sum::<f64>();
+            let is_pass_worth = || {
+                let sharing = of_all(1.0, |_| 1.0);
+                is_worth(of_all(chance, |other| other.chance), pass + sharing * cost)
+            };
+            if !is_worth(chance, cost) || opens_pass && !is_pass_worth() {
                 break;
+            }
+            if opens_pass {
+                (passes, time) = (drafts + 1, time + pass);
             }
             (time, tokens) = (time + cost, tokens + chance);
             chosen[index] = drafts + 1;
             let most = running.most_drafts().min(self.options.drafts);
-            if let Some(confidence) = running.confidence(is_planned).filter(|_| drafts + 1 < most) {
+            let confidence = running.confidence(is_planned, usual);
+            if let Some(confidence) = confidence.filter(|_| drafts + 1 < most) {
                 let (right, wrong) = (chance * confidence, chance * (1.0 - confidence));
                 candidates.push(Candidate { chance: right, wrong, index, drafts: drafts + 1 });
             }
         }
         chosen
+    }
+
+    /// The time that the draft of a sequence after so many others adds to a step. With the chance
+    /// `wrong` it is the first wrong one.
+    fn draft_cost(&self, running: &RunningSequence, others: usize, wrong: f64) -> f64 {
+        let mut draft = StepLoad::default();
+        running.add_draft(others, &mut draft);
+        let cost = self.costs.predict_additional(&draft);
+        if !self.limits.keeps_states() {
+            return cost;
+        }
+        let mut rerun = StepLoad::default();
+        running.add_rerun(others, &mut rerun);
+        cost + wrong * self.costs.predict_additional(&rerun)
+    }
+
+    /// The time that the first draft of a sequence adds to its steps because the draft model reads
+    /// the sequence for it. Its chance is `chance`.
+    fn read_cost(&self, running: &RunningSequence, others: usize, chance: f64) -> f64 {
+        if !self.limits.has_draft_model || others > 0 {
+            return 0.0;
+        }
+        let (unread, remaining) = running.unread();
+        self.model_drafts.read_micros(unread, remaining, chance)
+    }
+
+    /// The time of a pass of the draft model, if the shards have one.
+    fn pass_micros(&self) -> f64 {
+        if self.limits.has_draft_model { self.model_drafts.pass_micros() } else { 0.0 }
     }
 }

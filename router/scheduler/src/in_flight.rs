@@ -8,6 +8,7 @@ use millrace_proto::{RowError, Sampled, StepOutput, TokenLogprob};
 use super::cache::CheckpointId;
 use super::cost_model::StepLoad;
 use super::disk_copies::CopiesInFlight;
+use super::draft_source::RowDrafts;
 use super::id::{SeqId, SlotId};
 
 /// A step that was planned and has not been answered.
@@ -37,7 +38,7 @@ pub(super) struct RowInFlight {
     /// Whether the answer has a token of the row: it samples, and is not deferred.
     pub(super) samples: bool,
     /// The drafts of the row.
-    pub(super) drafts: Vec<u32>,
+    pub(super) drafts: RowDrafts,
     /// Whether the mask of the row follows the step.
     pub(super) mask_follows: bool,
     /// Whether the row is not sampled, because its mask came late.
@@ -91,6 +92,9 @@ pub enum MalformedAnswer {
     /// The tokens of a row are not the ones that its drafts lead to.
     #[error("step {step} has tokens for slot {slot} that do not follow from its drafts")]
     Drafts { step: u64, slot: u32 },
+    /// Slots without drafts that are not rows with drafts of the draft model, in their order.
+    #[error("step {step} names rows without drafts that are to have no drafts of a model")]
+    Undrafted { step: u64 },
     /// Failed reads that are not reads of the step, once each and in order.
     #[error("step {step} reports failed reads from disk that do not match its reads")]
     DiskReads { step: u64 },
@@ -111,6 +115,12 @@ impl StepInFlight {
         self.rows.iter().filter(|row| row.mask_follows)
     }
 
+    /// Forgets the drafts of the rows in these slots, which had none.
+    pub(super) fn drop_drafts(&mut self, slots: &[u32]) {
+        let rows = self.rows.iter_mut().filter(|row| slots.contains(&row.slot.0));
+        rows.for_each(|row| row.drafts = RowDrafts::default());
+    }
+
     /// Checks that `output` is an answer to this step.
     pub(super) fn check(&self, output: &StepOutput, vocab_size: usize) -> Result<(), MalformedAnswer> {
         let step = self.step;
@@ -127,7 +137,11 @@ impl StepInFlight {
         }
         let failed = self.check_errors(output)?;
         let rows = || self.rows.iter().filter(|row| !failed.contains_key(&row.slot.0));
-        check_tokens(step, rows().filter(|row| row.samples), &output.sampled)?;
+        check_tokens(step, rows().filter(|row| row.samples), output)?;
+        let mut drafted = self.rows.iter().filter(|row| row.drafts.of_model() > 0);
+        if !output.undrafted.iter().all(|slot| drafted.any(|row| row.slot.0 == *slot)) {
+            return Err(MalformedAnswer::Undrafted { step });
+        }
         let scored = rows().filter(|row| !row.scores.is_empty());
         if !scored
             .map(|row| (row.slot.0, row.scores.len()))
@@ -170,20 +184,26 @@ impl StepInFlight {
 fn check_tokens<'a>(
     step: u64,
     rows: impl Iterator<Item = &'a RowInFlight> + Clone,
-    sampled: &[Sampled],
+    StepOutput { sampled, undrafted, .. }: &StepOutput,
 ) -> Result<(), MalformedAnswer> {
     let count = || MalformedAnswer::TokenCount { step, expected: rows.clone().count(), got: sampled.len() };
-    let mut rest = sampled;
+    let mut rest = sampled.as_slice();
     for row in rows.clone() {
         let next = rest.first().ok_or_else(count)?;
         if next.slot != row.slot.0 {
             return Err(MalformedAnswer::WrongSlot { step, expected: row.slot.0, got: next.slot });
         }
         let (tokens, others) = rest.split_at(row.tokens_at_start(rest));
-        let mut drafts = row.drafts.iter();
-        let mut is_wrong = |token: &Sampled| drafts.next().is_none_or(|&draft| draft != token.token);
-        // The first token that differs from its draft, or has none, is the last one.
-        if tokens.iter().position(&mut is_wrong) != Some(tokens.len() - 1) {
+        let follows = match &row.drafts {
+            RowDrafts::Model(_) => tokens.len() == 1 || !undrafted.contains(&row.slot.0),
+            RowDrafts::Tokens(drafts) => {
+                let mut drafts = drafts.iter();
+                let mut is_wrong = |token: &Sampled| drafts.next().is_none_or(|&draft| draft != token.token);
+                // The first token that differs from its draft, or has none, is the last one.
+                tokens.iter().position(&mut is_wrong) == Some(tokens.len() - 1)
+            }
+        };
+        if !follows {
             return Err(MalformedAnswer::Drafts { step, slot: row.slot.0 });
         }
         rest = others;

@@ -75,8 +75,8 @@
 //! # Drafts
 //!
 //! A sequence that repeats what it said before gets guesses of its next tokens with its row
-//! ([`SchedulerOptions::drafts`]). The shard verifies all of them in the time of a step that is a
-//! little longer ([`drafts`]).
+//! ([`SchedulerOptions::drafts`]), or the shards guess them with a draft model ([`model_drafts`]).
+//! The shards verify all of them in the time of a step that is a little longer ([`drafts`]).
 //!
 //! # A cache on disk
 //!
@@ -97,6 +97,7 @@
 //! alone if they are lost again ([`quarantine`]). A step and its answer never exceed the size of a
 //! frame ([`frame_budget`]).
 
+mod acceptance;
 mod adapter_places;
 mod admission;
 mod admission_order;
@@ -105,6 +106,7 @@ mod cache;
 mod cost_model;
 mod disk;
 mod disk_copies;
+mod draft_source;
 mod drafter;
 mod drafts;
 mod earlier_answers;
@@ -117,6 +119,7 @@ mod late_masks;
 mod limits;
 mod loss_history;
 mod message_size;
+mod model_drafts;
 mod moves;
 mod options;
 mod output;

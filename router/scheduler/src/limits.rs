@@ -33,6 +33,8 @@ pub struct SchedulerLimits {
     pub state_checkpoints: usize,
     /// Maximum number of drafts of all rows of one step together.
     pub max_drafts: usize,
+    /// Whether the shards have a draft model, so that rows may have its drafts.
+    pub has_draft_model: bool,
     /// Number of places for adapters.
     pub adapters: usize,
     /// Maximum number of adapters that are loaded at a time. If it is larger than `adapters`, the
@@ -79,6 +81,7 @@ impl SchedulerLimits {
             prompt_handling,
             state_checkpoints: ready.state_checkpoints as usize,
             max_drafts: ready.max_drafts as usize,
+            has_draft_model: !ready.draft_model.is_empty(),
             adapters: ready.adapters as usize,
             max_loaded_adapters: ready.max_loaded_adapters.max(ready.adapters) as usize,
         })

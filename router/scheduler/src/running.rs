@@ -5,7 +5,7 @@ use millrace_proto::{self as proto, Admission, Row};
 
 use super::cache::{BlockHash, BlockTable, CheckpointId};
 use super::cost_model::StepLoad;
-use super::drafter::Drafter;
+use super::draft_source::{DraftSource, RowDrafts};
 use super::frame_budget::{FrameBudget, RowBytes, RowContent};
 use super::id::SlotId;
 use super::in_flight::{FinalResult, RowInFlight};
@@ -38,8 +38,11 @@ pub(super) struct RunningSequence {
     computed: usize,
     /// Number of tokens that the sequence runs in the step being planned.
     planned: usize,
+    /// Number of positions that the draft model is taken to have read: those from the cache, and
+    /// those before its last guesses.
+    draft_read: usize,
     /// The drafts after these tokens.
-    drafts: Vec<u32>,
+    drafts: RowDrafts,
     /// The recurrent states with which the sequence begins.
     restored: Option<CheckpointId>,
     /// The positions at which its states are to be saved, in ascending order, until the answer to
@@ -76,7 +79,8 @@ impl RunningSequence {
             computed: cached,
             sent_blocks: 0,
             planned: 0,
-            drafts: Vec::new(),
+            draft_read: cached,
+            drafts: RowDrafts::default(),
             restored: None,
             save_positions: Vec::new(),
             saves: None,
@@ -229,17 +233,30 @@ impl RunningSequence {
     }
 
     /// The chance of a draft after the last token, if the sequence can have drafts. If the step
-    /// `is_planned`, no other row of it may be in flight.
-    pub(super) fn confidence(&self, is_planned: bool) -> Option<f64> {
+    /// `is_planned`, no other row of it may be in flight. `usual` is the chance of guesses of the
+    /// draft model.
+    pub(super) fn confidence(&self, is_planned: bool, usual: f64) -> Option<f64> {
         let is_known = !is_planned || self.sequence.len() == self.sequence.tokens.len();
-        let drafter = self.sequence.ready_drafter().filter(|_| is_known && self.most_drafts() > 0)?;
-        Some(drafter.confidence())
+        let source = self.sequence.draft_source.as_ref().filter(|_| is_known && self.most_drafts() > 0)?;
+        source.confidence(&self.sequence.tokens, usual)
+    }
+
+    /// Number of tokens that the draft model has still to read, and the most tokens that may
+    /// follow.
+    pub(super) fn unread(&self) -> (usize, usize) {
+        let unread = self.computed.saturating_sub(self.draft_read);
+        (unread, self.sequence.max_positions().saturating_sub(self.computed))
+    }
+
+    /// Notes that the draft model has guessed behind `position`.
+    pub(super) fn note_read(&mut self, position: usize) {
+        self.draft_read = position;
     }
 
     /// Maximum number of drafts after the next token: the last token of the sequence is never run,
     /// and there may be fewer guesses.
     pub(super) fn most_drafts(&self) -> usize {
-        let guesses = self.sequence.ready_drafter().map_or(0, Drafter::most_guesses);
+        let guesses = self.sequence.draft_source.as_ref().map_or(0, DraftSource::most_guesses);
         self.sequence.max_positions().saturating_sub(self.computed + 1).min(guesses)
     }
 
@@ -252,8 +269,8 @@ impl RunningSequence {
 
     /// Adds `count` drafts to the planned row.
     pub(super) fn plan_drafts(&mut self, count: usize) {
-        if let Some(drafter) = self.sequence.ready_drafter() {
-            self.drafts = drafter.guesses(&self.sequence.tokens).take(count).collect();
+        if let Some(source) = &self.sequence.draft_source {
+            self.drafts = source.drafts(&self.sequence.tokens, count);
         }
     }
 
@@ -342,7 +359,8 @@ impl RunningSequence {
             score,
             mask_follows,
             save_state: saves.map(|checkpoint| checkpoint.0),
-            drafts: drafts.clone(),
+            drafts: drafts.tokens().to_vec(),
+            model_drafts: drafts.of_model() as u32,
             keep_state: keeps.map(|checkpoint| checkpoint.0),
             restore_state: restores.map(|checkpoint| checkpoint.0),
         };

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use millrace_proto::rules::{MAX_TOP_N, check_sampling, is_mask_or_free};
 use millrace_proto::{Row, Sampling};
 
+use super::acceptance::Acceptance;
 use super::cache::BlockHashes;
-use super::drafter::{Drafter, Earlier};
+use super::draft_source::DraftSource;
+use super::drafter::Earlier;
 use super::earlier_answers::EarlierAnswers;
 use super::frame_budget;
 use super::id::{AdapterId, SeqId};
@@ -63,8 +65,8 @@ pub(super) struct Sequence {
     /// Total work of the sequences that overtook this one since it is in the queue, in positions.
     pub(super) overtaken: usize,
     pub(super) loss_history: LossHistory,
-    /// The repetitions in the sequence, if it may have drafts.
-    drafter: Option<Box<Drafter>>,
+    /// The source of drafts, if the sequence may have some.
+    pub(super) draft_source: Option<DraftSource>,
 }
 
 /// Tokens of a row that became part of its sequence.
@@ -126,28 +128,26 @@ impl Sequence {
             second_type_start: request.second_type_start,
             overtaken: 0,
             loss_history: LossHistory::default(),
-            drafter: None,
+            draft_source: None,
         }
     }
 
-    /// Looks for repetitions from now on, so that the sequence may have drafts. The mask of a
+    /// Has drafts from now on: of the draft model, or else of what is repeated. The mask of a
     /// constrained sequence depends on each of its tokens, so it has none.
-    pub(super) fn find_repetitions(&mut self) {
+    pub(super) fn accept_drafts(&mut self, has_draft_model: bool) {
         if self.max_new_tokens > 1 && matches!(self.mask, MaskState::Unconstrained) {
-            self.drafter = Some(Box::default());
+            self.draft_source = Some(match has_draft_model {
+                true => DraftSource::Model(Acceptance::default()),
+                false => DraftSource::Repetitions(Box::default()),
+            });
         }
     }
 
     /// Looks for repetitions in up to `most` further tokens, and returns their number.
     pub(super) fn read_for_drafts(&mut self, most: usize, answers: &EarlierAnswers) -> usize {
-        let Sequence { drafter, tokens, prompt_len, block_hashes, .. } = self;
+        let Sequence { draft_source, tokens, prompt_len, block_hashes, .. } = self;
         let earlier = Earlier { answers, root: block_hashes.root() };
-        drafter.as_mut().map_or(0, |drafter| drafter.read(tokens, *prompt_len, most, earlier))
-    }
-
-    /// The drafter, if it has a guess.
-    pub(super) fn ready_drafter(&self) -> Option<&Drafter> {
-        self.drafter.as_deref().filter(|drafter| drafter.is_ready(&self.tokens))
+        draft_source.as_mut().map_or(0, |source| source.read(tokens, *prompt_len, most, earlier))
     }
 
     /// Makes a constrained sequence run only while its mask is known. A sequence that runs ahead of
@@ -260,7 +260,7 @@ impl Sequence {
 
     /// Whether the row runs one generated token and samples after it.
     pub(super) fn is_decode(&self, row: &Row) -> bool {
-        row.sample && row.count == 1 && row.drafts.is_empty() && row.start as usize >= self.prompt_len
+        row.sample && row.count == 1 && row.draft_count() == 0 && row.start as usize >= self.prompt_len
     }
 
     /// Whether all tokens must be run through the model, whatever is cached.

@@ -10,6 +10,7 @@ use super::earlier_answers::EarlierAnswers;
 use super::id::{SeqId, SlotId};
 use super::in_flight::StepInFlight;
 use super::limits::{InfeasibleRequest, SchedulerLimits};
+use super::model_drafts::ModelDrafts;
 use super::options::SchedulerOptions;
 use super::present_tenants::PresentTenants;
 use super::queue::WaitingQueue;
@@ -56,6 +57,8 @@ pub struct Scheduler {
     pub(super) deferred_rows: u64,
     pub(super) drafted_tokens: u64,
     pub(super) accepted_drafts: u64,
+    /// The draft model of the shards, if they have one.
+    pub(super) model_drafts: ModelDrafts,
     /// Answers in which the drafters of others look.
     pub(super) earlier: EarlierAnswers,
     pub(super) hit_tokens: u64,
@@ -95,6 +98,7 @@ impl Scheduler {
             deferred_rows: 0,
             drafted_tokens: 0,
             accepted_drafts: 0,
+            model_drafts: ModelDrafts::default(),
             earlier: EarlierAnswers::new(if options.drafts > 0 { options.earlier_tokens } else { 0 }),
             hit_tokens: 0,
             miss_tokens: 0,
@@ -107,6 +111,12 @@ impl Scheduler {
         let mut load = StepLoad::default();
         load.add(0, tokens as usize, false);
         self.costs.observe(&load, micros);
+    }
+
+    /// Notes that the draft model guessed a token in so many microseconds when the shards started,
+    /// and read each further one in so many nanoseconds.
+    pub fn note_draft_warm_up(&mut self, guess_micros: u64, read_nanos: u64) {
+        self.model_drafts = ModelDrafts::new(guess_micros, read_nanos);
     }
 
     /// Adds a request to the queue.
@@ -123,7 +133,7 @@ impl Scheduler {
         sequence.check(&self.limits)?;
         sequence.hash_prompt();
         if self.options.drafts > 0 {
-            sequence.find_repetitions();
+            sequence.accept_drafts(self.limits.has_draft_model);
         }
         Ok(self.enqueue(sequence))
     }

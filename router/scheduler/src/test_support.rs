@@ -33,6 +33,8 @@ pub struct PretendShard {
     checkpoints: Vec<Option<RecurrentState>>,
     /// The adapter in each place, if steps copy adapters into places.
     places: Vec<Option<u32>>,
+    /// Whether the first guess of the draft model is wrong each time.
+    pub misguesses: bool,
     /// The disk cache. It may be replaced between two steps.
     pub disk: PretendDisk,
 }
@@ -226,6 +228,7 @@ impl PretendShard {
             holders: vec![0; limits.num_blocks],
             checkpoints: vec![None; limits.state_checkpoints],
             places: vec![None; limits.adapters],
+            misguesses: false,
             disk: PretendDisk::default(),
         }
     }
@@ -260,12 +263,12 @@ impl PretendShard {
         ensure(slots.len() == step.rows.len(), || "two rows for one slot".into())?;
         let copies = step.disk_erasures.len() + step.disk_writes.len() + step.disk_reads.len();
         ensure(!step.rows.is_empty() || copies > 0, || "a step without rows and copies".into())?;
-        let drafts: usize = step.rows.iter().map(|row| row.drafts.len()).sum();
+        let drafts: usize = step.rows.iter().map(Row::draft_count).sum();
         ensure(drafts <= self.limits.max_drafts, || format!("{drafts} drafts in one step"))?;
         let tokens = drafts + step.rows.iter().map(|row| row.count as usize).sum::<usize>();
         ensure(tokens <= self.limits.max_step_tokens, || format!("{tokens} tokens in one step"))?;
         let (mut sampled, mut scored, mut pooled) = (Vec::new(), Vec::new(), Vec::new());
-        let mut errors = Vec::new();
+        let (mut errors, mut undrafted) = (Vec::new(), Vec::new());
         for row in &step.rows {
             let trouble =
                 self.slots.get(row.slot as usize).and_then(Option::as_ref).map(|of| Trouble::of(of.seed));
@@ -275,6 +278,10 @@ impl PretendShard {
             if trouble == Some(Trouble::Refused) {
                 errors.push(error(RowErrorKind::Refused));
                 continue;
+            }
+            let row = &self.with_guesses(row)?;
+            if row.model_drafts > 0 && row.drafts.is_empty() {
+                undrafted.push(row.slot);
             }
             let end = self.start_of(row)? + row.count as usize + row.drafts.len();
             match trouble {
@@ -300,8 +307,38 @@ impl PretendShard {
             errors,
             failed_disk_reads: copied.failed_reads,
             failed_disk_writes: copied.failed_writes,
+            draft_micros: u64::from(drafts > 0 && self.limits.has_draft_model),
+            undrafted,
             ..Default::default()
         })
+    }
+
+    /// The row with the guesses of the pretended draft model as its drafts, if it is to have some.
+    /// Sometimes the draft model has not read enough of the sequence, and there are none.
+    fn with_guesses(&self, row: &Row) -> Result<Row, String> {
+        let mut row = row.clone();
+        if row.model_drafts == 0 {
+            return Ok(row);
+        }
+        ensure(self.limits.has_draft_model && row.drafts.is_empty(), || {
+            format!("no draft model for {row:?}")
+        })?;
+        let occupant = self.slots[row.slot as usize].as_ref().ok_or("row without slot")?;
+        let (&last, vocab_size) = (occupant.tokens.last().ok_or("no tokens")?, self.limits.vocab_size);
+        let tokens = occupant.tokens.iter();
+        let mut digest = tokens.fold(start_digest(occupant.adapter), |digest, &token| mix(digest, token));
+        if mix(digest, 0).is_multiple_of(5) {
+            return Ok(row);
+        }
+        let mut last = last;
+        for _ in 0..row.model_drafts {
+            let is_wrong = self.misguesses || mix(digest, 1).is_multiple_of(4);
+            last = draw(digest, last, occupant.seed, vocab_size) + u32::from(is_wrong);
+            last %= vocab_size as u32;
+            digest = mix(digest, last);
+            row.drafts.push(last);
+        }
+        Ok(row)
     }
 
     /// Whether steps copy adapters into places.
@@ -403,7 +440,7 @@ impl PretendShard {
         late_mask: Option<&[u32]>,
     ) -> Result<(Vec<Sampled>, Option<Scored>), String> {
         let start = self.start_of(row)?;
-        let reserved = (row.start + row.count) as usize + row.drafts.len();
+        let reserved = (row.start + row.count) as usize + row.drafts.len().max(row.model_drafts as usize);
         let SchedulerLimits { block_size, max_sequence_tokens, vocab_size, .. } = self.limits;
         let occupant =
             self.slots.get_mut(row.slot as usize).and_then(Option::as_mut).ok_or("row without slot")?;
@@ -422,7 +459,7 @@ impl PretendShard {
             (occupant.state, occupant.computed) = (state, Some(state.position));
         }
         if let Some(id) = row.keep_state {
-            ensure(!row.drafts.is_empty(), || "states are kept without drafts".into())?;
+            ensure(row.draft_count() > 0, || "states are kept without drafts".into())?;
             *self.checkpoints.get_mut(id as usize).ok_or("no such checkpoint")? = Some(occupant.state);
         }
         ensure(start == occupant.computed.unwrap_or(start), || {
@@ -482,7 +519,7 @@ impl PretendShard {
         }
         if !row.sample {
             ensure(row.allowed.is_empty(), || "a mask for a row that does not sample".into())?;
-            ensure(row.drafts.is_empty(), || "drafts in a row that does not sample".into())?;
+            ensure(row.draft_count() == 0, || "drafts in a row that does not sample".into())?;
             return Ok((Vec::new(), scored));
         }
         if row.mask_follows && late_mask.is_none() {
@@ -502,7 +539,7 @@ impl PretendShard {
         let is_recurrent = handling == PromptHandling::Unshared;
         let can_verify = handling == PromptHandling::Shared || is_recurrent && row.keep_state.is_some();
         let may_draft = verifies && allowed.is_empty() && can_verify;
-        ensure(row.drafts.is_empty() || may_draft, || format!("drafts in {row:?}"))?;
+        ensure(row.draft_count() == 0 || may_draft, || format!("drafts in {row:?}"))?;
         let mut sampled = vec![occupant.sample(row.slot, token)];
         let mut is_right = true;
         for (position, &draft) in (end..).zip(&row.drafts) {

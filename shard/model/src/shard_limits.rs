@@ -63,7 +63,26 @@ impl AdapterLimits {
     }
 }
 
+/// Maximum number of tokens that a draft model reads in one step before it guesses, beside one for
+/// each sequence. A sequence with a long prompt waits some steps for its first guess, so that no
+/// step takes much longer than the ones beside it.
+pub const MAX_DRAFT_READ: usize = 256;
+
 impl ShardLimits {
+    /// Returns the limits of the draft model with `positions` positions, for a model with these
+    /// limits: it has the same sequences and blocks.
+    #[must_use]
+    pub fn of_draft_model(self, positions: usize) -> ShardLimits {
+        ShardLimits {
+            max_step_tokens: MAX_DRAFT_READ.saturating_add(self.max_sequences),
+            max_sequence_tokens: self.max_sequence_tokens.min(positions),
+            state_checkpoints: 0,
+            max_drafts: 0,
+            adapters: AdapterLimits::NONE,
+            ..self
+        }
+    }
+
     /// Returns the maximum number of positions of one step that need logits.
     pub fn max_outputs(&self) -> usize {
         self.max_sequences.saturating_add(self.max_drafts)

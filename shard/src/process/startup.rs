@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use millrace_backend::{Backend, ModelLoading, StepQueue, WeightLoading};
 use millrace_cpu::Cpu;
-use millrace_model::memory_plan::{self, MemoryPlan, PlanError, PlanRequest};
+use millrace_model::memory_plan::{self, DraftRequest, MemoryPlan, PlanError, PlanRequest};
 use millrace_model::split::{LayerShare, Split};
 use millrace_model::step_sizes::tuned_products;
 use millrace_model::{AdapterLimits, Bytes, DecoderSpec, Model, WeightSource, WeightStorage};
@@ -16,6 +16,7 @@ use crate::classifier::Classifier;
 use crate::collective::{self, Deadlines};
 use crate::decoder::{Collective, Decoder, HostLayers, ModelPart, Weights};
 use crate::disk_cache::{CacheIdentity, DiskCache, INDEX_BYTES, OpenedCache};
+use crate::draft_model::{DraftModel, DraftTimes, LoadedDraft, UnloadedDraft};
 use crate::options::{AdapterOptions, DiskCacheOptions, PreviousPool, RankPlacement, ShardOptions};
 use crate::platform::{OpenDevice, Platform};
 use crate::process::adapter_loads::{AdapterLoads, AdapterReader, OpenAdapter};
@@ -41,11 +42,13 @@ pub struct OpenedModel {
     pub model: Model,
     /// Opens adapters of the model; absent if the shard loads none.
     pub open_adapter: Option<OpenAdapter>,
+    /// The draft model, if there is one.
+    pub draft_model: Option<Model>,
 }
 
 impl From<Model> for OpenedModel {
     fn from(model: Model) -> Self {
-        OpenedModel { model, open_adapter: None }
+        OpenedModel { model, open_adapter: None, draft_model: None }
     }
 }
 
@@ -72,7 +75,7 @@ pub(crate) fn start<P: Platform>(
     let mut timer = PhaseTimer::new();
     report(router, "reading the checkpoint", 0, 0)?;
     let RankPlacement { rank, world_size, .. } = *placement;
-    let OpenedModel { mut model, open_adapter } = open()?;
+    let OpenedModel { mut model, open_adapter, draft_model } = open()?;
     // All ranks read the same files, and one line says enough.
     if rank == 0 {
         model.warnings.log(options.dtype);
@@ -117,6 +120,11 @@ pub(crate) fn start<P: Platform>(
     }
     let mut request = plan_request::<P>(placement, options, storage, free);
     request.adapters = adapter_limits;
+    let draft_model = draft_model.filter(|_| options.max_drafts > 0 && no_drafts.is_none());
+    let draft_model = draft_model
+        .map(|draft| UnloadedDraft::new(draft, world_size, options.dtype, options.quantize, &backend));
+    let draft_model = draft_model.transpose()?;
+    request.draft_model = draft_model.as_ref().map(|draft| draft.request.clone());
     if no_drafts.is_some() {
         request.max_drafts = 0;
     }
@@ -127,10 +135,14 @@ pub(crate) fn start<P: Platform>(
         tracing::warn!("{warning}");
     }
     timer.end("choose algorithms");
-    backend.reserve(plan.footprint.on_device(), memory_plan::allocations(&spec))?;
+    let allocations = memory_plan::allocations(&spec)
+        + draft_model.as_ref().map_or(0, |draft| memory_plan::allocations(&draft.request.spec));
+    backend.reserve(plan.footprint.on_device(), allocations)?;
     let mut weights = start.load_weights(&*source, &request, &plan)?;
     let host_layers = start.load_host_layers(host, &*source, &plan)?;
     source.verify()?;
+    let drafted_by = draft_model.as_ref().map(UnloadedDraft::describe).unwrap_or_default();
+    let draft_model = draft_model.map(|draft| start.load_draft_model(draft, &plan)).transpose()?;
     timer.end("load weights");
     let pools = weights.reserve_adapters(&backend, &spec, adapter_limits, dtype)?;
     let split = if options.pipeline { Split::WHOLE } else { Split { rank, world_size } };
@@ -150,6 +162,7 @@ pub(crate) fn start<P: Platform>(
         parameters: parameters as u64,
         world_size: placement.world_size as u32,
         checkpoint: source.identity(),
+        draft_model: drafted_by,
         ..describe(&spec, &plan)
     };
     let ranks = start.meet()?;
@@ -174,6 +187,11 @@ pub(crate) fn start<P: Platform>(
     let since = Instant::now();
     ready.warm_up_tokens = worker.warm_up()? as u32;
     ready.warm_up_micros = since.elapsed().as_micros() as u64;
+    if let Some(loaded) = draft_model {
+        let draft_model = DraftModel::new(worker.backend(), loaded)?;
+        let DraftTimes { guess, read } = worker.add_draft_model(draft_model)?;
+        (ready.draft_micros, ready.draft_read_nanos) = (guess.as_micros() as u64, read.as_nanos() as u64);
+    }
     // The plan counts the buffers of the exchange between ranks, but reserves nothing for them.
     let unplanned = worker.backend().seal().saturating_sub(plan.footprint.overheads.collectives);
     if unplanned > 0 {
@@ -281,6 +299,7 @@ fn plan_request<P: Platform>(
         state_checkpoints: options.state_checkpoints,
         max_drafts: options.max_drafts,
         adapters: AdapterLimits::NONE,
+        draft_model: None,
     }
 }
 
@@ -372,23 +391,53 @@ impl<P: Platform> Start<'_, P> {
     ) -> Result<Weights<P::Backend>, Error> {
         let mut progress = self.progress(plan, 0);
         let positions = plan.limits.max_sequence_tokens;
-        if self.options.weight_cache.is_some() {
-            let RankPlacement { rank, world_size, .. } = *self.placement;
-            let split = Split { rank, world_size };
-            if let Some(label) = WeightLabel::new(self.spec, &request.weights, split, source)? {
-                self.backend.begin_weights(&label.subject, &label.version);
-            }
-        }
+        let RankPlacement { rank, world_size, .. } = *self.placement;
         let storage = request.weights.clone();
         // Layers of the host come first.
         let (start, end) = (self.layers.start, self.layers.end);
         let first = start + plan.host.map_or(0, |host| host.layers);
         let part = ModelPart { spec: self.spec, layers: first..end };
-        let weights = Weights::load(self.backend, part, source, storage, positions, &mut progress)?;
+        self.with_weight_cache((self.spec, &request.weights, Split { rank, world_size }), source, || {
+            Weights::load(self.backend, part, source, storage, positions, &mut progress)
+        })
+    }
+
+    /// Loads the weights of the draft model, and reports the progress to the router.
+    fn load_draft_model(
+        &self,
+        draft: UnloadedDraft,
+        plan: &MemoryPlan,
+    ) -> Result<LoadedDraft<P::Backend>, Error> {
+        let UnloadedDraft { request: DraftRequest { spec, weights: storage }, source } = draft;
+        let total = memory_plan::weight_bytes(&spec, &storage, self.backend);
+        let limits = plan.limits.of_draft_model(spec.max_positions);
+        let weights = self.with_weight_cache((&spec, &storage, Split::WHOLE), &*source, || {
+            let mut progress = |done| report(self.router, "loading the draft model", done, total);
+            let (storage, positions) = (storage.clone(), limits.max_sequence_tokens);
+            Weights::load(self.backend, &spec, &*source, storage, positions, &mut progress)
+        })?;
+        source.verify()?;
+        Ok(LoadedDraft { spec, weights, limits })
+    }
+
+    /// Calls `load`, which loads the weights of this rank's share of a model. It reads them from
+    /// the cache of packed weights, if there is one and it has them.
+    fn with_weight_cache<T>(
+        &self,
+        (spec, storage, split): (&DecoderSpec, &WeightStorage, Split),
+        source: &dyn WeightSource,
+        load: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        if self.options.weight_cache.is_some()
+            && let Some(label) = WeightLabel::new(spec, storage, split, source)?
+        {
+            self.backend.begin_weights(&label.subject, &label.version);
+        }
+        let loaded = load()?;
         if let Some(warning) = self.backend.end_weights() {
             tracing::warn!("{warning}");
         }
-        Ok(weights)
+        Ok(loaded)
     }
 
     /// Loads the layers that the CPU computes, if there are any.

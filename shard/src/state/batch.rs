@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use millrace_backend::StateCopy;
+use millrace_backend::{SampleRow, SeqRow, StateCopy};
 use millrace_model::ShardLimits;
 use millrace_proto::Pooling;
 
@@ -22,6 +22,10 @@ pub struct Batch {
     /// The states after rows that are kept, as copies to checkpoints.
     pub saved_states: Vec<StateCopy>,
     pub(super) rows: Vec<BatchRow>,
+    /// The work of the draft model before the step, first the rows that read one token and guess.
+    pub(super) draft_rows: Vec<DraftRow>,
+    /// The slots of rows that were to have drafts of the draft model and have none.
+    pub(super) undrafted: Vec<u32>,
     /// The places of the tokens that the step samples, in the order of the outputs.
     pub(super) expected: Vec<ExpectedToken>,
     /// The slots whose rows are not computed because their sequences are refused, each with the
@@ -68,6 +72,30 @@ pub(super) struct ExpectedToken {
     pub(super) dropped: bool,
 }
 
+/// The work of the draft model for a row.
+#[derive(Debug)]
+pub(super) struct DraftRow {
+    pub(super) slot: usize,
+    /// The positions that it reads before it guesses.
+    pub(super) read: Range<usize>,
+    /// Number of tokens that it guesses after them.
+    pub(super) drafts: usize,
+    /// Index of the first guess among the step's tokens.
+    pub(super) at: usize,
+}
+
+/// A row of a pass of the draft model.
+#[derive(Debug, Clone, Copy)]
+pub struct DraftPassRow<'a> {
+    /// The row.
+    pub row: SeqRow<'a>,
+    /// The tokens that it reads.
+    pub tokens: &'a [u32],
+    /// How the token after them is guessed, if it is: as the model samples it, so that both get the
+    /// same random number.
+    pub sample: Option<SampleRow<'a>>,
+}
+
 /// Prompt tokens to be scored after a step.
 #[derive(Debug, Clone)]
 pub struct Scoring<'a> {
@@ -109,6 +137,8 @@ impl Batch {
             kept_states: Vec::with_capacity(limits.max_sequences),
             saved_states: Vec::with_capacity(limits.max_sequences),
             rows: Vec::with_capacity(limits.max_sequences),
+            draft_rows: Vec::new(),
+            undrafted: Vec::new(),
             expected: Vec::with_capacity(limits.max_outputs()),
             refused: Vec::new(),
             awaits_masks: false,
@@ -133,6 +163,22 @@ impl Batch {
         self.refused.iter().map(|(slot, error)| (*slot, error))
     }
 
+    /// Returns the number of passes of the draft model before the step.
+    pub fn draft_passes(&self) -> usize {
+        let passes = self.draft_rows.iter().map(|row| row.drafts.max(1));
+        passes.max().unwrap_or(0)
+    }
+
+    /// Returns the slots of rows that were to have drafts of the draft model and have none.
+    pub fn undrafted(&self) -> &[u32] {
+        &self.undrafted
+    }
+
+    /// Puts the rows that decode first, because a device may compute them differently.
+    pub(super) fn order_draft_rows(&mut self) {
+        self.draft_rows.sort_by_key(|row| row.drafts == 0 || row.read.len() > 1);
+    }
+
     /// Returns the number of drafts in all rows.
     pub(super) fn drafts(&self) -> usize {
         self.rows.iter().map(|row| row.drafts).sum()
@@ -145,6 +191,8 @@ impl Batch {
         self.kept_states.clear();
         self.saved_states.clear();
         self.rows.clear();
+        self.draft_rows.clear();
+        self.undrafted.clear();
         self.expected.clear();
         self.refused.clear();
     }

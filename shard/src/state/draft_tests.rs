@@ -153,3 +153,134 @@ fn a_sequence_that_leaves_takes_its_drafts_with_it() {
     state.table.fill(&mut batch, &[sampled(9), sampled(9), sampled(9)]);
     assert_eq!(state.tokens(), [7, 8]);
 }
+
+/// A row of slot 0 at this position that wants so many guesses of a draft model.
+fn guessed(start: u32, model_drafts: u32) -> Row {
+    Row { model_drafts, ..row(0, start, 1, &[], true) }
+}
+
+impl Drafted {
+    /// A table with a draft model of so many positions, which reads up to two tokens in a step
+    /// before it guesses.
+    fn with_draft_model(positions: usize) -> Self {
+        let mut drafted = Drafted::new();
+        drafted.table.accept_model_drafts(positions, 2);
+        drafted
+    }
+
+    /// The tokens that the draft model reads in a pass, with their first position and whether it
+    /// guesses the token after them.
+    fn pass(&self, pass: usize) -> Vec<(usize, Vec<u32>, bool)> {
+        let rows = self.table.draft_pass(&self.batch, pass);
+        rows.map(|of| (of.row.start, of.tokens.to_vec(), of.sample.is_some())).collect()
+    }
+
+    /// Has the draft model guess these tokens, one in each pass.
+    fn guess(&mut self, guesses: &[u32]) {
+        for (pass, &guess) in guesses.iter().enumerate() {
+            self.table.set_drafts(&mut self.batch, pass, [guess].into_iter());
+        }
+    }
+}
+
+#[test]
+fn a_draft_model_reads_what_it_has_not_read_and_then_its_guesses() {
+    let mut state = Drafted::with_draft_model(100);
+    assert_eq!(state.rows(vec![guessed(3, 2)]), Ok(()));
+    // There are three tokens before the last one.
+    assert_eq!(state.pass(0), [(0, vec![1, 2], false)]);
+    assert_eq!((state.batch.draft_passes(), state.batch.undrafted()), (1, &[0][..]));
+    assert_eq!(state.answer(&[5]), [5]);
+
+    state.rows(vec![guessed(4, 2)]).unwrap();
+    assert_eq!((state.pass(0), state.batch.draft_passes()), (vec![(2, vec![3, 4, 5], true)], 2));
+    state.guess(&[6]);
+    assert_eq!(state.pass(1), [(5, vec![6], true)]);
+    let known: Vec<_> = state.table.draft_pass(&state.batch, 1).filter_map(|of| of.sample).collect();
+    assert_eq!(known[0].tokens, [1, 2, 3, 4, 5, 6]);
+    state.table.set_drafts(&mut state.batch, 1, [7].into_iter());
+    assert_eq!((&state.batch.tokens[..], &state.batch.outputs[..]), (&[5, 6, 7][..], &[0, 1, 2][..]));
+    // The first guess is right, and was read; the second one was not.
+    assert_eq!(state.answer(&[6, 9, 9]), [6, 9]);
+    state.rows(vec![guessed(6, 1)]).unwrap();
+    assert_eq!(state.pass(0), [(6, vec![9], true)]);
+    state.guess(&[8]);
+    assert_eq!(state.answer(&[8, 7]), [8, 7]);
+    // The right guess was not read.
+    state.rows(vec![guessed(8, 1)]).unwrap();
+    assert_eq!(state.pass(0), [(7, vec![8, 7], true)]);
+}
+
+#[test]
+fn a_wrong_guess_is_read_again_as_what_is_there() {
+    let mut state = Drafted::with_draft_model(100);
+    state.rows(vec![guessed(3, 1)]).unwrap();
+    state.answer(&[5]);
+    state.rows(vec![guessed(4, 3)]).unwrap();
+    state.guess(&[6, 7, 8]);
+    assert_eq!(state.answer(&[9, 9, 9, 9]), [9], "all are wrong");
+    state.rows(vec![guessed(5, 1)]).unwrap();
+    assert_eq!(state.pass(0), [(5, vec![9], true)]);
+}
+
+#[test]
+fn what_was_read_is_shared_with_the_blocks_and_forgotten_with_them() {
+    let admit = |state: &mut Drafted, start, new_blocks: &[u32], release: &[u32]| {
+        let step = Step {
+            release: release.to_vec(),
+            admit: vec![admission(1, &[1, 2, 3, 4])],
+            rows: vec![row(1, start, 4 - start, new_blocks, true)],
+            ..Step::default()
+        };
+        state.table.apply(&step, &mut state.batch).unwrap();
+        state.answer(&[9]);
+        let row = Row { model_drafts: 1, ..row(1, 4, 1, &[], true) };
+        state.rows(vec![row]).unwrap();
+    };
+    let read = || {
+        let mut state = Drafted::with_draft_model(100);
+        state.rows(vec![guessed(3, 1)]).unwrap();
+        state.answer(&[5]);
+        state.rows(vec![guessed(4, 1)]).unwrap();
+        state.guess(&[6]);
+        state.answer(&[6, 7]);
+        state
+    };
+    // The last position of the first block is computed again, and read again.
+    let mut state = read();
+    admit(&mut state, 3, &[0, 5], &[0]);
+    assert_eq!(state.pass(0), [(3, vec![4, 9], true)]);
+    // Another prefix is in the block.
+    let mut state = read();
+    admit(&mut state, 0, &[0, 5], &[0]);
+    assert_eq!(state.pass(0), [(0, vec![1, 2], false)]);
+    let mut state = read();
+    let disk_reads = vec![millrace_proto::DiskRead { slot: 0, block: 0, hash: vec![0; 16] }];
+    let step = Step { release: vec![0], disk_reads, ..Step::default() };
+    state.table.apply(&step, &mut state.batch).unwrap();
+    admit(&mut state, 3, &[0, 5], &[]);
+    assert_eq!(state.pass(0), [(0, vec![1, 2], false)]);
+}
+
+#[test]
+fn a_draft_model_guesses_within_its_positions_and_the_tokens_of_the_model() {
+    let mut state = Drafted::with_draft_model(4);
+    state.rows(vec![guessed(3, 1)]).unwrap();
+    state.answer(&[5]);
+    assert_eq!(state.rows(vec![guessed(4, 1)]), Ok(()));
+    assert_eq!((state.batch.draft_passes(), state.batch.undrafted()), (0, &[0][..]));
+
+    let mut state = Drafted::with_draft_model(100);
+    state.rows(vec![guessed(3, 1)]).unwrap();
+    state.answer(&[5]);
+    state.rows(vec![guessed(4, 1)]).unwrap();
+    state.guess(&[VOCAB as u32]);
+    assert_eq!(state.batch.tokens, [5, 0]);
+
+    let both = Row { drafts: vec![5], ..guessed(3, 1) };
+    let wrong = StepError::Drafts { slot: 0, start: 3, drafts: 2 };
+    assert_eq!(Drafted::with_draft_model(100).rows(vec![both]), Err(wrong));
+    assert_eq!(Drafted::new().rows(vec![guessed(3, 1)]), Err(StepError::NoDraftModel { slot: 0 }));
+    let many = Err(StepError::TooManyDrafts { limit: 4 });
+    assert_eq!(Drafted::with_draft_model(100).rows(vec![guessed(3, 5)]), many);
+}

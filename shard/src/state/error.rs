@@ -277,6 +277,12 @@ pub enum StepError {
         /// Number of drafts.
         drafts: usize,
     },
+    /// A row for which the draft model is to guess tokens, and there is none.
+    #[error("slot {slot} wants guesses of a draft model, and there is none")]
+    NoDraftModel {
+        /// The slot.
+        slot: u32,
+    },
     /// A row of a sequence whose drafts have not been verified.
     #[error("slot {slot} has a row before its drafts are verified")]
     UnverifiedDrafts {
@@ -350,6 +356,7 @@ impl StepError {
             | StepError::TooManyTokens { .. }
             | StepError::TooManyDrafts { .. }
             | StepError::Drafts { .. }
+            | StepError::NoDraftModel { .. }
             | StepError::UnverifiedDrafts { .. }
             | StepError::UnknownBlock { .. }
             | StepError::BlockCount { .. }

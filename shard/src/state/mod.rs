@@ -13,6 +13,7 @@
 //! equal.
 
 mod batch;
+mod draft_reads;
 mod error;
 mod masks;
 mod sampling;
@@ -24,8 +25,9 @@ use millrace_model::{ClassifierKind, PrefixRule, ShardLimits};
 use millrace_proto::rules::{MAX_TOP_N, is_mask, mask_words};
 use millrace_proto::{Admission, Pooling, Row, Step};
 
-pub use batch::{Batch, PooledRow, Scoring};
-use batch::{BatchRow, ExpectedToken};
+pub use batch::{Batch, DraftPassRow, PooledRow, Scoring};
+use batch::{BatchRow, DraftRow, ExpectedToken};
+use draft_reads::DraftReads;
 pub use error::StepError;
 
 /// The table of every sequence that the router has admitted, by slot.
@@ -49,6 +51,8 @@ pub struct SlotTable {
     checkpoints: Vec<Option<usize>>,
     /// The number of the adapter in each place of the pools.
     adapters: Vec<Option<u32>>,
+    /// The positions that the draft model has read, if there is one.
+    draft_reads: Option<DraftReads>,
 }
 
 /// The placeholder for a token that only the device knows so far.
@@ -131,7 +135,15 @@ impl SlotTable {
             has_second_type: false,
             checkpoints: vec![None; limits.state_checkpoints],
             adapters: vec![None; limits.adapters.count],
+            draft_reads: None,
         }
+    }
+
+    /// Accepts rows for which a draft model of `positions` positions guesses tokens, from now on.
+    /// It reads up to `most` tokens of all sequences in a step before it guesses, beside one for
+    /// each.
+    pub fn accept_model_drafts(&mut self, positions: usize, most: usize) {
+        self.draft_reads = Some(DraftReads::new(&self.limits, positions, most));
     }
 
     /// Sets the part of a prompt whose tokens attend to each other, if there is one. The first row
@@ -172,6 +184,10 @@ impl SlotTable {
         // A row of a refused sequence counts as well: the router sends the masks of this step in
         // any case.
         batch.awaits_masks = step.rows.iter().any(|row| row.mask_follows);
+        if let Some(reads) = &mut self.draft_reads {
+            reads.begin_step();
+            step.disk_reads.iter().for_each(|read| reads.forget(read.block));
+        }
         for &slot in &step.release {
             self.taken(slot)?.taken = false;
         }
@@ -187,6 +203,7 @@ impl SlotTable {
                 batch.refused.push((slot, error.clone()));
             }
         }
+        batch.order_draft_rows();
         Ok(())
     }
 
@@ -441,8 +458,66 @@ impl SlotTable {
         }
     }
 
+    /// Adds the drafts of a row that begins at `start` to its sequence, and returns their number.
+    /// Those of the draft model have no values yet.
+    fn draft(&mut self, row: &Row, start: usize, batch: &mut Batch) -> usize {
+        let SlotTable { slots, draft_reads, .. } = self;
+        let (slot, drafts) = (row.slot as usize, row.model_drafts as usize);
+        let SequenceSlot { tokens, blocks, .. } = &mut slots[slot];
+        tokens.extend_from_slice(&row.drafts);
+        let Some(reads) = draft_reads else { return row.drafts.len() };
+        reads.replace_from(start, blocks);
+        if drafts == 0 {
+            return row.drafts.len();
+        }
+        let end = start + row.count as usize;
+        let read = reads.read(end, drafts, blocks);
+        let drafts = read.as_ref().map_or(0, |read| if read.end == end { drafts } else { 0 });
+        if drafts == 0 {
+            batch.undrafted.push(row.slot);
+        }
+        let at = batch.tokens.len() + row.count as usize;
+        batch.draft_rows.extend(read.map(|read| DraftRow { slot, read, drafts, at }));
+        tokens.extend(std::iter::repeat_n(0, drafts));
+        drafts
+    }
+
+    /// Returns the part of a pass of the draft model that each row of `batch` has, in the order of
+    /// the rows of the pass. In the first pass the draft model reads what it has not read and
+    /// guesses a token, in each later one it reads its last guess and guesses the next token.
+    pub fn draft_pass<'a>(&'a self, batch: &'a Batch, pass: usize) -> impl Iterator<Item = DraftPassRow<'a>> {
+        batch.draft_rows.iter().filter(move |row| pass == 0 || row.drafts > pass).map(move |row| {
+            let DraftRow { slot, ref read, drafts, .. } = *row;
+            let SequenceSlot { tokens, blocks, sampling, prompt_len, .. } = &self.slots[slot];
+            let read = if pass == 0 { read.clone() } else { read.end + pass - 1..read.end + pass };
+            let blocks = &blocks[..read.end.div_ceil(self.limits.block_size)];
+            let row = match drafts > 0 && read.len() == 1 {
+                true => SeqRow::decode(slot, read.start, blocks),
+                false => SeqRow::prefill(slot, read.clone(), blocks),
+            };
+            let known = &tokens[..read.end];
+            let sample =
+                SampleRow { params: sampling, tokens: known, prompt_len: *prompt_len, allowed: None };
+            DraftPassRow { row, tokens: &tokens[read], sample: (drafts > 0).then_some(sample) }
+        })
+    }
+
+    /// Sets the tokens that a pass of the draft model has guessed, in the order of its rows with a
+    /// guess. A guess that is no token of the model becomes a wrong one.
+    pub fn set_drafts(&mut self, batch: &mut Batch, pass: usize, guessed: impl Iterator<Item = u32>) {
+        let Batch { draft_rows, tokens, .. } = batch;
+        for (row, guess) in draft_rows.iter().filter(|row| row.drafts > pass).zip(guessed) {
+            let token = if (guess as usize) < self.vocab { guess } else { 0 };
+            self.slots[row.slot].tokens[row.read.end + pass] = token;
+            tokens[row.at + pass] = token;
+        }
+    }
+
     fn row(&mut self, row: &Row, batch: &mut Batch) -> Result<(), StepError> {
         let Row { slot, ref new_blocks, sample, ref allowed, score, mask_follows, save_state, .. } = *row;
+        if row.model_drafts > 0 && self.draft_reads.is_none() {
+            return Err(StepError::NoDraftModel { slot: row.slot });
+        }
         let checkpoints = self.checkpoints.len();
         let kept = row.restore_state.map(|id| self.saved_position(slot, id)).transpose()?;
         let count = row.count as usize;
@@ -460,7 +535,7 @@ impl SlotTable {
         let start = place.start_of(row)?;
         place.check_positions(row, start, &limits)?;
         place.check_drafts(row, start, vocab, &limits)?;
-        let drafts = row.drafts.len();
+        let drafts = row.draft_count();
         let count = count + drafts;
         if drafts > 0 && (whole_prompts || batch.drafts() + drafts > limits.max_drafts) {
             return Err(StepError::TooManyDrafts { limit: limits.max_drafts });
@@ -497,12 +572,14 @@ impl SlotTable {
         if score.is_some() && (scored == 0 || top_n as usize > vocab.min(MAX_TOP_N)) {
             return Err(StepError::Score { slot, start, top_n, vocab });
         }
-        place.covered = end;
         place.allowed.clear();
         place.allowed.extend_from_slice(allowed);
         place.awaits_mask = mask_follows;
         place.blocks.extend_from_slice(new_blocks);
-        place.tokens.extend_from_slice(&row.drafts);
+        let drafts = self.draft(row, start, batch);
+        let (count, end) = (row.count as usize + drafts, start + row.count as usize + drafts);
+        let place = &mut self.slots[slot as usize];
+        place.covered = end;
         place.drafts = drafts;
         let decodes = sample && count == 1 && start >= place.prompt_len;
         let (slot, deferred) = (slot as usize, false);
@@ -544,22 +621,24 @@ impl SequenceSlot {
         vocab: usize,
         limits: &ShardLimits,
     ) -> Result<(), StepError> {
-        let Row { slot, ref drafts, .. } = *row;
+        let Row { slot, ref drafts, model_drafts, .. } = *row;
         if self.drafts > 0 {
             return Err(StepError::UnverifiedDrafts { slot });
         }
-        if drafts.is_empty() {
+        let count = row.draft_count();
+        if count == 0 {
             return Ok(());
         }
         let is_decode = row.sample && row.count == 1 && start >= self.prompt_len;
         let is_free = row.allowed.is_empty() && !row.mask_follows;
-        let fits = start + 1 + drafts.len() <= limits.max_sequence_tokens;
+        let fits = start.saturating_add(1 + count) <= limits.max_sequence_tokens;
+        let has_source = drafts.is_empty() || model_drafts == 0;
         let is_known = self.tokens.last() != Some(&UNKNOWN);
         let are_tokens = drafts.iter().all(|&draft| (draft as usize) < vocab);
-        if is_decode && is_free && fits && is_known && are_tokens {
+        if is_decode && is_free && fits && is_known && are_tokens && has_source {
             Ok(())
         } else {
-            Err(StepError::Drafts { slot, start, drafts: drafts.len() })
+            Err(StepError::Drafts { slot, start, drafts: count })
         }
     }
 

@@ -394,12 +394,14 @@ fn steps() -> impl Strategy<Value = Step> {
     let mask = prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(any::<u32>(), 0..3), 1 => (1u32..1 << 20).prop_map(|word| vec![word])];
     let score = prop::option::weighted(0.3, number());
     let late = prop::bool::weighted(0.2);
-    let drafts = prop_oneof![3 => Just(Vec::new()), 1 => list(3)];
+    let drafts = prop_oneof![3 => list(3).prop_map(|drafts| (drafts, 0)), 1 => (0u32..4).prop_map(|n| (Vec::new(), n))];
+    let drafts = prop_oneof![3 => Just((Vec::new(), 0)), 1 => drafts];
     let states = (checkpoint(), checkpoint(), checkpoint());
     let row = (number(), number(), number(), list(4), any::<bool>(), mask, score, late, states, drafts);
     let row = row.prop_map(
         |(slot, start, count, new_blocks, sample, allowed, score, mask_follows, states, drafts)| {
             let (save_state, keep_state, restore_state) = states;
+            let (drafts, model_drafts) = drafts;
             Row {
                 slot,
                 start,
@@ -413,6 +415,7 @@ fn steps() -> impl Strategy<Value = Step> {
                 drafts,
                 keep_state,
                 restore_state,
+                model_drafts,
             }
         },
     );
@@ -536,6 +539,8 @@ proptest! {
     #[test]
     fn every_accepted_step_can_be_computed(history in prop::collection::vec(steps(), 1..20)) {
         let mut f = Fixture::new();
+        f.table.limits.max_drafts = 3;
+        f.table.accept_model_drafts(8, 3);
         let capacities = |t: &SlotTable| t.slots.iter().map(|s| (s.tokens.capacity(), s.blocks.capacity(), s.allowed.capacity())).collect::<Vec<_>>();
         let at_start = capacities(&f.table);
         for step in history {
@@ -552,6 +557,13 @@ proptest! {
                 prop_assert!(row.count >= 1 && row.start + row.count <= LIMITS.max_sequence_tokens);
                 prop_assert_eq!(row.blocks.len(), (row.start + row.count).div_ceil(LIMITS.block_size));
                 prop_assert!(row.blocks.iter().all(|b| (*b as usize) < LIMITS.num_blocks));
+            }
+            for pass in 0..f.batch.draft_passes() {
+                for part in f.table.draft_pass(&f.batch, pass) {
+                    prop_assert_eq!(part.row.count, part.tokens.len());
+                    prop_assert!(part.row.start + part.row.count <= 8);
+                    prop_assert!(part.row.blocks.len() * LIMITS.block_size >= part.row.start + part.row.count);
+                }
             }
             prop_assert!(f.batch.outputs.is_sorted_by(|a, b| a < b));
             prop_assert!(f.batch.outputs.iter().all(|o| (*o as usize) < tokens.len()));

@@ -44,7 +44,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let storage = WeightStorage::choose(dtype, quantize, &model, &UnpaddedDevice)?;
     let kv_format = args.model.kv_format().unwrap_or(dtype.into());
     let estimate = ShardEstimate::new(&model.spec, 1, storage, kv_format)?;
-    let opened = OpenedModel { model, open_adapter: Some(open_adapter) };
+    let opened = OpenedModel { model, open_adapter: Some(open_adapter), draft_model: None };
     let mut engine = OfflineEngine::load(&options(args, adapter.options), Box::new(|| Ok(opened)))
         .map_err(|error| explained(error, args))?;
     let load_time = since.elapsed();

@@ -22,7 +22,7 @@ use crate::adapters::ServedAdapters;
 use crate::cli::ChatArgs;
 use crate::model::fetch_completely;
 use crate::stack::{ServingOptions, Stack};
-use crate::{devices, logging};
+use crate::{devices, draft_model, logging};
 
 /// Reads messages and prints the answers as they stream.
 pub(crate) fn run(args: ChatArgs) -> Result<()> {
@@ -31,6 +31,7 @@ pub(crate) fn run(args: ChatArgs) -> Result<()> {
     let adapters = ServedAdapters::find_one(&adapter, &model, engine.device)?;
     fetch_completely(&mut model, false)?;
     devices::settle(&mut engine, &model, 1)?;
+    draft_model::settle(&mut engine, &model, false)?;
     tokio::runtime::Runtime::new()?.block_on(async {
         let stack = Stack::start(&model, &engine, ServingOptions { adapters, ..ServingOptions::default() })?;
         if !stack.service.has_template() {

@@ -12,6 +12,7 @@ mod frames;
 mod latency;
 mod line;
 mod malformed;
+mod model_drafts;
 mod moves;
 mod pair;
 mod prefix;
@@ -46,6 +47,7 @@ const LIMITS: SchedulerLimits = SchedulerLimits {
     prompt_handling: PromptHandling::Shared,
     state_checkpoints: 0,
     max_drafts: 0,
+    has_draft_model: false,
     adapters: 0,
     max_loaded_adapters: 0,
 };

@@ -126,6 +126,7 @@ impl World {
             num_blocks: random.random_range(16..40),
             max_step_tokens: random.random_range(8..40),
             max_drafts: 3,
+            has_draft_model: random.random_bool(0.4),
             ..LIMITS
         };
         let options = SchedulerOptions { drafts: random.random_range(0..4), ..SchedulerOptions::default() };

@@ -38,7 +38,7 @@ impl PretendSpeed {
     /// The time of a step with these rows.
     pub(super) fn time<'a>(&self, rows: impl IntoIterator<Item = &'a Row>) -> f64 {
         let of_row = |row: &Row| {
-            let drafts = row.drafts.len() as f64;
+            let drafts = row.draft_count() as f64;
             let (start, count) = (f64::from(row.start), f64::from(row.count) + drafts);
             let pairs = count * (start + (count + 1.0) / 2.0);
             let samples = f64::from(u8::from(row.sample)) + drafts;

@@ -130,6 +130,7 @@ impl<'a> EngineLoop<'a> {
         };
         let mut scheduler = Scheduler::new(limits, options);
         scheduler.note_warm_up(ready.warm_up_tokens, ready.warm_up_micros);
+        scheduler.note_draft_warm_up(ready.draft_micros, ready.draft_read_nanos);
         EngineLoop {
             losses: LossTracker::new(RestartPolicy::new(&config)),
             metrics: GroupMetrics::new((count > 1).then_some(group)),

@@ -137,6 +137,7 @@ impl EngineLoop<'_> {
         metrics::restarted();
         self.lose_adapters(lost);
         self.scheduler.note_warm_up(self.ready.warm_up_tokens, self.ready.warm_up_micros);
+        self.scheduler.note_draft_warm_up(self.ready.draft_micros, self.ready.draft_read_nanos);
         for (id, infeasible) in self.scheduler.recover(self.limits) {
             self.fail(id, GenerationFailure::Broken(infeasible.to_string()));
         }

@@ -53,6 +53,7 @@ impl LayerSplitEstimate {
             state_checkpoints: None,
             max_drafts: 0,
             adapters: AdapterLimits::NONE,
+            draft_model: None,
         };
         let on_host = HostRequest {
             device_bytes: gpu_memory,

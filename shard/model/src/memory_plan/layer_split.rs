@@ -228,6 +228,7 @@ mod tests {
             pool_bound: None,
             state_checkpoints: None,
             max_drafts: 0,
+            draft_model: None,
             adapters: AdapterLimits::NONE,
         }
     }

@@ -60,6 +60,25 @@ pub struct PlanRequest {
     pub max_drafts: usize,
     /// The adapters.
     pub adapters: AdapterLimits,
+    /// The draft model, if there is one.
+    pub draft_model: Option<DraftRequest>,
+}
+
+/// A draft model, whose keys and values have as many blocks as those of the model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DraftRequest {
+    /// The specification of the draft model.
+    pub spec: DecoderSpec,
+    /// The formats of its weights.
+    pub weights: WeightStorage,
+}
+
+impl DraftRequest {
+    /// Returns the memory of the draft model of a model with these limits, without the driver's.
+    fn bytes(&self, limits: &ShardLimits, device: &impl Sizing) -> usize {
+        let limits = limits.of_draft_model(self.spec.max_positions);
+        footprint(&self.spec, self.weights.clone(), &limits, 1, device).on_device()
+    }
 }
 
 /// The bound on the KV pool of a device that shares its memory with other programs. A pool that
@@ -88,6 +107,8 @@ pub struct Footprint {
     pub adapters: usize,
     /// Copies of adapters in host memory.
     pub adapter_copies: usize,
+    /// The draft model, with its keys and values.
+    pub draft_model: usize,
     /// Activations of one step, and the scratch memory to compute them.
     pub activations: usize,
     /// Logits of one step, and the buffer that they are gathered in.
@@ -266,6 +287,7 @@ pub fn footprint(
         weights: weight_bytes(spec, &storage, device),
         adapters: adapter_bytes(spec, limits.adapters, storage.dtype, device),
         adapter_copies: adapter_copy_bytes(spec, limits.adapters, storage.dtype),
+        draft_model: 0,
         activations: device
             .activation_bytes(activation_elements(spec, limits))
             .saturating_add(routing_bytes(spec, max_step_tokens, device))
@@ -311,7 +333,7 @@ pub fn plan(
             (planner.given_pool(longest.max(DEFAULT_POOL_TOKENS))?, usize::MAX)
         }
     };
-    let footprint = footprint(spec, request.weights.clone(), &limits, request.ranks, device);
+    let footprint = planner.footprint(&limits);
     if footprint.total() > budget {
         let tokens = limits.num_blocks * limits.block_size;
         return Err(planner.no_room(&footprint, budget, format!("{tokens} tokens")));
@@ -425,7 +447,10 @@ impl<D: Sizing> PlanSearch<'_, D> {
     }
 
     fn footprint(&self, limits: &ShardLimits) -> Footprint {
-        footprint(self.spec, self.request.weights.clone(), limits, self.request.ranks, self.device)
+        let PlanRequest { weights, ranks, draft_model, .. } = self.request;
+        let own = footprint(self.spec, weights.clone(), limits, *ranks, self.device);
+        let draft_model = draft_model.as_ref().map_or(0, |draft| draft.bytes(limits, self.device));
+        Footprint { draft_model, ..own }
     }
 
     fn no_room(&self, footprint: &Footprint, budget: usize, kv_for: String) -> PlanError {
@@ -451,6 +476,7 @@ impl Footprint {
             ("weights", self.weights),
             ("adapters", self.adapters),
             ("copies of adapters", self.adapter_copies),
+            ("draft model", self.draft_model),
         ];
         items.extend(self.workspace_items());
         items.push(("KV cache", self.kv_pool));
@@ -480,8 +506,8 @@ impl Footprint {
 
     /// Returns the bytes of everything.
     pub fn total(&self) -> usize {
-        let planned = self.weights.saturating_add(self.adapters).saturating_add(self.adapter_copies);
-        planned.saturating_add(self.workspace()).saturating_add(self.kv_pool)
+        let beside = self.adapters.saturating_add(self.adapter_copies).saturating_add(self.draft_model);
+        self.weights.saturating_add(beside).saturating_add(self.workspace()).saturating_add(self.kv_pool)
     }
 
     /// Returns the bytes that the decoder allocates on its device.
@@ -489,6 +515,7 @@ impl Footprint {
         [
             self.weights,
             self.adapters,
+            self.draft_model,
             self.activations,
             self.logits,
             self.step,

@@ -21,6 +21,7 @@ fn request() -> PlanRequest {
         pool_bound: None,
         state_checkpoints: None,
         max_drafts: 0,
+        draft_model: None,
         adapters: AdapterLimits::NONE,
     }
 }
@@ -82,6 +83,7 @@ fn every_byte_is_counted() {
         weights: 2 * matrices + 4 * vectors,
         adapters: 3 * 2 * adapter,
         adapter_copies: 5 * 2 * adapter,
+        draft_model: 0,
         activations: 4 * (8 * (3 * 16 + 32 + 16 + 64 + 32 + (2 + 4 + 6)) + 4 * 16),
         logits: 4 * 4 * 100,
         step: 0,
@@ -94,6 +96,19 @@ fn every_byte_is_counted() {
     assert_eq!(found, expected);
     assert_eq!(kv_bytes_per_token(&spec(), DType::F32.into(), &UnpaddedDevice), 2 * 2 * 2 * 4 * 4);
     assert_eq!(spec().parameters(), matrices + vectors);
+}
+
+/// A draft model has weights, a workspace and blocks of its own, which leave fewer blocks for both.
+#[test]
+fn a_draft_model_is_part_of_the_plan() {
+    let draft_model = Some(DraftRequest { spec: spec(), weights: DType::F16.into() });
+    let tight = PlanRequest { free: Some(600_000), ..request() };
+    let (alone, both) = (plan_of(&tight).unwrap(), plan_of(&PlanRequest { draft_model, ..tight }).unwrap());
+    assert_eq!(alone.footprint.draft_model, 0);
+    let Footprint { draft_model, weights, kv_pool, .. } = both.footprint;
+    assert!(draft_model > weights + kv_pool, "{:?}", both.footprint);
+    assert!(both.limits.num_blocks < alone.limits.num_blocks && both.footprint.total() <= 300_000);
+    assert!(both.footprint.items().contains(&("draft model", draft_model)));
 }
 
 /// A quantized matrix takes one byte per number and one scale per row. Embedding and vectors are

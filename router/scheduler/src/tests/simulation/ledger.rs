@@ -229,7 +229,7 @@ impl Ledger {
         priority_preemptions: u64,
     ) {
         assert!(!self.is_drafted, "a step is planned while drafts are in flight");
-        self.is_drafted = plan.step.rows.iter().any(|row| !row.drafts.is_empty());
+        self.is_drafted = plan.step.rows.iter().any(|row| row.draft_count() > 0);
         self.tried.extend(quarantine);
         self.check_quarantine(plan, quarantine);
         let first = self.stays.values().map(|stay| stay.id).min();
@@ -448,7 +448,7 @@ impl Ledger {
             let stay = self.stays.get_mut(&row.slot).expect("only taken slots run");
             let known = self.known.get_mut(&stay.id).expect("only live sequences run");
             let (start, end) = (row.start as usize, (row.start + row.count) as usize);
-            let written = end + row.drafts.len();
+            let written = end + row.draft_count();
             for &block in
                 &stay.table[start / self.limits.block_size..written.div_ceil(self.limits.block_size)]
             {
@@ -460,8 +460,9 @@ impl Ledger {
             let constrained = known.request.mask.is_some();
             let has_mask = !row.allowed.is_empty() ^ row.mask_follows;
             assert_eq!(has_mask, row.sample && constrained, "{row:?}");
-            assert!(row.drafts.is_empty() || end == stay.len, "drafts behind a token that is not known");
-            assert!(row.drafts.len() <= self.options.drafts, "{row:?}");
+            let drafts = row.draft_count();
+            assert!(drafts == 0 || end == stay.len, "drafts behind a token that is not known");
+            assert!(drafts <= self.options.drafts, "{row:?}");
             let pending = self.expected.iter().flatten().any(|&other| other == stay.id);
             assert_eq!(row.mask_follows, pending, "only a row behind a token in flight waits for its mask");
             assert!(pending || !self.held.contains(&stay.id), "a row for a sequence that waits for its mask");

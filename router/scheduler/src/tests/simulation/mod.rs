@@ -68,6 +68,8 @@ struct Totals {
     /// Drafts in rows, and those that were right.
     drafted: u64,
     accepted_drafts: u64,
+    /// Rows for which the draft model guessed.
+    guessed: u64,
     /// Rows before which recurrent states were kept, and rows that went back to them.
     kept: u64,
     rewound: u64,
@@ -112,6 +114,7 @@ impl Totals {
         self.saved += other.saved;
         self.drafted += other.drafted;
         self.accepted_drafts += other.accepted_drafts;
+        self.guessed += other.guessed;
         self.kept += other.kept;
         self.rewound += other.rewound;
     }
@@ -164,6 +167,7 @@ fn random_traffic_keeps_every_invariant() {
     assert!(totals.unshared > 100 * often && totals.whole > 100 * often, "{totals:?}");
     let Totals { drafted, accepted_drafts, .. } = totals;
     assert!(accepted_drafts > 3 * often && drafted > accepted_drafts + often, "{totals:?}");
+    assert!(totals.guessed > 3 * often, "{totals:?}");
     assert!(totals.rewound > often / 10 && totals.kept > totals.rewound, "{totals:?}");
     let Totals { read_from_disk, written_to_disk, failed_disk_reads, failed_disk_writes, .. } = totals;
     assert!(read_from_disk > 4 * often && written_to_disk > 100 * often, "{totals:?}");

@@ -153,6 +153,7 @@ impl World {
             },
             state_checkpoints: [0, 1, 3, 10][random.random_range(0..4)],
             max_drafts: [0, 2, 5, 20][random.random_range(0..4)],
+            has_draft_model: random.random_bool(0.4),
             adapters: [0, 0, 1, 3][random.random_range(0..4)],
             max_loaded_adapters: 0,
         };
@@ -421,6 +422,7 @@ impl World {
         self.totals.placed += step.adapters.len() as u64;
         self.totals.restored += step.admit.iter().filter(|new| new.restore_state.is_some()).count() as u64;
         self.totals.saved += step.rows.iter().filter(|row| row.save_state.is_some()).count() as u64;
+        self.totals.guessed += step.rows.iter().filter(|row| row.model_drafts > 0).count() as u64;
         self.totals.kept += step.rows.iter().filter(|row| row.keep_state.is_some()).count() as u64;
         self.totals.rewound += step.rows.iter().filter(|row| row.restore_state.is_some()).count() as u64;
         let masks = self.masks.take();
