@@ -94,7 +94,7 @@ impl Golden {
             is_ready || !is_running(server.pid())
         };
         wait_until("it is ready or has ended", has_started, || server.log());
-        if is_ready { Ok(server) } else { Err(server.log()) }
+        if is_ready { Ok(server) } else { Err(server.whole_log()) }
     }
 
     fn flags<'a>(&'a self, device: &'a str, flags: &[&'a str]) -> Vec<&'a str> {

@@ -192,6 +192,13 @@ impl Server {
         self.wait_until(&format!("the log says `{text}`"), |server| server.log().contains(text));
     }
 
+    /// Returns the log of a process that has ended, with its last lines.
+    pub(crate) fn whole_log(&self) -> String {
+        // The thread that writes the log holds it until the process has closed it.
+        self.wait_until("the log ends", |server| Arc::strong_count(&server.log) == 1);
+        self.log()
+    }
+
     /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.process.id()
