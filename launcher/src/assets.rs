@@ -9,8 +9,8 @@ use millrace_router::assets::Assets;
 use crate::cli::LoadFormat;
 use crate::model::{self, Location};
 
-/// Loads the tokenizer and configuration. Dummy weights need only a `config.json`; without a
-/// tokenizer, that of the demo model is used.
+/// Loads the tokenizer and configuration. Dummy weights need only a `config.json`: they use the
+/// tokenizer of the demo model if they have none.
 pub(crate) fn assets(location: &Location, format: LoadFormat) -> Result<Assets> {
     match location {
         Location::Demo => Ok(Assets::from_files(model::DEMO)?),

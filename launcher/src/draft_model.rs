@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use millrace_text::Tokenizer;
 
 use crate::assets::assets;
-use crate::cli::{EngineArgs, LoadFormat, ModelArgs};
+use crate::cli::{DeviceArg, DraftModelName, EngineArgs, LoadFormat, ModelArgs};
 use crate::model::{Location, WantedModel, download_weights};
 
 /// The flag in messages.
@@ -21,14 +21,13 @@ const MAX_DIFFERENCE: f64 = 0.01;
 /// If it can neither be downloaded nor is in the cache.
 pub(crate) fn settle(engine: &mut EngineArgs, model: &ModelArgs, json: bool) -> Result<()> {
     let Some(named) = engine.draft_model() else { return Ok(()) };
-    let wanted = WantedModel {
-        name: &named.name,
-        revision: &named.revision,
-        hub_cache: model.hub_cache(),
-        needs_weights: model.load_format == LoadFormat::Auto,
-    };
+    ensure!(engine.drafts() > 0, "{FLAG} guesses nothing with --speculate 0; omit one of them");
+    ensure!(
+        engine.device != DeviceArg::Null,
+        "{FLAG} needs a device; --device null computes nothing, so omit the flag"
+    );
     let about = || format!("{FLAG} {}", named.name);
-    if let Some(fetched) = wanted.fetch().with_context(about)? {
+    if let Some(fetched) = wanted(&named, model).fetch().with_context(about)? {
         if let Some(weights) = fetched.weights {
             download_weights(weights, json).with_context(about)?;
         }
@@ -46,13 +45,17 @@ pub(crate) fn settle(engine: &mut EngineArgs, model: &ModelArgs, json: bool) -> 
 /// If there are no such files.
 pub(crate) fn locate(engine: &EngineArgs, model: &ModelArgs) -> Result<Option<Location>> {
     let Some(named) = engine.draft_model() else { return Ok(None) };
-    let wanted = WantedModel {
+    wanted(&named, model).locate().map(Some).with_context(|| format!("{FLAG} {}", named.name))
+}
+
+/// The files that are looked for. The cache of the hub and the format are those of the model.
+fn wanted<'a>(named: &'a DraftModelName, model: &'a ModelArgs) -> WantedModel<'a> {
+    WantedModel {
         name: &named.name,
         revision: &named.revision,
         hub_cache: model.hub_cache(),
         needs_weights: model.load_format == LoadFormat::Auto,
-    };
-    wanted.locate().map(Some).with_context(|| format!("{FLAG} {}", named.name))
+    }
 }
 
 /// Checks that the draft model has the tokens of the model. Without a tokenizer of its own, it is

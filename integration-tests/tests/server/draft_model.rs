@@ -3,10 +3,11 @@
 use std::process::Command;
 
 use millrace_integration_tests::golden::{Golden, generate};
+use millrace_integration_tests::hub::FakeHub;
 use millrace_integration_tests::{SMALL_SERVER_FLAGS, Server, binary, post, require_simulated_gpus};
 use serde_json::json;
 
-use crate::drafts::{assert_same, choices, counts};
+use crate::drafts::{assert_same, choices, counts, lose_shard_while_drafting};
 
 /// Rows have drafts even where a model is so small that they are not worth their time.
 const ALWAYS: &str = "--speculate-always";
@@ -15,8 +16,8 @@ fn golden(name: &str) -> Golden {
     Golden::new(name).with_positions(512)
 }
 
-/// Checks that all guesses were right but those of the last steps of answers that ended at a stop
-/// string, which count as wrong.
+/// Checks that nearly all guesses were right. When a stop string ends an answer, the guesses in
+/// flight count as wrong.
 fn assert_right(server: &Server) {
     let (drafts, right) = counts(server);
     assert!(right > 1000.0 && right > 0.97 * drafts, "{right} of {drafts}");
@@ -52,7 +53,7 @@ fn a_model_is_right_about_itself() {
 fn another_model_is_wrong_at_times_and_changes_no_token() {
     for (model, draft, positions) in [
         ("llama_gqa", "llama_mha", 512),
-        // Sequences become longer than those of the draft model.
+        // The draft model has too few positions for the ends of the answers.
         ("llama_gqa", "qwen3", 64),
         // It has tokens that the model does not have.
         ("llama_gqa", "mistral_sliding", 512),
@@ -89,15 +90,7 @@ fn a_lost_shard_loses_no_token_while_a_draft_model_guesses() {
     let golden = golden("llama_gqa");
     let wanted = choices(&golden.serve(&[]));
     let server = golden.serve(&["--draft-model", golden.path(), ALWAYS]);
-    std::thread::scope(|scope| {
-        let client = scope.spawn(|| choices(&server));
-        while counts(&server).0 < 20.0 {
-            std::thread::yield_now();
-        }
-        server.signal_shards("KILL");
-        assert_same(&client.join().unwrap(), &wanted, &[]);
-    });
-    server.wait_for_restarts(1);
+    lose_shard_while_drafting(&server, &wanted);
     assert_right(&server);
 }
 
@@ -137,6 +130,34 @@ fn the_packed_weights_of_both_models_are_kept() {
 }
 
 #[test]
+fn a_draft_model_may_be_a_gguf_file_or_come_from_the_hub() {
+    let answer = |server: &Server| {
+        let body = json!({"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0.8, "seed": 3});
+        let answer = post(&server.url("/v1/completions"), &body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.body["choices"][0]["text"].clone()
+    };
+    let wanted = answer(&Server::start(&["--device", "cpu"]));
+    let folder = tempfile::tempdir().unwrap();
+    let gguf = folder.path().join("demo.gguf");
+    let gguf = gguf.to_str().unwrap();
+    let converted =
+        Command::new(binary()).args(["convert", "demo", gguf, "--dtype", "bf16"]).output().unwrap();
+    assert!(converted.status.success(), "{converted:?}");
+    let hub = FakeHub::with_demo_model();
+    let environment = hub.environment(folder.path());
+    let variables: Vec<(&str, &str)> =
+        environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    for draft in [gguf, "org/tiny"] {
+        let flags = ["--device", "cpu", "--draft-model", draft, ALWAYS];
+        let server = Server::start_with_env(&variables, &flags);
+        assert_eq!(answer(&server), wanted, "{draft}");
+        let (drafts, right) = counts(&server);
+        assert!(drafts > 20.0 && right == drafts, "{draft}: {right} of {drafts}");
+    }
+}
+
+#[test]
 fn draft_models_that_cannot_guess_are_refused_by_name() {
     let golden = golden("qwen3_5_text");
     for (draft, flags, reason) in [
@@ -148,15 +169,21 @@ fn draft_models_that_cannot_guess_are_refused_by_name() {
         let log = golden.try_serve(&flags).err().expect("it does not start");
         assert!(log.contains(reason), "{flags:?}: {log}");
     }
-    // The tokens of the demo model are not those of a model that has other letters first.
+    // Its letters have other ids than those of the demo model.
     let other = Golden::new("llama_gqa");
     other.shift_tokens();
-    for (draft, reason) in [
-        ("/no/such/folder", "--draft-model /no/such/folder: there is no such folder"),
-        (other.path(), "a draft model needs the tokens of the model"),
+    for (draft, more, reason) in [
+        ("/absent/folder", &["--device", "cpu"][..], "--draft-model /absent/folder: there is no such folder"),
+        (other.path(), &["--device", "cpu"], "a draft model needs the tokens of the model"),
+        (
+            "demo",
+            &["--device", "cpu", "--speculate", "0"],
+            "--draft-model guesses nothing with --speculate 0",
+        ),
+        ("demo", &["--device", "null"], "--draft-model needs a device; --device null computes nothing"),
     ] {
-        let flags = ["serve", "--device", "cpu", "--port", "0", "--draft-model", draft];
-        let refused = Command::new(binary()).args(flags).output().unwrap();
+        let flags = ["serve", "--port", "0", "--draft-model", draft];
+        let refused = Command::new(binary()).args(flags).args(more).output().unwrap();
         let said = String::from_utf8(refused.stderr).unwrap();
         assert!(!refused.status.success() && said.contains(reason), "{said}");
     }

@@ -201,14 +201,18 @@ fn drafts_change_no_token_of_models_with_recurrent_layers() {
 fn a_lost_shard_loses_no_state_that_was_kept_before_drafts() {
     let golden = Golden::new("qwen3_5_text").with_positions(512);
     let wanted = choices(&golden.serve(&[]));
-    let server = golden.serve(&ALWAYS);
+    lose_shard_while_drafting(&golden.serve(&ALWAYS), &wanted);
+}
+
+/// Kills the shard after some drafts, and checks that the answers are the ones wanted.
+pub(super) fn lose_shard_while_drafting(server: &Server, wanted: &[Value]) {
     std::thread::scope(|scope| {
-        let client = scope.spawn(|| choices(&server));
-        while counts(&server).0 < 20.0 {
+        let client = scope.spawn(|| choices(server));
+        while counts(server).0 < 20.0 {
             std::thread::yield_now();
         }
         server.signal_shards("KILL");
-        assert_same(&client.join().unwrap(), &wanted, &[]);
+        assert_same(&client.join().unwrap(), wanted, &[]);
     });
     server.wait_for_restarts(1);
 }

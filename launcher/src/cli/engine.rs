@@ -192,7 +192,7 @@ impl EngineArgs {
     /// Returns the model that guesses, if there is to be one.
     pub(crate) fn draft_model(&self) -> Option<DraftModelName> {
         let config = self.speculative_config.as_ref().and_then(|config| config.draft_model.clone());
-        config.or_else(|| self.draft_model.clone().map(DraftModelName::new)).filter(|_| self.drafts() > 0)
+        config.or_else(|| self.draft_model.clone().map(DraftModelName::new))
     }
 
     /// Replaces the name of the draft model by the path of its files.

@@ -45,6 +45,7 @@ pub(crate) use one_adapter::OneAdapterArgs;
 pub(crate) use operations::{CompletionsArgs, DownloadArgs, HealthArgs, ManArgs, RestartGroupsArgs};
 pub(crate) use plan::PlanArgs;
 pub(crate) use quantize::QuantizeArgs;
+pub(crate) use speculation::DraftModelName;
 pub(crate) use tgi::TgiArgs;
 pub(crate) use values::{ActivationsArg, DTypeArg, KvCacheArg, RopeScalingArg, seconds};
 

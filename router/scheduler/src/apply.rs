@@ -37,7 +37,8 @@ impl Scheduler {
         let StepOutput { sampled, scored, pooled, errors, step_micros, .. } = output;
         let StepOutput { disk_micros, draft_micros, .. } = output;
         let has_read_more = !output.undrafted.is_empty();
-        if !step.rows.is_empty() {
+        // The load of the step has drafts that were not run.
+        if !step.rows.is_empty() && !has_read_more {
             self.costs.observe(&step.load, step_micros.saturating_sub(disk_micros + draft_micros));
         }
         let mut errors: HashMap<u32, RowError> =

@@ -6,8 +6,8 @@
 //! the next one is likely enough, as DSpark does. The chance of the n-th draft of a sequence is the
 //! n-th power of its [confidence](super::draft_source::DraftSource::confidence).
 //!
-//! A draft model guesses the n-th drafts of all sequences in one pass, whose time they share. So
-//! the first n-th draft must be worth it together with those of the sequences that are as far.
+//! A draft model guesses the n-th drafts of all sequences in one pass, whose time they share. So a
+//! pass is taken if all sequences that can have an n-th draft together make it worth its time.
 //!
 //! Recurrent states cannot go back to the last right draft. Before a row with drafts they are kept
 //! in a checkpoint, and if a draft is wrong, the next row begins with them and runs the right ones
@@ -66,6 +66,38 @@ impl Ord for Candidate {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         // Of equal chances, the first sequence comes first.
         self.chance.total_cmp(&other.chance).then(other.index.cmp(&self.index))
+    }
+}
+
+/// The expected time and tokens of a step.
+struct StepValue {
+    /// Its time in microseconds.
+    time: f64,
+    /// Number of tokens that it gives to sequences.
+    tokens: f64,
+    /// Number by which more tokens must be worth more than their time.
+    margin: f64,
+    /// Whether all drafts are taken, worth their time or not.
+    takes_all: bool,
+}
+
+impl StepValue {
+    /// Whether so many more tokens are worth so much more time.
+    fn gains(&self, tokens: f64, time: f64) -> bool {
+        self.takes_all || tokens * self.time > self.margin * self.tokens * time
+    }
+
+    /// Whether a pass of the draft model is worth its time. The draft `first` and each of the
+    /// candidates with as many drafts before it share the pass, and each costs `cost` beside it.
+    fn gains_by_pass(&self, first: &Candidate, others: &BinaryHeap<Candidate>, cost: f64, pass: f64) -> bool {
+        let sharing = || others.iter().filter(|other| other.drafts == first.drafts);
+        let chances: f64 = sharing().map(|other| other.chance).sum();
+        self.gains(first.chance + chances, pass + (1 + sharing().count()) as f64 * cost)
+    }
+
+    fn add(&mut self, tokens: f64, time: f64) {
+        self.time += time;
+        self.tokens += tokens;
     }
 }
 
@@ -152,30 +184,28 @@ impl Scheduler {
                 candidates.push(Candidate { chance: confidence, wrong: 1.0 - confidence, index, drafts: 0 });
             }
         }
-        let mut time = self.costs.predict(&load);
-        let mut tokens = load.sampled();
-        let always = self.options.always_draft;
+        let mut step = StepValue {
+            time: self.costs.predict(&load),
+            tokens: load.sampled(),
+            margin,
+            takes_all: self.options.always_draft,
+        };
         let (pass, mut passes) = (self.pass_micros(), 0);
         for _ in 0..room.min(self.limits.max_drafts) {
-            let Some(Candidate { chance, wrong, index, drafts }) = candidates.pop() else { break };
+            let Some(next) = candidates.pop() else { break };
+            let Candidate { chance, wrong, index, drafts } = next;
             let running = &self.running[index];
             let cost = self.draft_cost(running, drafts, wrong) + self.read_cost(running, drafts, chance);
-            let is_worth = |chance: f64, cost: f64| always || chance * time > margin * tokens * cost;
-            // All sequences that have as many drafts share a pass of the draft model.
             let opens_pass = pass > 0.0 && drafts >= passes;
-            let shared = || candidates.iter().filter(|other| other.drafts == drafts);
-            let of_all = |each: f64, others: fn(&Candidate) -> f64| each + shared().map(others).sum::<f64>();
-            let is_pass_worth = || {
-                let sharing = of_all(1.0, |_| 1.0);
-                is_worth(of_all(chance, |other| other.chance), pass + sharing * cost)
-            };
-            if !is_worth(chance, cost) || opens_pass && !is_pass_worth() {
+            if !step.gains(chance, cost) || opens_pass && !step.gains_by_pass(&next, &candidates, cost, pass)
+            {
                 break;
             }
             if opens_pass {
-                (passes, time) = (drafts + 1, time + pass);
+                passes = drafts + 1;
+                step.add(0.0, pass);
             }
-            (time, tokens) = (time + cost, tokens + chance);
+            step.add(chance, cost);
             chosen[index] = drafts + 1;
             let most = running.most_drafts().min(self.options.drafts);
             let confidence = running.confidence(is_planned, usual);

@@ -3,8 +3,7 @@
 //!
 //! The draft model guesses the first draft of all rows in one pass, the second one in another pass,
 //! and so on. Each pass reads its weights, so its time hardly depends on the number of rows. The
-//! time of a step does not contain that of the draft model, so the
-//! [cost model](super::cost_model) knows nothing of it.
+//! [cost model](super::cost_model) learns from the time of a step without these passes.
 //!
 //! Before the first guess for a sequence, the draft model reads its prompt. That pays only if
 //! enough tokens follow, so the time is a part of the cost of all guesses for the sequence.
@@ -14,7 +13,7 @@ use super::acceptance::Acceptance;
 /// The weight of the last pass in the time of a pass.
 const NEW_WEIGHT: f64 = 0.1;
 
-/// Maximum ratio of the time of a pass to that of earlier ones with which it counts.
+/// A pass counts as at most so many times longer than earlier ones.
 const MAX_SURPRISE: f64 = 3.0;
 
 /// The share of right guesses of a draft model of which nothing is known.
