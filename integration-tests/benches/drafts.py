@@ -1,11 +1,11 @@
 """Measures `millrace serve --speculate` beside the same server without it, on random weights.
 
-drafts.py [--shape llama-1.1b|qwen3.5-0.8b] [--rounds N] [--streams 1,4,16] [--drafts N] [--method ngram|suffix|draft_model] [--quantize FORMAT] [--millrace BINARY]
+drafts.py [--shape llama-1.1b|qwen3.5-0.8b] [--rounds N] [--streams 1,4,16] [--drafts N] [--method ngram|suffix|draft_model|mtp] [--quantize FORMAT] [--millrace BINARY]
 
 Random weights repeat nothing by themselves, so a bias on the logits makes three kinds of answers: one token again and again (every guess is
 right, which is the most that drafts can gain), two tokens at random (half of the first guesses are right), and any text (no guess is right,
 which shows what guessing costs). The fourth measure is the same random text for the second time, which the method `suffix` has seen. The method
-`draft_model` guesses with the shape llama-160m; the bias makes it say what the model says, and it is wrong about random text. Both servers run on loopback and answer in turns. The best rounds are printed as a Markdown table in tokens per
+`draft_model` guesses with the shape llama-160m; the bias makes it say what the model says, and it is wrong about random text. With `mtp` the head of the shape qwen3.5-0.8b guesses. Both servers run on loopback and answer in turns. The best rounds are printed as a Markdown table in tokens per
 second; a difference between the texts ends the program. Nothing else may run meanwhile.
 """
 
@@ -46,7 +46,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--streams", default="1,4,16")
     parser.add_argument("--drafts", type=int, default=8)
-    parser.add_argument("--method", choices=["ngram", "suffix", "draft_model"], default="ngram")
+    parser.add_argument("--method", choices=["ngram", "suffix", "draft_model", "mtp"], default="ngram")
     parser.add_argument("--quantize", default="q4_0")
     parser.add_argument("--millrace", default=MILLRACE)
     options = parser.parse_args()

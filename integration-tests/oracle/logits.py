@@ -34,9 +34,11 @@ def forward(model: PreTrainedModel, ids: list[int]) -> Tensor:
 
 
 @torch.no_grad()
-def greedy_uncached(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], Tensor]:
+def greedy_uncached(
+    model: PreTrainedModel, prompt: list[int], steps: int = STEPS
+) -> tuple[list[int], Tensor]:
     ids, rows = list(prompt), []
-    for _ in range(STEPS):
+    for _ in range(steps):
         row = forward(model, ids)[-1]
         rows.append(row)
         ids.append(int(row.argmax()))

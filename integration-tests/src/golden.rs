@@ -29,7 +29,16 @@ pub struct Golden {
 impl Golden {
     /// Copies the checkpoint with this name.
     pub fn new(name: &str) -> Golden {
-        let (source, folder) = (goldens().join(name), tempfile::tempdir().unwrap());
+        Golden::copy(goldens().join(name))
+    }
+
+    /// Copies the checkpoint with this name that has a head which predicts further tokens.
+    pub fn with_head(name: &str) -> Golden {
+        Golden::copy(goldens().join("../golden-mtp").join(name))
+    }
+
+    fn copy(source: PathBuf) -> Golden {
+        let folder = tempfile::tempdir().unwrap();
         for file in fs::read_dir(&source).unwrap().map(|entry| entry.unwrap().path()) {
             let file_name = file.file_name().unwrap();
             if file_name != GOLDEN {
@@ -103,21 +112,22 @@ impl Golden {
 
     /// Returns the prompts of the golden file, and what transformers generates after them.
     pub fn continuations(&self) -> Vec<(Vec<u32>, Vec<u32>)> {
+        let ids = |name, i| self.ids(&format!("{name}.{i}"));
+        (0..).map_while(|i| Some((ids("prompt_ids", i)?, ids("continuation_ids", i)?))).collect()
+    }
+
+    /// Returns the token ids in the golden file with this name, if there are some.
+    pub fn ids(&self, name: &str) -> Option<Vec<u32>> {
         let bytes = fs::read(self.source.join(GOLDEN)).unwrap();
         let (length, rest) = bytes.split_at(8);
         let length = u64::from_le_bytes(length.try_into().unwrap()) as usize;
         let (header, data) = rest.split_at(length);
         let header: Value = serde_json::from_slice(header).unwrap();
-        let ids = |name: String| -> Option<Vec<u32>> {
-            let tensor = header.get(name)?;
-            assert_eq!(tensor["dtype"], "I32");
-            let end = |end: usize| tensor["data_offsets"][end].as_u64().unwrap() as usize;
-            let numbers = data[end(0)..end(1)].chunks_exact(4);
-            Some(numbers.map(|bytes| u32::from_le_bytes(bytes.try_into().unwrap())).collect())
-        };
-        let pairs = (0..)
-            .map_while(|i| Some((ids(format!("prompt_ids.{i}"))?, ids(format!("continuation_ids.{i}"))?)));
-        pairs.collect()
+        let tensor = header.get(name)?;
+        assert_eq!(tensor["dtype"], "I32");
+        let end = |end: usize| tensor["data_offsets"][end].as_u64().unwrap() as usize;
+        let numbers = data[end(0)..end(1)].chunks_exact(4);
+        Some(numbers.map(|bytes| u32::from_le_bytes(bytes.try_into().unwrap())).collect())
     }
 }
 

@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::limits::heartbeat_timeout;
+use crate::limits::{heartbeat_timeout, is_running};
 use crate::{seconds, wait_limit, wait_until};
 
 /// Returns the path of the `millrace` binary of this build. The first use builds it unless
@@ -55,7 +55,7 @@ impl Server {
     /// Starts the server with these environment variables and flags, and waits until it is ready.
     pub fn start_with_env(variables: &[(&str, &str)], flags: &[&str]) -> Server {
         let server = Server::spawn(variables, flags);
-        server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
+        server.wait_until_ready();
         server
     }
 
@@ -63,7 +63,7 @@ impl Server {
     /// waits until it is ready.
     pub fn start_binary(binary: &Path, flags: &[&str]) -> Server {
         let server = Server::listening(arguments(Command::new(binary), "0", &[], flags));
-        server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
+        server.wait_until_ready();
         server
     }
 
@@ -84,7 +84,7 @@ impl Server {
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("ulimit -d {} && exec \"$0\" \"$@\"", memory >> 10)]).arg(binary());
         let server = Server::listening(arguments(shell, "0", &[], flags));
-        server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
+        server.wait_until_ready();
         server
     }
 
@@ -95,7 +95,7 @@ impl Server {
         let mut shell = Command::new("sh");
         shell.args(["-c", "trap '' XFSZ && exec \"$0\" \"$@\""]).arg(binary());
         let server = Server::listening(arguments(shell, "0", &[], flags));
-        server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
+        server.wait_until_ready();
         server
     }
 
@@ -115,7 +115,7 @@ impl Server {
         let port = free_port();
         let process = command(&port, variables, flags).stderr(stderr).spawn().unwrap();
         let server = Server { process, address: format!("127.0.0.1:{port}"), log: Arc::default() };
-        server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
+        server.wait_until_ready();
         server
     }
 
@@ -220,6 +220,15 @@ impl Server {
     /// Polls until `holds` returns true. Panics with the log after [`wait_limit`].
     pub fn wait_until(&self, what: &str, holds: impl Fn(&Server) -> bool) {
         wait_until(what, || holds(self), || self.log());
+    }
+
+    /// Waits until the model is loaded. A server that has ended instead fails the test at once.
+    pub fn wait_until_ready(&self) {
+        self.wait_until("it is ready", |server| {
+            let is_ready = server.get("/ready").0 == 200;
+            assert!(is_ready || is_running(server.pid()), "the server has ended:\n{}", server.whole_log());
+            is_ready
+        });
     }
 
     /// Waits until the shards have been replaced `count` times, and checks that they were not

@@ -20,12 +20,14 @@ const MAX_DIFFERENCE: f64 = 0.01;
 /// # Errors
 /// If it can neither be downloaded nor is in the cache.
 pub(crate) fn settle(engine: &mut EngineArgs, model: &ModelArgs, json: bool) -> Result<()> {
+    let about_head = "--speculative-config with the method mtp";
+    if engine.uses_mtp() {
+        ensure!(engine.drafts() > 0, "{about_head} guesses nothing with num_speculative_tokens 0");
+        ensure_device(engine, about_head)?;
+    }
     let Some(named) = engine.draft_model() else { return Ok(()) };
     ensure!(engine.drafts() > 0, "{FLAG} guesses nothing with --speculate 0; omit one of them");
-    ensure!(
-        engine.device != DeviceArg::Null,
-        "{FLAG} needs a device; --device null computes nothing, so omit the flag"
-    );
+    ensure_device(engine, FLAG)?;
     let about = || format!("{FLAG} {}", named.name);
     if let Some(fetched) = wanted(&named, model).fetch().with_context(about)? {
         if let Some(weights) = fetched.weights {
@@ -36,6 +38,15 @@ pub(crate) fn settle(engine: &mut EngineArgs, model: &ModelArgs, json: bool) -> 
             folder.map_err(|folder| anyhow::anyhow!("the path {} is not valid UTF-8", folder.display()))?;
         engine.set_draft_model(path);
     }
+    Ok(())
+}
+
+/// Checks that there is a device, for a flag that needs one.
+fn ensure_device(engine: &EngineArgs, flag: &str) -> Result<()> {
+    ensure!(
+        engine.device != DeviceArg::Null,
+        "{flag} needs a device; --device null computes nothing, so omit the flag"
+    );
     Ok(())
 }
 

@@ -26,6 +26,8 @@ pub(crate) struct ShardMessage {
     pub(crate) model: ModelArgs,
     /// The draft model, if there is one.
     pub(crate) draft_model: Option<String>,
+    /// Whether the model's own head guesses.
+    pub(crate) mtp: bool,
     /// The options that all ranks of this machine share.
     pub(crate) options: ShardOptions,
     /// Whether the shard logs as JSON. Only shards of a machine without a router log by themselves.
@@ -72,7 +74,7 @@ impl ShardMessage {
             threads: engine.cpus_per_shard,
         };
         let draft_model = engine.draft_model().map(|named| named.name);
-        ShardMessage { model: model.clone(), draft_model, options, json_output }
+        ShardMessage { model: model.clone(), draft_model, mtp: engine.uses_mtp(), options, json_output }
     }
 
     /// Has the shards use a disk cache, if there is to be one.
@@ -153,7 +155,8 @@ mod tests {
             "--speculate=3",
             "--draft-model=/models/small",
         ];
-        for flags in [&flags[..], &[]] {
+        let with_head = [r#"--speculative-config={"method": "mtp"}"#];
+        for flags in [&flags[..], &with_head, &[]] {
             let message = message(flags);
             let arguments = message.arguments().unwrap();
             let cli = Cli::parse_from(
@@ -163,6 +166,7 @@ mod tests {
             let parsed = ShardMessage::parse(&args.options).unwrap();
             assert_eq!(parsed.options, message.options);
             assert_eq!(parsed.draft_model, message.draft_model);
+            assert_eq!(parsed.mtp, message.mtp);
             assert_eq!(parsed.json_output, message.json_output);
             assert_eq!(parsed.model.overrides(), message.model.overrides());
             let place = |model: &ModelArgs| {

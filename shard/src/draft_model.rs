@@ -6,23 +6,30 @@
 //! numbers of the sequence, so its guess is the model's token wherever their distributions are
 //! alike enough. Its keys and values are in a pool of its own, in blocks with the numbers of the
 //! model's.
+//!
+//! A head that predicts further tokens (multi-token prediction) is a draft model of one layer,
+//! which reads the model's states beside the tokens. It reads every sequence, because a state is
+//! there only when the model has computed it.
 
+use std::iter::Peekable;
 use std::mem;
 use std::time::{Duration, Instant};
 
 use millrace_backend::{Backend, SampleRow, SampledRows, SamplingParams, SeqRow, StepInput};
 use millrace_model::memory_plan::DraftRequest;
 use millrace_model::{
-    Count, DecoderSpec, Model, Quantize, ShardLimits, StorageError, WeightSource, WeightStorage,
+    Count, DecoderSpec, MAX_DRAFT_READ, Model, Quantize, ShardLimits, StorageError, WeightSource,
+    WeightStorage,
 };
 use millrace_numbers::DType;
 use millrace_proto::PromptHandling;
 
 use crate::Error;
 use crate::decoder::{Decoder, Weights};
+use crate::head_states::HeadStates;
 use crate::prompt_handling::prompt_handling;
 use crate::reused::emptied;
-use crate::state::{Batch, SlotTable};
+use crate::state::{Batch, DraftPassRow, SlotTable};
 
 /// A draft model whose weights have not been loaded.
 pub(crate) struct UnloadedDraft {
@@ -49,6 +56,7 @@ impl UnloadedDraft {
         let spec = &draft.spec;
         let reason = match prompt_handling(spec) {
             _ if ranks > 1 => "is computed by one shard, not by several; use --num-shard 1",
+            _ if spec.reads_states => "",
             _ if spec.head.is_absent => "generates no text",
             PromptHandling::Shared => "",
             PromptHandling::Unshared => "has recurrent layers, which cannot go back after a wrong guess",
@@ -73,7 +81,8 @@ impl UnloadedDraft {
         let DraftRequest { spec, weights } = &self.request;
         let parameters = Count(spec.parameters());
         let format = weights.quantization().unwrap_or(weights.dtype.name());
-        format!("{}, {parameters} parameters, {format}", spec.model_type)
+        let what = if spec.reads_states { "the MTP head of " } else { "" };
+        format!("{what}{}, {parameters} parameters, {format}", spec.model_type)
     }
 }
 
@@ -102,6 +111,8 @@ pub(crate) struct DraftModel<B: Backend> {
     decoder: Decoder<B>,
     queue: B::Queue,
     limits: ShardLimits,
+    /// The states that a head reads.
+    states: Option<HeadStates<B>>,
     /// The guesses of a pass.
     guessed: SampledRows,
     tokens: Vec<u32>,
@@ -118,12 +129,15 @@ impl<B: Backend> DraftModel<B> {
     /// If the device has not enough memory.
     pub(crate) fn new(backend: &B, loaded: LoadedDraft<B>) -> Result<Self, Error> {
         let LoadedDraft { spec, weights, limits } = loaded;
+        let reads_states = spec.reads_states.then_some((limits.max_sequences, spec.hidden));
+        let states = reads_states.map(|(sequences, hidden)| HeadStates::new(backend, sequences, hidden));
         let decoder = Decoder::new(backend, spec, weights, &limits, None)?;
         let queue = decoder.queue(backend, &limits)?;
         Ok(DraftModel {
             decoder,
             queue,
             limits,
+            states: states.transpose()?,
             guessed: SampledRows::with_capacity(limits.max_sequences),
             tokens: Vec::with_capacity(limits.max_step_tokens),
             outputs: Vec::with_capacity(limits.max_sequences),
@@ -132,9 +146,12 @@ impl<B: Backend> DraftModel<B> {
         })
     }
 
-    /// Returns the number of positions of the longest sequence.
-    pub(crate) fn positions(&self) -> usize {
-        self.limits.max_sequence_tokens
+    /// Has `slots` accept rows for which the draft model guesses tokens.
+    pub(crate) fn accept_rows(&self, slots: &mut SlotTable) {
+        match self.states {
+            Some(_) => slots.accept_head_drafts(self.limits.max_sequence_tokens),
+            None => slots.accept_model_drafts(self.limits.max_sequence_tokens, MAX_DRAFT_READ),
+        }
     }
 
     /// Computes short sequences, so that the first request does not wait for cold caches. Returns
@@ -143,11 +160,13 @@ impl<B: Backend> DraftModel<B> {
     /// # Errors
     /// If the device fails.
     pub(crate) fn warm_up(&mut self, backend: &B) -> Result<DraftTimes, Error> {
-        let longest = WARM_UP_TOKENS.min(self.limits.max_sequence_tokens);
+        let ShardLimits { max_sequence_tokens, max_step_tokens, .. } = self.limits;
+        let longest = WARM_UP_TOKENS.min(max_sequence_tokens).min(max_step_tokens);
         self.time(backend, longest)?;
         let (guess, long) = (self.time(backend, 1)?, self.time(backend, longest)?);
         let more = long.saturating_sub(guess) / (longest.saturating_sub(1)).max(1) as u32;
-        Ok(DraftTimes { guess, read: more })
+        // A head has read a sequence before it guesses.
+        Ok(DraftTimes { guess, read: if self.states.is_some() { Duration::ZERO } else { more } })
     }
 
     /// Returns the time of a pass that reads `count` tokens and guesses the next one.
@@ -178,19 +197,21 @@ impl<B: Backend> DraftModel<B> {
         Ok(backend.collect(queue, finished, guessed)?)
     }
 
-    /// Guesses the drafts of a step, and returns the time that this took.
+    /// Guesses the drafts of a step, and returns the time that this took. `model` has computed the
+    /// step before.
     ///
     /// # Errors
     /// If the device fails.
     pub(crate) fn guess(
         &mut self,
         backend: &B,
+        model: &Decoder<B>,
         slots: &mut SlotTable,
         batch: &mut Batch,
     ) -> Result<Duration, Error> {
         let since = Instant::now();
         for pass in 0..batch.draft_passes() {
-            self.run_pass(backend, slots, batch, pass)?;
+            self.run_pass(backend, model, slots.draft_pass(batch, pass))?;
             let guessed = self.guessed.tokens().iter().map(|guess| guess.token);
             slots.set_drafts(batch, pass, guessed);
             self.guessed.drain_rows(|_| ());
@@ -198,15 +219,59 @@ impl<B: Backend> DraftModel<B> {
         Ok(since.elapsed())
     }
 
-    /// Computes one pass.
-    fn run_pass(&mut self, backend: &B, slots: &SlotTable, batch: &Batch, pass: usize) -> Result<(), Error> {
+    /// Reads the states of a step of `model`, or keeps them, if this is a head that reads states.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub(crate) fn read_states(
+        &mut self,
+        backend: &B,
+        model: &Decoder<B>,
+        slots: &SlotTable,
+        batch: &Batch,
+    ) -> Result<(), Error> {
+        self.run_pass(backend, model, slots.step_pass(batch))?;
+        match &mut self.states {
+            Some(states) => batch.step_states().iter().try_for_each(|row| states.keep(backend, model, row)),
+            None => Ok(()),
+        }
+    }
+
+    /// Computes a pass, in as many steps as its rows need.
+    fn run_pass<'a>(
+        &mut self,
+        backend: &B,
+        model: &Decoder<B>,
+        rows: impl Iterator<Item = DraftPassRow<'a>>,
+    ) -> Result<(), Error> {
+        let mut rows = rows.peekable();
+        while rows.peek().is_some() {
+            self.run_step(backend, model, &mut rows)?;
+        }
+        Ok(())
+    }
+
+    /// Computes a step with as many of `rest` as it has room for.
+    fn run_step<'a>(
+        &mut self,
+        backend: &B,
+        model: &Decoder<B>,
+        rest: &mut Peekable<impl Iterator<Item = DraftPassRow<'a>>>,
+    ) -> Result<(), Error> {
         let mut rows = emptied(mem::take(&mut self.rows));
         let mut samples = emptied(mem::take(&mut self.samples));
         let (mut tokens, mut outputs) = (mem::take(&mut self.tokens), mem::take(&mut self.outputs));
         tokens.clear();
         outputs.clear();
         let vocab = self.decoder.spec().vocab;
-        for of_row in slots.draft_pass(batch, pass) {
+        let most = self.limits.max_step_tokens;
+        while let Some(of_row) =
+            rest.next_if(|row| tokens.is_empty() || tokens.len() + row.tokens.len() <= most)
+        {
+            if let Some(states) = &self.states {
+                let place = (of_row.row.slot, of_row.row.start, of_row.row.count);
+                states.give(backend, &mut self.decoder, model, place, of_row.states, tokens.len())?;
+            }
             // Checkpoints of one family may differ in the number of unused tokens at the end.
             tokens
                 .extend(of_row.tokens.iter().map(|&token| if (token as usize) < vocab { token } else { 0 }));
@@ -224,6 +289,13 @@ impl<B: Backend> DraftModel<B> {
             ..StepInput::EMPTY
         };
         self.compute(backend, &input)?;
+        if let Some(states) = &mut self.states {
+            let mut end = 0;
+            for row in &rows {
+                end += row.count;
+                states.keep_own(backend, &self.decoder, end - 1, row.slot)?;
+            }
+        }
         (self.rows, self.samples) = (emptied(rows), emptied(samples));
         (self.tokens, self.outputs) = (tokens, outputs);
         Ok(())

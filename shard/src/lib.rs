@@ -11,6 +11,7 @@ pub mod decoder;
 mod disk_cache;
 mod draft_model;
 mod error;
+mod head_states;
 mod host_memory;
 mod null;
 pub mod offline;

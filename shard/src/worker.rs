@@ -8,7 +8,7 @@ use millrace_backend::{
     Backend, ComputedStep, OpenStep, SampleRow, Sampled, SampledRows, ScoreRow, SeqRow, StepInput,
     UnmaskedStep,
 };
-use millrace_model::{Bytes, MAX_DRAFT_READ, ShardLimits, WeightSource};
+use millrace_model::{Bytes, ShardLimits, WeightSource};
 use millrace_proto::rules::MAX_ROW_ERROR;
 use millrace_proto::{
     self as proto, Admission, Masks, PromptToken, Row, RowError, RowErrorKind, Sampling, Step, StepOutput,
@@ -143,7 +143,7 @@ impl<B: Backend> Worker<B> {
     pub(crate) fn add_draft_model(&mut self, mut draft_model: DraftModel<B>) -> Result<DraftTimes, Error> {
         let LoadedModel { backend, slots, draft_model: place, .. } = &mut self.model;
         let times = draft_model.warm_up(backend)?;
-        slots.accept_model_drafts(draft_model.positions(), MAX_DRAFT_READ);
+        draft_model.accept_rows(slots);
         *place = Some(draft_model);
         Ok(times)
     }
@@ -241,9 +241,9 @@ impl<B: Backend> Worker<B> {
 impl<B: Backend> LoadedModel<B> {
     /// Has the draft model guess the drafts of a step, if there are any. Returns its time.
     fn guess(&mut self, batch: &mut Batch) -> Result<Duration, Error> {
-        let LoadedModel { backend, slots, draft_model, .. } = self;
+        let LoadedModel { backend, decoder, slots, draft_model, .. } = self;
         match draft_model {
-            Some(draft_model) => draft_model.guess(backend, slots, batch),
+            Some(draft_model) => draft_model.guess(backend, decoder, slots, batch),
             None => Ok(Duration::ZERO),
         }
     }
@@ -302,6 +302,9 @@ impl<B: Backend> LoadedModel<B> {
         // The states are there until the next step is submitted.
         progress.scored = self.score(&mut step, batch)?;
         progress.pooled = self.pool(batch)?;
+        if let Some(draft_model) = &mut self.draft_model {
+            draft_model.read_states(&self.backend, &self.decoder, &self.slots, batch)?;
+        }
         // The step is done when the device has computed the scores too. Otherwise a rank that only
         // waits for its tokens would be ahead of one that still has to compute scores.
         Ok(self.backend.finish(step)?)

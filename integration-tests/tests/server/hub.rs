@@ -432,7 +432,7 @@ fn one_of_two_machines_with_a_shared_cache_downloads() {
     let arguments = [&["serve", "--node-rank", "1"], &flags[..]].concat();
     let worker = WorkerNode::start(&mut hub.millrace(folder.path(), &arguments));
     let server = start_serving(&hub, folder.path(), &flags);
-    server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
+    server.wait_until_ready();
     let body = json!({"inputs": "x", "parameters": {"max_new_tokens": 2}});
     assert_eq!(post(&server.url("/generate"), &body).status, 200);
     assert_eq!(hub.requests().into_iter().filter(is_weights).count(), 1, "the weights were downloaded twice");
@@ -454,7 +454,7 @@ fn start_serving(hub: &FakeHub, folder: &Path, flags: &[&str]) -> Server {
 fn a_server_downloads_its_model_and_answers() {
     let (hub, folder) = (FakeHub::with_demo_model(), folder());
     let server = start_serving(&hub, folder.path(), &SERVE);
-    server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
+    server.wait_until_ready();
     let body = json!({"inputs": "Once upon a time", "parameters": {"max_new_tokens": 8}});
     let response = post(&server.url("/generate"), &body);
     assert_eq!(response.status, 200, "{}", response.body);
@@ -482,7 +482,7 @@ fn while_the_weights_arrive_the_server_is_alive_and_not_ready() {
     assert_eq!(post(&server.url("/generate"), &body).status, 503);
     // The link breaks, and the download continues.
     hub.end_stalls();
-    server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
+    server.wait_until_ready();
     assert_eq!(post(&server.url("/generate"), &body).status, 200);
 }
 

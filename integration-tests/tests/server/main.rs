@@ -44,6 +44,7 @@ mod lifecycle;
 mod metrics;
 mod model_files;
 mod model_formats;
+mod mtp;
 mod nodes;
 mod operator;
 mod pipeline;

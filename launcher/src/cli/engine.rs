@@ -108,7 +108,8 @@ pub(crate) struct EngineArgs {
     draft_model: Option<String>,
     /// vLLM's flag for --speculate and --draft-model, such as '{"method": "ngram",
     /// "num_speculative_tokens": 4}' or '{"model": "org/small", "num_speculative_tokens": 4}'. The
-    /// method `suffix` also guesses from the answers to earlier requests
+    /// method `suffix` also guesses from the answers to earlier requests, and with `mtp` the
+    /// model's own head guesses, which predicts further tokens (Qwen3.5, DeepSeek-V3, GLM-4.5)
     #[arg(long, env = "SPECULATIVE_CONFIG", value_name = "JSON", conflicts_with_all = ["speculate", "draft_model"], value_parser = speculative_config)]
     speculative_config: Option<Speculation>,
     /// Verify as many guesses as there are, for tests and measurements. Otherwise a step has them
@@ -193,6 +194,11 @@ impl EngineArgs {
     pub(crate) fn draft_model(&self) -> Option<DraftModelName> {
         let config = self.speculative_config.as_ref().and_then(|config| config.draft_model.clone());
         config.or_else(|| self.draft_model.clone().map(DraftModelName::new))
+    }
+
+    /// Returns whether the model's own head is to guess.
+    pub(crate) fn uses_mtp(&self) -> bool {
+        self.speculative_config.as_ref().is_some_and(|config| config.mtp)
     }
 
     /// Replaces the name of the draft model by the path of its files.

@@ -19,6 +19,13 @@ const EARLIER_TOKENS: usize = 1 << 17;
 /// The number of drafts of a row if a draft model is given without one.
 pub(super) const MODEL_DRAFTS: u32 = 8;
 
+/// The number of drafts of a row if the method `mtp` is given without one: a head is trained for
+/// its first guess, and the later ones are right less often.
+const MTP_DRAFTS: u32 = 3;
+
+/// The most drafts of a row by the method `mtp`.
+const MAX_MTP_DRAFTS: u32 = 15;
+
 /// The revision of a repository unless one is given.
 const MAIN_REVISION: &str = "main";
 
@@ -31,6 +38,8 @@ pub(super) struct Speculation {
     pub(super) earlier_tokens: usize,
     /// The model that guesses, if it is one.
     pub(super) draft_model: Option<DraftModelName>,
+    /// Whether the model's own head guesses.
+    pub(super) mtp: bool,
 }
 
 /// The draft model on the command line.
@@ -50,7 +59,7 @@ impl DraftModelName {
 }
 
 /// The fields that have a meaning here. Others are refused, because they ask for something else
-/// than guesses from repetitions or of a draft model.
+/// than guesses from repetitions, of a draft model or of the model's own head.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SpeculativeConfig {
@@ -71,24 +80,28 @@ pub(super) fn speculative_config(text: &str) -> Result<Speculation, String> {
     let method =
         method.as_deref().or(model.is_some().then_some("draft_model")).ok_or("missing field `method`")?;
     let is_model = method == "draft_model";
+    // Older versions of vLLM have a name for each family.
+    let mtp = method == "mtp" || method.ends_with("_mtp");
     let (drafts, earlier_tokens) = match method {
         "ngram" => (drafts.ok_or("missing field `num_speculative_tokens`")?, 0),
         "suffix" => (drafts.unwrap_or(SUFFIX_DRAFTS), EARLIER_TOKENS),
         "draft_model" => (drafts.unwrap_or(MODEL_DRAFTS), 0),
+        _ if mtp => (drafts.unwrap_or(MTP_DRAFTS), 0),
         _ => {
             return Err(format!(
-                "the method `{method}` is not supported; `ngram`, `suffix` and `draft_model` are"
+                "the method `{method}` is not supported; `ngram`, `suffix`, `mtp` and `draft_model` are"
             ));
         }
     };
-    if drafts > MAX_DRAFTS {
-        return Err(format!("num_speculative_tokens is {drafts}, more than {MAX_DRAFTS}"));
+    let most = if mtp { MAX_MTP_DRAFTS } else { MAX_DRAFTS };
+    if drafts > most {
+        return Err(format!("num_speculative_tokens is {drafts}, more than {most}"));
     }
     if !is_model && (model.is_some() || revision.is_some()) {
         return Err(format!("the method `{method}` needs no model; `draft_model` does"));
     }
-    if is_model && (prompt_lookup_min.is_some() || prompt_lookup_max.is_some()) {
-        return Err("a draft model looks nothing up in the prompt".to_owned());
+    if (is_model || mtp) && (prompt_lookup_min.is_some() || prompt_lookup_max.is_some()) {
+        return Err(format!("the method `{method}` looks nothing up in the prompt"));
     }
     if prompt_lookup_min.is_some_and(|min| min > GRAM) || prompt_lookup_max.is_some_and(|max| max < GRAM) {
         return Err(format!("the text is searched for {GRAM} tokens, and no other number can be given"));
@@ -101,7 +114,7 @@ pub(super) fn speculative_config(text: &str) -> Result<Speculation, String> {
         let named = DraftModelName::new(name);
         DraftModelName { revision: revision.unwrap_or(named.revision), ..named }
     });
-    Ok(Speculation { drafts, earlier_tokens, draft_model })
+    Ok(Speculation { drafts, earlier_tokens, draft_model, mtp })
 }
 
 #[cfg(test)]
@@ -111,12 +124,13 @@ mod tests {
     #[test]
     fn a_configuration_for_repetitions_gives_the_number_of_drafts() {
         let of = |rest: &str| speculative_config(&format!(r#"{{"method": "ngram", {rest}}}"#));
-        let own = |drafts| Ok(Speculation { drafts, earlier_tokens: 0, draft_model: None });
+        let own = |drafts| Ok(Speculation { drafts, earlier_tokens: 0, draft_model: None, mtp: false });
         assert_eq!(of(r#""num_speculative_tokens": 4"#), own(4));
         let bounds = r#""num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4"#;
         assert_eq!(of(bounds), own(5));
-        let with_earlier =
-            |drafts| Ok(Speculation { drafts, earlier_tokens: EARLIER_TOKENS, draft_model: None });
+        let with_earlier = |drafts| {
+            Ok(Speculation { drafts, earlier_tokens: EARLIER_TOKENS, draft_model: None, mtp: false })
+        };
         assert_eq!(speculative_config(r#"{"method": "suffix"}"#), with_earlier(SUFFIX_DRAFTS));
         let eight = r#"{"method": "suffix", "num_speculative_tokens": 8}"#;
         assert_eq!(speculative_config(eight), with_earlier(8));
@@ -138,7 +152,7 @@ mod tests {
     fn a_configuration_with_a_model_names_the_draft_model() {
         let model = |drafts, name: &str, revision: &str| {
             let draft_model = Some(DraftModelName { name: name.into(), revision: revision.into() });
-            Ok(Speculation { drafts, earlier_tokens: 0, draft_model })
+            Ok(Speculation { drafts, earlier_tokens: 0, draft_model, mtp: false })
         };
         let alone = r#"{"model": "org/small", "num_speculative_tokens": 3}"#;
         assert_eq!(speculative_config(alone), model(3, "org/small", "main"));
@@ -149,6 +163,22 @@ mod tests {
             (r#"{"num_speculative_tokens": 3}"#, "missing field `method`"),
             (r#"{"model": "a/b", "prompt_lookup_max": 4}"#, "looks nothing up"),
             (r#"{"method": "suffix", "revision": "x"}"#, "`suffix` needs no model"),
+        ] {
+            let error = speculative_config(text).unwrap_err();
+            assert!(error.contains(reason), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_for_the_model_s_own_head_has_no_model() {
+        let own = |drafts| Ok(Speculation { drafts, earlier_tokens: 0, draft_model: None, mtp: true });
+        assert_eq!(speculative_config(r#"{"method": "mtp"}"#), own(MTP_DRAFTS));
+        let older = r#"{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}"#;
+        assert_eq!(speculative_config(older), own(2));
+        for (text, reason) in [
+            (r#"{"method": "mtp", "model": "a/b"}"#, "`mtp` needs no model"),
+            (r#"{"method": "mtp", "num_speculative_tokens": 16}"#, "more than 15"),
+            (r#"{"method": "mtp", "prompt_lookup_min": 2}"#, "looks nothing up"),
         ] {
             let error = speculative_config(text).unwrap_err();
             assert!(error.contains(reason), "{text}: {error}");

@@ -20,7 +20,7 @@ const MEMORY_WAIT: Duration = Duration::from_secs(10);
 /// Computes steps until the router ends.
 pub(crate) fn run(args: ShardArgs) -> Result<()> {
     let ShardArgs { connect, rank, world_size, .. } = args;
-    let ShardMessage { model, draft_model, options, json_output } = ShardMessage::parse(&args.options)?;
+    let ShardMessage { model, draft_model, mtp, options, json_output } = ShardMessage::parse(&args.options)?;
     let address = address(&connect)?;
     let is_remote = matches!(address, RouterAddress::Tcp(_));
     match is_remote {
@@ -63,6 +63,7 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         };
         let open: OpenAdapter = Arc::new({
             let source = source.clone();
+            let overrides = overrides.clone();
             move |folder| Adapter::open(&source, &overrides, folder)
         });
         // The flags that change the configuration are about the model.
@@ -71,6 +72,11 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
             LoadFormat::Auto => families::load(&source, &Overrides::default()),
         });
         let draft_model = draft_model.transpose()?;
+        let draft_model = match (mtp, load_format) {
+            (false, _) => draft_model,
+            (true, LoadFormat::Dummy) => Some(families::load_dummy_mtp(&source, &overrides)?),
+            (true, LoadFormat::Auto) => Some(families::load_mtp(&source, &overrides)?),
+        };
         Ok(OpenedModel { model, open_adapter: Some(open), draft_model })
     };
     match millrace_shard::run(&placement, &options, Box::new(open)) {

@@ -35,4 +35,4 @@ pub use description::{
 pub use millrace_backend::KvFormat;
 pub use millrace_numbers::DType;
 pub use readable::{Bytes, Count, Operations};
-pub use shard_limits::{AdapterLimits, MAX_DRAFT_READ, ShardLimits};
+pub use shard_limits::{AdapterLimits, KEPT_STATES, MAX_DRAFT_READ, ShardLimits};

@@ -68,6 +68,10 @@ impl AdapterLimits {
 /// step takes much longer than the ones beside it.
 pub const MAX_DRAFT_READ: usize = 256;
 
+/// Number of states of a sequence that a head which predicts further tokens keeps until it reads
+/// them. A row with drafts has at most as many positions.
+pub const KEPT_STATES: usize = 16;
+
 impl ShardLimits {
     /// Returns the limits of the draft model with `positions` positions, for a model with these
     /// limits: it has the same sequences and blocks.
@@ -81,6 +85,13 @@ impl ShardLimits {
             adapters: AdapterLimits::NONE,
             ..self
         }
+    }
+
+    /// Returns the limits of a head that reads the states of a model with these limits: it reads
+    /// all tokens of a step.
+    #[must_use]
+    pub fn of_mtp_head(self) -> ShardLimits {
+        ShardLimits { state_checkpoints: 0, max_drafts: 0, adapters: AdapterLimits::NONE, ..self }
     }
 
     /// Returns the maximum number of positions of one step that need logits.

@@ -1,6 +1,7 @@
 //! The computation of one step: embedding, layers, head, and sampling.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use millrace_backend::{
     Backend, BegunStep, ComputedStep, Norm, OpenStep, SampleRow, ScoreRow, Scored, StepInput,
@@ -10,6 +11,7 @@ use super::group::RankGroup;
 use super::host_layers::HostForward;
 use super::layer_stack::LayerStack;
 use super::narrow_embedding::NarrowEmbedding;
+use super::states_input::StatesInput;
 use super::step_context::StepContext;
 use super::token_types::SecondType;
 use super::workspace::HiddenStates;
@@ -18,7 +20,7 @@ use crate::Error;
 /// The embedding, the layers and the head of a model, and every buffer that a step needs.
 pub(super) struct ForwardPass<B: Backend> {
     /// `[vocab_rows, width]`; none on a rank of a pipeline that has only layers.
-    pub(super) embedding: Option<B::Matrix>,
+    pub(super) embedding: Option<Arc<B::Matrix>>,
     /// The projection of embeddings that are not as wide as the residual stream.
     pub(super) embedding_projection: Option<NarrowEmbedding<B>>,
     /// The token of the embedding's first row.
@@ -30,6 +32,8 @@ pub(super) struct ForwardPass<B: Backend> {
     pub(super) positions: Option<B::Matrix>,
     /// The numbers that tokens of the second type get in addition.
     pub(super) second_type: Option<SecondType<B>>,
+    /// The input beside the embedding, if the decoder is a head that reads the states of a model.
+    pub(super) states_input: Option<StatesInput<B>>,
     /// The first layers of the model, if the host computes them.
     pub(super) host_layers: Option<HostForward<B>>,
     /// The layers that the device computes: all others, or this rank's in a pipeline.
@@ -46,7 +50,7 @@ pub(super) struct Head<B: Backend> {
     /// The projection of states to the width of the head, if that is another.
     pub(super) projection: Option<NarrowEmbedding<B>>,
     /// `[vocab_rows, width]`; none if the head is the embedding.
-    pub(super) matrix: Option<B::Matrix>,
+    pub(super) matrix: Option<Arc<B::Matrix>>,
     /// `[vocab_rows]`
     pub(super) bias: Option<B::Vector>,
     /// Factor on the logits.
@@ -86,9 +90,12 @@ impl<B: Backend> ForwardPass<B> {
             let factor = self.embedding_factor;
             match embedding_projection {
                 None => backend.embed(step, embedding, *first_row, factor, residual)?, // [n, hidden]
-                Some(narrow) => narrow.embed(backend, step, (embedding, *first_row), factor, residual)?,
+                Some(narrow) => narrow.embed(backend, step, (&**embedding, *first_row), factor, residual)?,
             }
             group.all_reduce(backend, n, residual)?;
+        }
+        if let Some(input) = &mut self.states_input {
+            input.add(backend, n, residual, normed)?;
         }
         if let Some(table) = &self.positions {
             backend.embed_positions(step, table, normed)?;

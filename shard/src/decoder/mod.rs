@@ -22,6 +22,7 @@ mod projection;
 mod recurrent;
 mod residual;
 mod softmax;
+mod states_input;
 mod step_context;
 mod token_types;
 mod weight_loader;
@@ -41,7 +42,7 @@ pub use adapters::RankAdapter;
 pub use collective::Collective;
 pub use host_layers::HostLayers;
 pub use packed_adapter::PackedAdapter;
-pub use weights::{ModelPart, Weights};
+pub use weights::{Ends, ModelPart, Weights};
 
 use crate::Error;
 use forward::{ForwardPass, Head};
@@ -49,6 +50,7 @@ use group::RankGroup;
 use layer_stack::{LayerStack, StackWeights};
 use narrow_embedding::NarrowEmbedding;
 use per_layer::LayerInputs;
+use states_input::StatesInput;
 use token_types::SecondType;
 use workspace::HiddenStates;
 
@@ -120,6 +122,7 @@ impl<B: Backend> Decoder<B> {
             embedding_norm,
             positions,
             second_type,
+            states_input,
             per_layer,
             ropes,
             query_scale,
@@ -145,6 +148,7 @@ impl<B: Backend> Decoder<B> {
         }
         let second_type =
             second_type.map(|row| SecondType::new(backend, &row, limits.max_step_tokens)).transpose()?;
+        let states_input = states_input.map(|weights| StatesInput::new(backend, &spec, weights, limits));
         let projected = |matrix: Option<B::Matrix>, rows| {
             matrix.map(|matrix| NarrowEmbedding::new(backend, &spec, matrix, rows)).transpose()
         };
@@ -156,6 +160,7 @@ impl<B: Backend> Decoder<B> {
             embedding_norm,
             positions,
             second_type,
+            states_input: states_input.transpose()?,
             host_layers: None,
             layers: stack,
             pipeline_norm,
@@ -293,6 +298,30 @@ impl<B: Backend> Decoder<B> {
             rows.chunks_exact(hidden).for_each(&mut each);
             Ok(())
         })
+    }
+
+    /// Returns the states of the last step after the final norm, `[tokens, hidden]`, until the next
+    /// step begins.
+    pub fn last_states(&self) -> &B::Buf {
+        &self.forward.states.normed
+    }
+
+    /// Copies `n` of `states`, `[_, hidden]`, from row `from` on, to the states that a head reads
+    /// in the next step, from that of token `to` on.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn set_states(
+        &mut self,
+        backend: &B,
+        (states, from): (&B::Buf, usize),
+        n: usize,
+        to: usize,
+    ) -> Result<(), Error> {
+        if let Some(input) = &mut self.forward.states_input {
+            backend.copy_rows(states, from, n, &mut input.states, to)?;
+        }
+        Ok(())
     }
 
     /// Checks whether all ranks have taken part in the steps so far. A device that has computed a

@@ -1,6 +1,7 @@
 //! The loading of a model's weights into device memory.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::vec::IntoIter;
 
 use bytes::Bytes;
@@ -17,6 +18,7 @@ use millrace_numbers::{DType, HostTensor, Part};
 use super::per_layer::{LayerInputWeights, PerLayerWeights};
 use super::projection::Projection;
 use super::recurrent::{LowRankWeights, RateWeights, RecurrentWeights};
+use super::states_input::StatesInputWeights;
 use super::weights::{
     AttentionWeights, DenseWeights, ExpertNorms, ExpertsWeights, LatentWeights, LayerWeights, MlpWeights,
     ModelPart, SharedWeights, SoftmaxWeights, Weights,
@@ -48,7 +50,9 @@ impl<B: Backend> Weights<B> {
         let slots = (spec, part.slots(true));
         let mut loader = WeightLoader::new(backend, slots, source, storage.into(), progress);
         let has_ends = spec.has_ends();
-        let embedding = has_ends.then(|| loader.embedding()).transpose()?;
+        // A head that reads the states of a model has the model's embedding and head.
+        let has_own_ends = has_ends && !spec.reads_states;
+        let embedding = has_own_ends.then(|| loader.embedding()).transpose()?;
         let is_narrow = has_ends && spec.embedding.width.is_some();
         let embedding_projection =
             is_narrow.then(|| loader.matrix(WeightSlot::EmbeddingProjection)).transpose()?;
@@ -63,6 +67,7 @@ impl<B: Backend> Weights<B> {
         let second_type = has_second_type.then(|| loader.second_type()).transpose()?;
         let has_per_layer = has_ends && spec.per_layer.is_some();
         let per_layer = has_per_layer.then(|| loader.per_layer()).transpose()?;
+        let states_input = spec.reads_states.then(|| loader.states_input()).transpose()?;
         let layers = loader.layers(part.layers.clone())?;
         let final_norm = loader.norm_if(
             has_ends && spec.has_final_norm(),
@@ -70,17 +75,18 @@ impl<B: Backend> Weights<B> {
             Some(WeightSlot::FinalNormBias),
         )?;
         let head_projection = is_narrow.then(|| loader.matrix(WeightSlot::HeadProjection)).transpose()?;
-        let has_head = has_ends && !spec.tied_head;
+        let has_head = has_own_ends && !spec.tied_head;
         let head = has_head.then(|| loader.matrix(WeightSlot::Head)).transpose()?;
         let head_bias = loader.bias(has_ends && spec.head.bias, WeightSlot::HeadBias)?;
         let bytes_read = loader.read;
         Ok(Weights {
-            embedding,
+            embedding: embedding.map(Arc::new),
             embedding_projection,
             embedding_factor,
             embedding_norm,
             positions: learned,
             second_type,
+            states_input,
             per_layer,
             ropes: ropes(backend, spec, positions)?,
             query_scale: query_scale(backend, spec, positions)?,
@@ -88,7 +94,7 @@ impl<B: Backend> Weights<B> {
             layers,
             final_norm,
             head_projection,
-            head,
+            head: head.map(Arc::new),
             head_bias,
             bytes_read,
         })
@@ -479,6 +485,16 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
             gate: self.matrix(at(LayerSlot::InputGate))?,
             projection: self.matrix(at(LayerSlot::InputProjection))?,
             norm: self.norm(at(LayerSlot::InputNorm), None)?,
+        })
+    }
+
+    /// Loads the weights by which a head reads the states of a model.
+    fn states_input(&mut self) -> Result<StatesInputWeights<B>, Error> {
+        Ok(StatesInputWeights {
+            token_norm: self.norm(WeightSlot::TokenNorm, None)?,
+            token_projection: self.matrix(WeightSlot::TokenProjection)?,
+            state_norm: self.norm(WeightSlot::StateNorm, None)?,
+            state_projection: self.matrix(WeightSlot::StateProjection)?,
         })
     }
 

@@ -1,6 +1,7 @@
 //! The weights of a model in device memory.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::vec::IntoIter;
 
 use millrace_backend::{Activation, Backend, HeadNorm, Norm, RopeSpec};
@@ -9,12 +10,13 @@ use millrace_model::{DecoderSpec, WeightSlot};
 use super::per_layer::{LayerInputWeights, PerLayerWeights};
 use super::projection::Projection;
 use super::recurrent::RecurrentWeights;
+use super::states_input::StatesInputWeights;
 
 /// All constants of a decoder in device memory.
 pub struct Weights<B: Backend> {
     /// `[vocab_rows, width]`, where most embeddings are as wide as the residual stream; none on a
     /// rank of a pipeline that has only layers, which has none of the weights outside of layers.
-    pub(super) embedding: Option<B::Matrix>,
+    pub(super) embedding: Option<Arc<B::Matrix>>,
     /// The projection of embeddings of another width, `[hidden, width]`.
     pub(super) embedding_projection: Option<B::Matrix>,
     /// Factor on the embedding.
@@ -24,6 +26,8 @@ pub struct Weights<B: Backend> {
     /// The numbers that tokens of the second type get in addition, `[hidden]`. They stay on the
     /// host until a decoder makes a row of them for each token of a step.
     pub(super) second_type: Option<Vec<f32>>,
+    /// The weights by which a head reads the states of a model.
+    pub(super) states_input: Option<StatesInputWeights<B>>,
     pub(super) per_layer: Option<PerLayerWeights<B>>,
     pub(super) ropes: Vec<RopeSpec<B::Vector>>,
     pub(super) query_scale: Option<B::Vector>, // [positions]
@@ -33,7 +37,7 @@ pub struct Weights<B: Backend> {
     pub(super) final_norm: Option<Norm<B::Vector>>, // [hidden]
     /// The projection of states to the width of embeddings, `[width, hidden]`.
     pub(super) head_projection: Option<B::Matrix>,
-    pub(super) head: Option<B::Matrix>, // [vocab_rows, width]; none if the head is the embedding
+    pub(super) head: Option<Arc<B::Matrix>>, // [vocab_rows, width]; none if the head is the embedding
     pub(super) head_bias: Option<B::Vector>, // [vocab_rows]
     pub(super) bytes_read: usize,
 }
@@ -145,6 +149,23 @@ impl<B: Backend> Weights<B> {
     pub fn bytes_read(&self) -> usize {
         self.bytes_read
     }
+
+    /// Returns the embedding and the head, for a head that reads the states of the model.
+    pub fn ends(&self) -> Ends<B> {
+        Ends { embedding: self.embedding.clone(), head: self.head.clone() }
+    }
+
+    /// Sets the embedding and the head, which are those of another decoder.
+    #[must_use]
+    pub fn with_ends(self, Ends { embedding, head }: Ends<B>) -> Self {
+        Weights { embedding, head, ..self }
+    }
+}
+
+/// The embedding and the head of a model, which several decoders may share.
+pub struct Ends<B: Backend> {
+    embedding: Option<Arc<B::Matrix>>,
+    head: Option<Arc<B::Matrix>>,
 }
 
 /// A model of which a device computes some layers.

@@ -14,7 +14,7 @@ use millrace_proto::{Loading, MemoryItem, Phase, PromptHandling, Ready, Rendezvo
 use crate::Error;
 use crate::classifier::Classifier;
 use crate::collective::{self, Deadlines};
-use crate::decoder::{Collective, Decoder, HostLayers, ModelPart, Weights};
+use crate::decoder::{Collective, Decoder, Ends, HostLayers, ModelPart, Weights};
 use crate::disk_cache::{CacheIdentity, DiskCache, INDEX_BYTES, OpenedCache};
 use crate::draft_model::{DraftModel, DraftTimes, LoadedDraft, UnloadedDraft};
 use crate::options::{AdapterOptions, DiskCacheOptions, PreviousPool, RankPlacement, ShardOptions};
@@ -121,8 +121,11 @@ pub(crate) fn start<P: Platform>(
     let mut request = plan_request::<P>(placement, options, storage, free);
     request.adapters = adapter_limits;
     let draft_model = draft_model.filter(|_| options.max_drafts > 0 && no_drafts.is_none());
-    let draft_model = draft_model
-        .map(|draft| UnloadedDraft::new(draft, world_size, options.dtype, options.quantize, &backend));
+    let draft_model = draft_model.map(|draft| {
+        // A head computes in the type of the states that it reads.
+        let dtype = if draft.spec.reads_states { Some(dtype) } else { options.dtype };
+        UnloadedDraft::new(draft, world_size, dtype, options.quantize, &backend)
+    });
     let draft_model = draft_model.transpose()?;
     request.draft_model = draft_model.as_ref().map(|draft| draft.request.clone());
     if no_drafts.is_some() {
@@ -142,7 +145,8 @@ pub(crate) fn start<P: Platform>(
     let host_layers = start.load_host_layers(host, &*source, &plan)?;
     source.verify()?;
     let drafted_by = draft_model.as_ref().map(UnloadedDraft::describe).unwrap_or_default();
-    let draft_model = draft_model.map(|draft| start.load_draft_model(draft, &plan)).transpose()?;
+    let draft_model =
+        draft_model.map(|draft| start.load_draft_model(draft, &plan, weights.ends())).transpose()?;
     timer.end("load weights");
     let pools = weights.reserve_adapters(&backend, &spec, adapter_limits, dtype)?;
     let split = if options.pipeline { Split::WHOLE } else { Split { rank, world_size } };
@@ -407,16 +411,19 @@ impl<P: Platform> Start<'_, P> {
         &self,
         draft: UnloadedDraft,
         plan: &MemoryPlan,
+        ends: Ends<P::Backend>,
     ) -> Result<LoadedDraft<P::Backend>, Error> {
-        let UnloadedDraft { request: DraftRequest { spec, weights: storage }, source } = draft;
+        let UnloadedDraft { request, source } = draft;
+        let limits = request.limits(&plan.limits);
+        let DraftRequest { spec, weights: storage } = request;
         let total = memory_plan::weight_bytes(&spec, &storage, self.backend);
-        let limits = plan.limits.of_draft_model(spec.max_positions);
         let weights = self.with_weight_cache((&spec, &storage, Split::WHOLE), &*source, || {
             let mut progress = |done| report(self.router, "loading the draft model", done, total);
             let (storage, positions) = (storage.clone(), limits.max_sequence_tokens);
             Weights::load(self.backend, &spec, &*source, storage, positions, &mut progress)
         })?;
         source.verify()?;
+        let weights = if spec.reads_states { weights.with_ends(ends) } else { weights };
         Ok(LoadedDraft { spec, weights, limits })
     }
 

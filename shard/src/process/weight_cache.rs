@@ -38,7 +38,9 @@ impl WeightLabel {
             return Ok(None);
         }
         let Split { rank, world_size } = split;
-        let subject = format!("{}\n{storage:?}\nrank {rank} of {world_size}", source.place());
+        // The files of a model may hold a head of its own as well.
+        let of = if spec.reads_states { "head, " } else { "" };
+        let subject = format!("{}\n{storage:?}\n{of}rank {rank} of {world_size}", source.place());
         let mut version = format!("{files}\n{spec:?}\n{}\n", program());
         for slot in spec.slots() {
             for part in source.parts(slot)? {

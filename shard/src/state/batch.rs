@@ -24,6 +24,8 @@ pub struct Batch {
     pub(super) rows: Vec<BatchRow>,
     /// The work of the draft model before the step, first the rows that read one token and guess.
     pub(super) draft_rows: Vec<DraftRow>,
+    /// The states of the step that a head reads or keeps.
+    pub(super) step_states: Vec<StepStates>,
     /// The slots of rows that were to have drafts of the draft model and have none.
     pub(super) undrafted: Vec<u32>,
     /// The places of the tokens that the step samples, in the order of the outputs.
@@ -80,8 +82,35 @@ pub(super) struct DraftRow {
     pub(super) read: Range<usize>,
     /// Number of tokens that it guesses after them.
     pub(super) drafts: usize,
+    /// Number of positions from one that is read to its token: a head reads the token after each
+    /// position.
+    pub(super) ahead: usize,
     /// Index of the first guess among the step's tokens.
     pub(super) at: usize,
+}
+
+/// The states of a row that a head reads or keeps after the step.
+#[derive(Debug, Clone)]
+pub struct StepStates {
+    /// The sequence's slot.
+    pub slot: usize,
+    /// Index of the first state among the step's tokens.
+    pub at: usize,
+    /// The positions of the states. Those after wrong drafts are among them.
+    pub positions: Range<usize>,
+    /// Number of the first of them that are read at once. The others are kept.
+    pub read: usize,
+}
+
+/// The states that a head reads in a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PassStates {
+    /// Those of the model that were kept for the positions.
+    Kept,
+    /// The head's own last one of the sequence.
+    Own,
+    /// Those of the step's tokens from this index on.
+    OfStep(usize),
 }
 
 /// A row of a pass of the draft model.
@@ -89,6 +118,8 @@ pub(super) struct DraftRow {
 pub struct DraftPassRow<'a> {
     /// The row.
     pub row: SeqRow<'a>,
+    /// The states that a head reads.
+    pub states: PassStates,
     /// The tokens that it reads.
     pub tokens: &'a [u32],
     /// How the token after them is guessed, if it is: as the model samples it, so that both get the
@@ -138,6 +169,7 @@ impl Batch {
             saved_states: Vec::with_capacity(limits.max_sequences),
             rows: Vec::with_capacity(limits.max_sequences),
             draft_rows: Vec::new(),
+            step_states: Vec::new(),
             undrafted: Vec::new(),
             expected: Vec::with_capacity(limits.max_outputs()),
             refused: Vec::new(),
@@ -169,6 +201,11 @@ impl Batch {
         passes.max().unwrap_or(0)
     }
 
+    /// Returns the states of the step that a head reads or keeps.
+    pub fn step_states(&self) -> &[StepStates] {
+        &self.step_states
+    }
+
     /// Returns the slots of rows that were to have drafts of the draft model and have none.
     pub fn undrafted(&self) -> &[u32] {
         &self.undrafted
@@ -192,6 +229,7 @@ impl Batch {
         self.saved_states.clear();
         self.rows.clear();
         self.draft_rows.clear();
+        self.step_states.clear();
         self.undrafted.clear();
         self.expected.clear();
         self.refused.clear();

@@ -284,3 +284,80 @@ fn a_draft_model_guesses_within_its_positions_and_the_tokens_of_the_model() {
     let many = Err(StepError::TooManyDrafts { limit: 4 });
     assert_eq!(Drafted::with_draft_model(100).rows(vec![guessed(3, 5)]), many);
 }
+
+impl Drafted {
+    /// A table with a head of so many positions, which reads states.
+    fn with_head(positions: usize) -> Self {
+        let mut drafted = Drafted::new();
+        drafted.table.accept_head_drafts(positions);
+        drafted
+    }
+
+    /// The tokens that a head reads in a pass, with the position of the state before the first one
+    /// and whether it guesses the token after them.
+    fn states_read(&self, pass: usize) -> Vec<(usize, Vec<u32>, bool)> {
+        let states = if pass == 0 { PassStates::Kept } else { PassStates::Own };
+        assert!(self.table.draft_pass(&self.batch, pass).all(|of| of.states == states));
+        self.pass(pass)
+    }
+}
+
+#[test]
+fn a_head_reads_each_state_with_the_token_after_it() {
+    let mut state = Drafted::with_head(100);
+    // With the prompt it reads all states but the last one, whose next token is not known.
+    assert_eq!(state.rows(vec![row(0, 0, 4, &[], true)]), Ok(()));
+    let read: Vec<_> = state.table.step_pass(&state.batch).map(|of| (of.row.start, of.tokens)).collect();
+    assert_eq!((read, state.pass(0)), (vec![(0, &[2, 3, 4][..])], vec![]));
+    let [kept] = state.batch.step_states() else { panic!("one row") };
+    assert_eq!((kept.slot, kept.at, kept.positions.clone(), kept.read), (0, 0, 0..4, 3));
+    assert_eq!(state.answer(&[5]), [5]);
+
+    // The guess is the token after the one that it reads.
+    state.rows(vec![guessed(4, 2)]).unwrap();
+    assert_eq!((state.states_read(0), state.batch.draft_passes()), (vec![(3, vec![5], true)], 2));
+    state.guess(&[6]);
+    assert_eq!(state.states_read(1), [(4, vec![6], true)]);
+    let known: Vec<_> = state.table.draft_pass(&state.batch, 1).filter_map(|of| of.sample).collect();
+    assert_eq!(known[0].tokens, [1, 2, 3, 4, 5, 6]);
+    state.table.set_drafts(&mut state.batch, 1, [7].into_iter());
+    assert_eq!((&state.batch.tokens[..], &state.batch.outputs[..]), (&[5, 6, 7][..], &[0, 1, 2][..]));
+    assert_eq!(state.table.step_pass(&state.batch).count(), 0);
+    // The first guess is right. The states of its position and the one before are read now, and
+    // that after the wrong guess is not.
+    assert_eq!(state.answer(&[6, 9, 9]), [6, 9]);
+    state.rows(vec![guessed(6, 1)]).unwrap();
+    assert_eq!(state.states_read(0), [(4, vec![6, 9], true)]);
+    state.guess(&[8]);
+    assert_eq!(state.answer(&[7, 7]), [7]);
+    // Without a guess, states are kept until the next one.
+    state.rows(vec![row(0, 7, 1, &[], true)]).unwrap();
+    assert_eq!((state.pass(0), state.answer(&[3])), (vec![], vec![3]));
+    state.rows(vec![guessed(8, 1)]).unwrap();
+    assert_eq!(state.states_read(0), [(6, vec![7, 3], true)]);
+}
+
+#[test]
+fn a_head_without_states_does_not_guess() {
+    let mut state = Drafted::with_head(5);
+    // The states of the prompt were computed for another sequence.
+    assert_eq!(state.rows(vec![guessed(3, 1)]), Ok(()));
+    assert_eq!((state.pass(0), state.batch.undrafted()), (vec![], &[0][..]));
+    assert_eq!(state.answer(&[5]), [5]);
+    state.rows(vec![guessed(4, 1)]).unwrap();
+    assert_eq!(state.states_read(0), [(3, vec![5], true)]);
+    state.guess(&[6]);
+    assert_eq!(state.answer(&[6, 7]), [6, 7]);
+    // There are too few positions.
+    state.rows(vec![guessed(6, 1)]).unwrap();
+    assert_eq!((state.batch.draft_passes(), state.batch.undrafted()), (0, &[0][..]));
+    // Another sequence has the slot.
+    let mut state = Drafted::with_head(100);
+    state.rows(vec![guessed(3, 1)]).unwrap();
+    state.answer(&[5]);
+    let admit = vec![Admission { prompt_len: 4, ..admission(0, &[1, 2, 3, 4, 5]) }];
+    let rows = vec![Row { model_drafts: 1, ..row(0, 4, 1, &[0, 1], true) }];
+    let step = Step { release: vec![0], admit, rows, ..Step::default() };
+    state.table.apply(&step, &mut state.batch).unwrap();
+    assert_eq!((state.pass(0), state.batch.undrafted()), (vec![], &[0][..]));
+}

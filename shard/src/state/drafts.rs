@@ -2,10 +2,11 @@
 
 use millrace_backend::{SampleRow, SeqRow};
 use millrace_model::ShardLimits;
-use millrace_proto::Row;
+use millrace_proto::{Pooling, Row};
 
-use super::batch::{Batch, DraftPassRow, DraftRow};
+use super::batch::{Batch, DraftPassRow, DraftRow, PassStates, StepStates};
 use super::draft_reads::DraftReads;
+use super::kept_states::{KeptStates, RowStates};
 use super::{SequenceSlot, SlotTable, StepError, UNKNOWN};
 
 impl SlotTable {
@@ -16,6 +17,12 @@ impl SlotTable {
         self.draft_reads = Some(DraftReads::new(&self.limits, positions, most));
     }
 
+    /// Accepts rows for which a head of `positions` positions guesses tokens, from now on. It reads
+    /// the states of the model.
+    pub fn accept_head_drafts(&mut self, positions: usize) {
+        self.kept_states = Some(KeptStates::new(self.slots.len(), positions));
+    }
+
     /// Adds the drafts of a row that begins at `start` to its sequence, and returns their number.
     /// Those of the draft model have no values yet.
     pub(super) fn draft(&mut self, row: &Row, start: usize, batch: &mut Batch) -> usize {
@@ -23,6 +30,9 @@ impl SlotTable {
         let (slot, drafts) = (row.slot as usize, row.model_drafts as usize);
         let SequenceSlot { tokens, blocks, .. } = &mut slots[slot];
         tokens.extend_from_slice(&row.drafts);
+        if self.kept_states.is_some() {
+            return self.draft_by_head(row, start, batch);
+        }
         let Some(reads) = draft_reads else { return row.drafts.len() };
         reads.replace_from(start, blocks);
         if drafts == 0 {
@@ -35,9 +45,46 @@ impl SlotTable {
             batch.undrafted.push(row.slot);
         }
         let at = batch.tokens.len() + row.count as usize;
-        batch.draft_rows.extend(read.map(|read| DraftRow { slot, read, drafts, at }));
+        batch.draft_rows.extend(read.map(|read| DraftRow { slot, read, drafts, ahead: 0, at }));
         tokens.extend(std::iter::repeat_n(0, drafts));
         drafts
+    }
+
+    /// The same with a head that reads states.
+    fn draft_by_head(&mut self, row: &Row, start: usize, batch: &mut Batch) -> usize {
+        let SlotTable { slots, kept_states, .. } = self;
+        let slot = row.slot as usize;
+        let SequenceSlot { tokens, pooling, .. } = &mut slots[slot];
+        let Some(kept) = kept_states.as_mut().filter(|_| *pooling == Pooling::None) else { return 0 };
+        let mut drafts = row.model_drafts as usize;
+        if drafts > 0 && !kept.can_guess(slot, start, drafts) {
+            batch.undrafted.push(row.slot);
+            drafts = 0;
+        }
+        tokens.extend(std::iter::repeat_n(0, drafts));
+        let count = row.count as usize + row.drafts.len() + drafts;
+        let RowStates { before, with_step } = kept.note_row(slot, start, count, row.drafts.len() + drafts);
+        let first = batch.tokens.len();
+        if !before.is_empty() {
+            let at = first + row.count as usize;
+            batch.draft_rows.push(DraftRow { slot, read: before, drafts, ahead: 1, at });
+        }
+        let positions = start..start + count;
+        batch.step_states.push(StepStates { slot, at: first, positions, read: with_step });
+        row.drafts.len() + drafts
+    }
+
+    /// Returns the rows of the step that a head reads with the step.
+    pub fn step_pass<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = DraftPassRow<'a>> {
+        batch.step_states.iter().filter(|row| row.read > 0).map(|row| {
+            let StepStates { slot, at, ref positions, read } = *row;
+            let SequenceSlot { tokens, blocks, .. } = &self.slots[slot];
+            let read = positions.start..positions.start + read;
+            let blocks = &blocks[..read.end.div_ceil(self.limits.block_size)];
+            let tokens = &tokens[read.start + 1..read.end + 1];
+            let row = SeqRow::prefill(slot, read, blocks);
+            DraftPassRow { row, states: PassStates::OfStep(at), tokens, sample: None }
+        })
     }
 
     /// Returns the part of a pass of the draft model that each row of `batch` has, in the order of
@@ -45,7 +92,7 @@ impl SlotTable {
     /// guesses a token, in each later one it reads its last guess and guesses the next token.
     pub fn draft_pass<'a>(&'a self, batch: &'a Batch, pass: usize) -> impl Iterator<Item = DraftPassRow<'a>> {
         batch.draft_rows.iter().filter(move |row| pass == 0 || row.drafts > pass).map(move |row| {
-            let DraftRow { slot, ref read, drafts, .. } = *row;
+            let DraftRow { slot, ref read, drafts, ahead, .. } = *row;
             let SequenceSlot { tokens, blocks, sampling, prompt_len, .. } = &self.slots[slot];
             let read = if pass == 0 { read.clone() } else { read.end + pass - 1..read.end + pass };
             let blocks = &blocks[..read.end.div_ceil(self.limits.block_size)];
@@ -53,10 +100,12 @@ impl SlotTable {
                 true => SeqRow::decode(slot, read.start, blocks),
                 false => SeqRow::prefill(slot, read.clone(), blocks),
             };
-            let known = &tokens[..read.end];
+            let known = &tokens[..read.end + ahead];
             let sample =
                 SampleRow { params: sampling, tokens: known, prompt_len: *prompt_len, allowed: None };
-            DraftPassRow { row, tokens: &tokens[read], sample: (drafts > 0).then_some(sample) }
+            let states = if pass == 0 { PassStates::Kept } else { PassStates::Own };
+            let tokens = &tokens[read.start + ahead..read.end + ahead];
+            DraftPassRow { row, states, tokens, sample: (drafts > 0).then_some(sample) }
         })
     }
 
@@ -66,7 +115,7 @@ impl SlotTable {
         let Batch { draft_rows, tokens, .. } = batch;
         for (row, guess) in draft_rows.iter().filter(|row| row.drafts > pass).zip(guessed) {
             let token = if (guess as usize) < self.vocab { guess } else { 0 };
-            self.slots[row.slot].tokens[row.read.end + pass] = token;
+            self.slots[row.slot].tokens[row.read.end + row.ahead + pass] = token;
             tokens[row.at + pass] = token;
         }
     }

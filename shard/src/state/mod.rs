@@ -16,6 +16,7 @@ mod batch;
 mod draft_reads;
 mod drafts;
 mod error;
+mod kept_states;
 mod masks;
 mod sampling;
 
@@ -26,10 +27,11 @@ use millrace_model::{ClassifierKind, PrefixRule, ShardLimits};
 use millrace_proto::rules::{MAX_TOP_N, is_mask, mask_words};
 use millrace_proto::{Admission, Pooling, Row, Step};
 
-pub use batch::{Batch, DraftPassRow, PooledRow, Scoring};
+pub use batch::{Batch, DraftPassRow, PassStates, PooledRow, Scoring, StepStates};
 use batch::{BatchRow, ExpectedToken};
 use draft_reads::DraftReads;
 pub use error::StepError;
+use kept_states::KeptStates;
 
 /// The table of every sequence that the router has admitted, by slot.
 pub struct SlotTable {
@@ -54,6 +56,8 @@ pub struct SlotTable {
     adapters: Vec<Option<u32>>,
     /// The positions that the draft model has read, if there is one.
     draft_reads: Option<DraftReads>,
+    /// The positions whose states are kept for a head that guesses, if there is one.
+    kept_states: Option<KeptStates>,
 }
 
 /// The placeholder for a token that only the device knows so far.
@@ -137,6 +141,7 @@ impl SlotTable {
             checkpoints: vec![None; limits.state_checkpoints],
             adapters: vec![None; limits.adapters.count],
             draft_reads: None,
+            kept_states: None,
         }
     }
 
@@ -188,6 +193,9 @@ impl SlotTable {
         for admission in &step.admit {
             let admitted = self.admit(admission);
             self.unless_refused(admission.slot, admitted)?;
+            if let Some(kept) = &mut self.kept_states {
+                kept.forget(admission.slot as usize);
+            }
         }
         for row in &step.rows {
             let accepted = self.row(row, batch);
@@ -454,7 +462,7 @@ impl SlotTable {
 
     fn row(&mut self, row: &Row, batch: &mut Batch) -> Result<(), StepError> {
         let Row { slot, ref new_blocks, sample, ref allowed, score, mask_follows, save_state, .. } = *row;
-        if row.model_drafts > 0 && self.draft_reads.is_none() {
+        if row.model_drafts > 0 && self.draft_reads.is_none() && self.kept_states.is_none() {
             return Err(StepError::NoDraftModel { slot: row.slot });
         }
         let checkpoints = self.checkpoints.len();

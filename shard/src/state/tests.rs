@@ -1,5 +1,5 @@
 use millrace_backend::{KvFormat, StateCopy};
-use millrace_model::AdapterLimits;
+use millrace_model::{AdapterLimits, KEPT_STATES};
 use millrace_numbers::DType;
 use millrace_proto::Sampling;
 use proptest::prelude::*;
@@ -537,10 +537,19 @@ proptest! {
     /// No step panics, and every accepted step is safe for a device to compute. The test skips
     /// steps with errors, at which a shard would end, so that histories become long.
     #[test]
-    fn every_accepted_step_can_be_computed(history in prop::collection::vec(steps(), 1..20)) {
+    fn every_accepted_step_can_be_computed(
+        history in prop::collection::vec(steps(), 1..20),
+        has_head: bool,
+    ) {
         let mut f = Fixture::new();
         f.table.limits.max_drafts = 3;
-        f.table.accept_model_drafts(8, 3);
+        if has_head {
+            f.table.accept_head_drafts(8);
+        } else {
+            f.table.accept_model_drafts(8, 3);
+        }
+        // A head also reads the states of positions after which it cannot guess.
+        let readable = if has_head { LIMITS.max_sequence_tokens } else { 8 };
         let capacities = |t: &SlotTable| t.slots.iter().map(|s| (s.tokens.capacity(), s.blocks.capacity(), s.allowed.capacity())).collect::<Vec<_>>();
         let at_start = capacities(&f.table);
         for step in history {
@@ -561,9 +570,17 @@ proptest! {
             for pass in 0..f.batch.draft_passes() {
                 for part in f.table.draft_pass(&f.batch, pass) {
                     prop_assert_eq!(part.row.count, part.tokens.len());
-                    prop_assert!(part.row.start + part.row.count <= 8);
+                    prop_assert!(part.row.start + part.row.count <= readable);
                     prop_assert!(part.row.blocks.len() * LIMITS.block_size >= part.row.start + part.row.count);
                 }
+            }
+            for part in f.table.step_pass(&f.batch) {
+                prop_assert_eq!(part.row.count, part.tokens.len());
+                prop_assert!(part.row.blocks.len() * LIMITS.block_size >= part.row.start + part.row.count);
+            }
+            for of in f.batch.step_states() {
+                prop_assert!(of.at + of.positions.len() <= tokens.len() && of.read < of.positions.len());
+                prop_assert!(of.positions.len() - of.read <= KEPT_STATES);
             }
             prop_assert!(f.batch.outputs.is_sorted_by(|a, b| a < b));
             prop_assert!(f.batch.outputs.iter().all(|o| (*o as usize) < tokens.len()));

@@ -163,6 +163,11 @@ pub(crate) fn check(name: &str, source: &Source) -> usize {
     compared
 }
 
+/// A CPU that rounds no activations.
+pub(crate) fn cpu_exact() -> Cpu {
+    cpu(Activations::Exact, None)
+}
+
 fn cpu(activations: Activations, isa: Option<Isa>) -> Cpu {
     Cpu::new(CpuOptions { threads: Some(2), activations, isa, cache: None, cores: Vec::new() }).unwrap()
 }

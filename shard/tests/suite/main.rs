@@ -23,6 +23,7 @@ mod host_layers;
 mod lifeline;
 #[cfg(unix)]
 mod masks;
+mod mtp;
 mod pipeline;
 mod quantize_at_load;
 mod quantize_checkpoint;

@@ -66,6 +66,7 @@ impl DecoderSpec {
             hidden,
             max_positions: usize::MAX,
             embedding: EmbeddingPlan::default(),
+            reads_states: false,
             norm: NormPlan::rms_before_branches(1e-5),
             residual: Residual::Sequential,
             branch_factor: 1.0,

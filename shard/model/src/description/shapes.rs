@@ -17,7 +17,7 @@ impl DecoderSpec {
     pub fn slots(&self) -> Vec<WeightSlot> {
         let bias = self.norm.has_bias();
         let before = [
-            (WeightSlot::Embedding, true),
+            (WeightSlot::Embedding, !self.reads_states),
             (WeightSlot::EmbeddingProjection, self.embedding.width.is_some()),
             (WeightSlot::EmbeddingNorm, self.embedding.norm),
             (WeightSlot::EmbeddingNormBias, self.embedding.norm && bias),
@@ -27,6 +27,10 @@ impl DecoderSpec {
             (WeightSlot::PerLayerProjection, self.per_layer.is_some()),
             (WeightSlot::PerLayerProjectionNorm, self.per_layer.is_some()),
             (WeightSlot::DistanceBias, self.distance_heads().is_some()),
+            (WeightSlot::TokenNorm, self.reads_states),
+            (WeightSlot::TokenProjection, self.reads_states),
+            (WeightSlot::StateNorm, self.reads_states),
+            (WeightSlot::StateProjection, self.reads_states),
         ];
         let has_final_norm = self.has_final_norm();
         let classifies =
@@ -35,7 +39,7 @@ impl DecoderSpec {
             (WeightSlot::FinalNorm, has_final_norm),
             (WeightSlot::FinalNormBias, has_final_norm && bias),
             (WeightSlot::HeadProjection, self.embedding.width.is_some()),
-            (WeightSlot::Head, !self.tied_head),
+            (WeightSlot::Head, !self.tied_head && !self.reads_states),
             (WeightSlot::HeadBias, self.head.bias),
             (WeightSlot::ClassifierDense, classifies(|_| true)),
             (WeightSlot::ClassifierDenseBias, classifies(ClassifierKind::has_dense_bias)),

@@ -35,6 +35,14 @@ pub enum WeightSlot {
     PerLayerProjectionNorm,
     /// The biases of scores by distance, which all layers share.
     DistanceBias,
+    /// The scale of the norm of a token's embedding, in a head that reads states.
+    TokenNorm,
+    /// The projection of the normalized embedding, in a head that reads states.
+    TokenProjection,
+    /// The scale of the norm of a state, in a head that reads states.
+    StateNorm,
+    /// The projection of the normalized state, in a head that reads states.
+    StateProjection,
     /// The scale of the norm before the head.
     FinalNorm,
     /// The bias of [`WeightSlot::FinalNorm`].
@@ -646,6 +654,11 @@ impl WeightSlot {
                 FeatureBlock::AllHeads,
                 &[("model.relative_attention_bias", DISTANCE_BUCKETS)],
             ),
+            WeightSlot::TokenNorm => WeightInfo::norm_scale(HIDDEN, &[("enorm", HIDDEN)]),
+            WeightSlot::TokenProjection | WeightSlot::StateProjection => {
+                WeightInfo::matrix(HIDDEN, hidden, &[("eh_proj", HIDDEN)]).may_quantize()
+            }
+            WeightSlot::StateNorm => WeightInfo::norm_scale(HIDDEN, &[("hnorm", HIDDEN)]),
             WeightSlot::FinalNorm => WeightInfo::norm_scale(HIDDEN, &[("model.norm", HIDDEN)]),
             WeightSlot::FinalNormBias => WeightInfo::bias(HIDDEN, &[("model.norm", HIDDEN)]),
             WeightSlot::HeadProjection => {
@@ -681,6 +694,16 @@ impl WeightSlot {
     /// Returns whether the weight holds matrices of single heads, which are multiplied one by one.
     pub const fn is_of_single_heads(self) -> bool {
         matches!(self, WeightSlot::Layer(_, LayerSlot::LatentUp))
+    }
+
+    /// Returns the part of a stored row that is a row of the weight, as its number among so many
+    /// equal parts. Most rows are stored alone.
+    pub const fn part_of_row(self) -> (usize, usize) {
+        match self {
+            WeightSlot::TokenProjection => (0, 2),
+            WeightSlot::StateProjection => (1, 2),
+            _ => (0, 1),
+        }
     }
 
     /// Returns the index of the layer that the weight belongs to.

@@ -33,6 +33,12 @@ pub struct DecoderSpec {
     pub max_positions: usize,
     /// The change of the embedding before the first layer.
     pub embedding: EmbeddingPlan,
+    /// Whether the decoder is a head that predicts the token after the next one (multi-token
+    /// prediction; DeepSeek-AI, "DeepSeek-V3 Technical Report"). With h the last state of a model
+    /// at a position after its final norm, and e the embedding of the next token, the first layer
+    /// reads `token_projection · norm(e) + state_projection · norm(h)`. Embedding and head are
+    /// those of the model.
+    pub reads_states: bool,
     /// The norms of all layers and of the head.
     pub norm: NormPlan,
     /// The way in which attention and MLP are added to the residual stream.

@@ -5,6 +5,7 @@ use millrace_backend::{Activation, KeySharing, RecurrentHeads};
 use super::config::Config;
 use super::decoder::{self, MAX_HEAD_DIM, MAX_WIDTH, NormTrait, Traits};
 use super::error::ConfigError;
+use super::mtp_place::MtpPlace;
 use super::names::{LLAMA, Names, QUERY_WITH_GATE};
 use crate::description::{
     Attention, DecoderSpec, FeatureBlock, HeadNormPlan, LayerSlot, ProjectionFactors, RecurrentLayer,
@@ -17,7 +18,7 @@ const MAX_HEADS: usize = 1 << 14;
 pub(super) const MAX_TAPS: usize = 1 << 6;
 
 /// The names of Qwen3.5's tensors.
-pub(super) const NAMES: Names = Names { tensors, ..LLAMA };
+pub(super) const NAMES: Names = Names { tensors, mtp: Some(MtpPlace::Module), ..LLAMA };
 
 pub(super) fn tensors(slot: WeightSlot) -> StoredTensors {
     match slot {

@@ -6,6 +6,7 @@ use super::decoder::{self, Traits};
 use super::error::ConfigError;
 use super::experts::{self, ExpertKeys};
 use super::family::Family;
+use super::mtp_place::MtpPlace;
 use super::names::{LLAMA, Names};
 use crate::description::{DecoderSpec, FeatureBlock, HeadNormPlan, LayerSlot, StoredTensors, WeightSlot};
 
@@ -13,7 +14,7 @@ pub(super) const FAMILY: Family = Family {
     model_type: "glm4_moe",
     architectures: &["Glm4MoeForCausalLM"],
     spec,
-    names: Names { tensors, has_later_layers: true, ..LLAMA },
+    names: Names { tensors, has_later_layers: true, mtp: Some(MtpPlace::LaterLayer), ..LLAMA },
 };
 
 fn tensors(slot: WeightSlot) -> StoredTensors {

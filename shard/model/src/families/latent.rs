@@ -3,6 +3,7 @@
 use super::config::Config;
 use super::decoder::{self, Keys, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH, Traits, USUAL_KEYS};
 use super::error::ConfigError;
+use super::mtp_place::MtpPlace;
 use super::names::{LLAMA, Names};
 use crate::description::{DecoderSpec, FeatureBlock, LatentPlan, LayerSlot, StoredTensors, WeightSlot};
 
@@ -10,7 +11,8 @@ use crate::description::{DecoderSpec, FeatureBlock, LatentPlan, LayerSlot, Store
 const NORM_EPS: f32 = 1e-6;
 
 /// The names of DeepSeek's tensors.
-pub(super) const NAMES: Names = Names { tensors, has_later_layers: true, ..LLAMA };
+pub(super) const NAMES: Names =
+    Names { tensors, has_later_layers: true, mtp: Some(MtpPlace::LaterLayer), ..LLAMA };
 
 fn tensors(slot: WeightSlot) -> StoredTensors {
     use FeatureBlock::{Gate, Hidden, Up};

@@ -159,7 +159,7 @@ pub(super) struct Description {
     pub(super) config: Config,
     pub(super) family: &'static Family,
     /// The names of the family, with what a converter has changed.
-    names: Names,
+    pub(super) names: Names,
     pub(super) spec: DecoderSpec,
     /// A warning for each contradiction in the configuration.
     warnings: Vec<String>,

@@ -6,6 +6,7 @@ use millrace_numbers::experts::ExpertRows;
 
 use super::config::Config;
 use super::error::ConfigError;
+use super::mtp_place::{self, MtpPlace};
 use crate::description::{
     DecoderSpec, FeatureBlock, LayerSlot, NormPlace, RecurrentSlot, StoredTensors, WeightKind, WeightSlot,
 };
@@ -37,6 +38,11 @@ pub(super) struct Names {
     pub(super) has_later_layers: bool,
     /// Parts of the names of tensors of layers that the decoder does not use. A warning names them.
     pub(super) left_out: &'static [&'static str],
+    /// The place of the head that predicts the token after the next one, if checkpoints may have
+    /// one.
+    pub(super) mtp: Option<MtpPlace>,
+    /// The number of the first layer of such a head, if these are the names of one.
+    pub(super) mtp_layer: Option<usize>,
 }
 
 /// The way in which a tensor with the weights of all experts stores them.
@@ -80,6 +86,8 @@ pub(super) const LLAMA: Names = Names {
     token_types: None,
     has_later_layers: false,
     left_out: &[],
+    mtp: None,
+    mtp_layer: None,
 };
 
 /// Beginnings of names, and what checkpoints have instead whose decoder is a part of a model with
@@ -208,7 +216,8 @@ impl Names {
         else {
             return Vec::new();
         };
-        let name = |part: &str| format!("{}{layer}.self_attn.{part}_b_proj.weight", self.layers);
+        let prefix = self.layer_prefix(layer);
+        let name = |part: &str| format!("{prefix}self_attn.{part}_b_proj.weight");
         let pieces = (0..heads).flat_map(|head| {
             let keys = Piece {
                 tensor: name("k"),
@@ -236,7 +245,8 @@ impl Names {
         pieces: &mut Vec<Piece>,
     ) {
         let info = slot.info();
-        let cols = info.inputs.map(|block| spec.block_len(slot, block));
+        let (_, parts) = slot.part_of_row();
+        let cols = info.inputs.map(|block| parts * spec.block_len(slot, block));
         let len = |blocks: &[FeatureBlock]| -> usize {
             blocks.iter().map(|&block| spec.block_len(slot, block)).sum()
         };
@@ -351,7 +361,7 @@ impl Names {
         };
         let ((rows, cols), experts) = (spec.shape(slot), spec.stacked_experts(slot));
         Some(Piece {
-            tensor: format!("{}{index}.mlp.experts.{name}", self.layers),
+            tensor: format!("{}mlp.experts.{name}", self.layer_prefix(index)),
             shape: vec![experts, rows / experts, cols],
             rows: 0..rows,
             order: StoredOrder::RowMajor,
@@ -407,10 +417,26 @@ impl Names {
             WeightKind::Bias => ".bias",
             WeightKind::Parameter => "",
         };
-        match slot.layer() {
-            Some(index) => format!("{}{index}.{name}{suffix}", self.layers),
-            None => format!("{name}{suffix}"),
+        match (slot.layer(), self.mtp.zip(self.mtp_layer)) {
+            (Some(index), _) => format!("{}{name}{suffix}", self.layer_prefix(index)),
+            (None, Some((MtpPlace::Module, _))) => {
+                format!("{}{}{suffix}", mtp_place::MODULE, mtp_place::name_in_module(slot, name))
+            }
+            (None, Some((MtpPlace::LaterLayer, _))) => {
+                format!("{}{}{suffix}", self.layer_prefix(0), mtp_place::name_in_layer(slot, name))
+            }
+            (None, None) => format!("{name}{suffix}"),
         }
+    }
+
+    /// Returns the prefix of the names of a layer's tensors.
+    fn layer_prefix(&self, index: usize) -> String {
+        format!("{}{}.", self.layers, self.mtp_layer.unwrap_or(0) + index)
+    }
+
+    /// Returns whether a tensor belongs to a module for the prediction of further tokens.
+    pub(super) fn is_of_mtp_module(&self, name: &str) -> bool {
+        self.mtp == Some(MtpPlace::Module) && name.starts_with(mtp_place::MODULE)
     }
 
     /// Returns the name of the tensor that stores the head, which a checkpoint with a tied head may

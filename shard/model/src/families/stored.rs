@@ -58,7 +58,10 @@ impl StoredWeights {
             used.insert(types.tensor);
         }
         used.extend(weights.unread_keys_and_values());
-        weights.check_unused(&used)?;
+        // Nothing but a part of the checkpoint is read for a head that predicts further tokens.
+        if names.mtp_layer.is_none() {
+            weights.check_unused(&used)?;
+        }
         Ok(weights)
     }
 
@@ -170,6 +173,7 @@ impl StoredWeights {
                 || MASKS.iter().any(|end| name.ends_with(end))
                 || self.is_needless(&name)
                 || self.is_of_later_layer(&name)
+                || self.names.is_of_mtp_module(&name)
             {
                 continue;
             }
@@ -218,18 +222,22 @@ impl StoredWeights {
     /// are loaded.
     pub(super) fn stored_parts(&self, slot: WeightSlot) -> Result<Vec<Part>, WeightError> {
         self.checkpoint.check_readable()?;
-        self.pieces(slot).into_iter().map(|piece| self.part(slot.is_vector(), piece)).collect()
+        self.pieces(slot).into_iter().map(|piece| self.part(slot, piece)).collect()
     }
 
     /// Returns the table of token types, if the model has one.
     pub(super) fn token_type_part(&self) -> Result<Option<Part>, WeightError> {
-        self.token_types().map(|types| self.part(false, types)).transpose()
+        self.token_types().map(|types| self.part(WeightSlot::Embedding, types)).transpose()
     }
 
-    fn part(&self, is_vector: bool, piece: Piece) -> Result<Part, WeightError> {
+    fn part(&self, slot: WeightSlot, piece: Piece) -> Result<Part, WeightError> {
         let tensor = self.tensor(&piece)?;
+        let (part, parts) = slot.part_of_row();
         // A vector is one row, whose elements are the output features.
-        let (rows, cols) = if is_vector { (0..1, piece.rows) } else { (piece.rows, 0..tensor.cols) };
+        let (rows, cols) = match slot.is_vector() {
+            true => (0..1, piece.rows),
+            false => (piece.rows, part * tensor.cols / parts..(part + 1) * tensor.cols / parts),
+        };
         Ok(Part { tensor, rows, cols })
     }
 
@@ -436,7 +444,7 @@ impl WeightSource for StoredWeights {
             if slot == WeightSlot::SecondType {
                 return Ok(Part::whole(second_row_minus_first(&self.tensor(&piece)?)));
             }
-            let mut part = self.part(slot.is_vector(), piece)?;
+            let mut part = self.part(slot, piece)?;
             if slot == WeightSlot::Head && self.spec.head.unit_rows {
                 part.tensor = with_unit_rows(&part.tensor);
             }

@@ -13,7 +13,7 @@ use millrace_numbers::{DType, Part, WeightFormat};
 use crate::adapters::adaptable;
 use crate::description::{AttentionHeads, DecoderSpec, HeadNormPlan, KeyChoice, WeightSlot, WeightStorage};
 use crate::step_sizes::{activation_elements, attention, products, routing_bytes, step_size};
-use crate::{AdapterLimits, ShardLimits};
+use crate::{AdapterLimits, KEPT_STATES, ShardLimits};
 
 pub use error::PlanError;
 pub use layer_split::{HostPlan, HostRequest, plan_split, with_layers};
@@ -76,8 +76,21 @@ pub struct DraftRequest {
 impl DraftRequest {
     /// Returns the memory of the draft model of a model with these limits, without the driver's.
     fn bytes(&self, limits: &ShardLimits, device: &impl Sizing) -> usize {
-        let limits = limits.of_draft_model(self.spec.max_positions);
-        footprint(&self.spec, self.weights.clone(), &limits, 1, device).on_device()
+        let of_draft = self.limits(limits);
+        let whole = footprint(&self.spec, self.weights.clone(), &of_draft, 1, device).on_device();
+        // The states of each sequence that the head keeps: those of the model, and the last of its
+        // own.
+        let kept = limits.max_sequences.saturating_mul((KEPT_STATES + 1) * self.spec.hidden);
+        let kept = if self.spec.reads_states { device.activation_bytes(kept) } else { 0 };
+        whole.saturating_add(kept)
+    }
+
+    /// Returns the limits of the draft model of a model with these limits.
+    pub fn limits(&self, limits: &ShardLimits) -> ShardLimits {
+        match self.spec.reads_states {
+            true => limits.of_mtp_head(),
+            false => limits.of_draft_model(self.spec.max_positions),
+        }
     }
 }
 

@@ -200,8 +200,9 @@ pub(crate) fn activation_elements(spec: &DecoderSpec, limits: &ShardLimits) -> u
     let of_layers = LayerBuffer::ACTIVATIONS.into_iter();
     let of_layers = of_layers.flat_map(|buffer| buffer.widths(&spec.layers, spec.hidden));
     // Beside the buffers of layers are the residual stream, its norm, the output of a branch, the
-    // rows that tokens of the second type get, and per-layer embeddings.
-    let states = 3 + usize::from(spec.embedding.has_second_type());
+    // rows that tokens of the second type get, the states that a head reads and their projection,
+    // and per-layer embeddings.
+    let states = 3 + usize::from(spec.embedding.has_second_type()) + 2 * usize::from(spec.reads_states);
     let others = spec.per_layer_columns().saturating_add(states * spec.hidden);
     let of_adapters = adapter_ranks(spec, limits.adapters).into_iter();
     let columns = of_layers.chain(of_adapters).fold(others, usize::saturating_add);

@@ -372,6 +372,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                 hidden,
                 max_positions: POSITIONS,
                 embedding,
+                reads_states: false,
                 norm,
                 residual,
                 branch_factor,
