@@ -63,7 +63,6 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         };
         let open: OpenAdapter = Arc::new({
             let source = source.clone();
-            let overrides = overrides.clone();
             move |folder| Adapter::open(&source, &overrides, folder)
         });
         // The flags that change the configuration are about the model.
