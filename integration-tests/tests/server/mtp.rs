@@ -74,6 +74,7 @@ fn guesses_of_a_head_change_no_token() {
             assert_same(&choices(&server), &wanted, &always);
         }
         let (drafts, right) = counts(&server);
+        server.wait_for_restarts(0);
         // The head was not fitted to these prompts.
         assert!(right > 0.0 && drafts > right, "{name}: {right} of {drafts}");
         if !["qwen3_5_text", "glm4_moe"].contains(&name) {
@@ -85,9 +86,32 @@ fn guesses_of_a_head_change_no_token() {
             &[],
         ] {
             let flags = [&always[..2], flags].concat();
-            assert_same(&choices(&golden.serve(&flags)), &wanted, &flags);
+            let server = golden.serve(&flags);
+            assert_same(&choices(&server), &wanted, &flags);
+            server.wait_for_restarts(0);
         }
     }
+}
+
+/// Nothing is guessed for an answer with a grammar, so that more states are kept than a step has
+/// tokens.
+#[test]
+fn states_are_read_together_where_nothing_is_guessed() {
+    let golden = Golden::with_head("glm4_moe");
+    let small = ["--max-batch-prefill-tokens", "4", "--max-batch-size", "5"];
+    let mtp = ["--speculative-config", &config(3), ALWAYS];
+    let body = json!({
+        "prompt": (5..30).collect::<Vec<u32>>(), "max_tokens": 40, "temperature": 0,
+        "structured_outputs": {"regex": "[!-z]{60}"},
+    });
+    let answer = |flags: &[&str]| {
+        let server = golden.serve(flags);
+        let answer = post(&server.url("/v1/completions"), &body);
+        assert_eq!(answer.body["usage"]["completion_tokens"], 40, "{}", answer.body);
+        server.wait_for_restarts(0);
+        answer.body["choices"].clone()
+    };
+    assert_eq!(answer(&[&mtp[..], &small].concat()), answer(&small));
 }
 
 #[test]

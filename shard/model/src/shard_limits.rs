@@ -91,7 +91,14 @@ impl ShardLimits {
     /// all tokens of a step.
     #[must_use]
     pub fn of_mtp_head(self) -> ShardLimits {
-        ShardLimits { state_checkpoints: 0, max_drafts: 0, adapters: AdapterLimits::NONE, ..self }
+        ShardLimits {
+            // The states of a sequence that were kept are read in one row.
+            max_step_tokens: self.max_step_tokens.max(KEPT_STATES),
+            state_checkpoints: 0,
+            max_drafts: 0,
+            adapters: AdapterLimits::NONE,
+            ..self
+        }
     }
 
     /// Returns the maximum number of positions of one step that need logits.

@@ -10,7 +10,7 @@ use super::dummy::DummyWeights;
 use super::error::{ConfigError, LoadError};
 use super::load::{self, Description};
 use super::mtp_place::MtpPlace;
-use super::names::Names;
+use super::names::{Names, Piece};
 use super::overrides::Overrides;
 use super::stored::StoredWeights;
 use super::{quantization, tied_head};
@@ -46,9 +46,12 @@ fn check_stored(
     spec: &DecoderSpec,
     checkpoint: &Checkpoint,
 ) -> Result<(), ConfigError> {
-    let first = names.pieces(spec, WeightSlot::TokenNorm).into_iter().map(|piece| piece.tensor);
-    match first.into_iter().find(|tensor| !checkpoint.contains(tensor)) {
-        Some(tensor) => Err(refusal(config, &format!("are not in this checkpoint, which has no {tensor}"))),
+    let exists = |name: &str| checkpoint.contains(name);
+    let first = names.pieces(spec, WeightSlot::TokenNorm);
+    match first.into_iter().find(|piece| !exists(&names.resolve(&piece.tensor, exists))) {
+        Some(Piece { tensor, .. }) => {
+            Err(refusal(config, &format!("are not in this checkpoint, which has no {tensor}")))
+        }
         None => Ok(()),
     }
 }
