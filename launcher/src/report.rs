@@ -15,6 +15,9 @@ impl Display for StartReport<'_> {
         if !self.0.quantize.is_empty() {
             write!(f, ", matrices of layers as {}", self.0.quantize)?;
         }
+        if !self.0.head.is_empty() {
+            write!(f, ", head as {}", self.0.head)?;
+        }
         writeln!(f, " on {device}")?;
         let bytes = |bytes: u64| Bytes(bytes as usize);
         if self.0.world_size > 1 {

@@ -507,6 +507,9 @@ pub struct Ready {
     pub draft_micros: u64,
     #[prost(uint64, tag = "41")]
     pub draft_read_nanos: u64,
+    /// The name of the format of the head; empty if it is not quantized.
+    #[prost(string, tag = "42")]
+    pub head: ::prost::alloc::string::String,
 }
 /// A slot of the disk cache that holds a block.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

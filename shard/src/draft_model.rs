@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use millrace_backend::{Backend, SampleRow, SampledRows, SamplingParams, SeqRow, StepInput};
 use millrace_model::memory_plan::DraftRequest;
 use millrace_model::{
-    Count, DecoderSpec, MAX_DRAFT_READ, Model, Quantize, ShardLimits, StorageError, WeightSource,
+    Count, DecoderSpec, MAX_DRAFT_READ, Model, QuantizeRequest, ShardLimits, StorageError, WeightSource,
     WeightStorage,
 };
 use millrace_numbers::DType;
@@ -49,7 +49,7 @@ impl UnloadedDraft {
         draft: Model,
         ranks: usize,
         dtype: Option<DType>,
-        quantize: Option<Quantize>,
+        quantize: QuantizeRequest,
         backend: &B,
     ) -> Result<Self, Error> {
         draft.warnings.log(dtype);
@@ -69,7 +69,9 @@ impl UnloadedDraft {
         let dtype = dtype.unwrap_or(draft.dtype);
         let weights = match WeightStorage::choose(dtype, quantize, &draft, backend) {
             // The flag is about the model, whose checkpoint may be quantized otherwise.
-            Err(StorageError::Quantize(_)) => WeightStorage::choose(dtype, None, &draft, backend)?,
+            Err(StorageError::Quantize(_)) => {
+                WeightStorage::choose(dtype, QuantizeRequest { layers: None, ..quantize }, &draft, backend)?
+            }
             chosen => chosen?,
         };
         let Model { spec, weights: source, .. } = draft;

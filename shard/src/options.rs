@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use millrace_backend::KvFormat;
-use millrace_model::Quantize;
+use millrace_model::{Quantize, QuantizeRequest};
 use millrace_numbers::DType;
 use millrace_proto::handshake::Secret;
 use serde::{Deserialize, Serialize};
@@ -193,6 +193,8 @@ pub struct ShardOptions {
     pub dtype: Option<DType>,
     /// Quantization of the matrices of the layers at load time.
     pub quantize: Option<Quantize>,
+    /// Whether the head is never quantized.
+    pub dense_head: bool,
     /// Whether the CPU multiplies activations in full precision instead of rounding them to bf16,
     /// or to bytes for weights that are integers.
     pub exact_activations: bool,
@@ -238,6 +240,13 @@ pub struct ShardOptions {
     pub threads: Option<usize>,
 }
 
+impl ShardOptions {
+    /// Returns the quantization that is asked for.
+    pub(crate) fn quantize_request(&self) -> QuantizeRequest {
+        QuantizeRequest { layers: self.quantize, dense_head: self.dense_head }
+    }
+}
+
 impl Default for ShardOptions {
     /// Returns the options of the only rank of a model on the CPU, with the server's defaults.
     fn default() -> Self {
@@ -252,6 +261,7 @@ impl Default for ShardOptions {
             collective_timeout: Duration::from_secs(30),
             dtype: None,
             quantize: None,
+            dense_head: false,
             exact_activations: false,
             weight_cache: None,
             disk_cache: None,
@@ -367,6 +377,7 @@ mod tests {
             collective_timeout: Duration::from_secs_f64(0.25),
             dtype: Some(DType::BF16),
             quantize: Some(Quantize::Fp8),
+            dense_head: true,
             exact_activations: true,
             weight_cache: Some(WeightCacheOptions { folder: "/var/cache/weights".into(), map: true }),
             disk_cache: Some(DiskCacheOptions {

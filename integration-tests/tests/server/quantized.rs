@@ -47,7 +47,8 @@ fn quantized_weights_score_close_to_16_bits() {
             .map(|shards| {
                 let flags = ["--dtype", "bfloat16", "--quantize", format, "--num-shard", shards];
                 let server = start_small_server("demo", "cpu", &flags);
-                server.wait_for_log(&format!("matrices of layers as {format} on"));
+                let head = if ["fp8", "nf4"].contains(&format) { "" } else { ", head as q8_0" };
+                server.wait_for_log(&format!("matrices of layers as {format}{head} on"));
                 scores(&server, &text)
             })
             .collect();
@@ -56,6 +57,10 @@ fn quantized_weights_score_close_to_16_bits() {
         println!("{format}: {one:.4} and {two:.4} from bfloat16, {between:.4} apart");
         assert!(one < bound && two < bound && between < bound, "{format}: {one} {two} {between}");
     }
+    let flags = ["--dtype", "bfloat16", "--quantize", "q8_0", "--dense-head"];
+    let server = start_small_server("demo", "cpu", &flags);
+    server.wait_for_log("matrices of layers as q8_0 on");
+    assert!(mean_distance(&scores(&server, &text), &want) < 0.01);
 }
 
 /// An int8 KV cache changes the logprobs of a text only slightly, with one shard and with two.

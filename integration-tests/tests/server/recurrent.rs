@@ -145,7 +145,7 @@ fn quantized_models_score_close_to_exact_ones() {
         assert!(want.len() + 1 == text.len() && want.iter().any(|logprob| *logprob < -1.0), "{want:?}");
         let distance = |format: &str| {
             let server = golden.serve(&["--quantize", format, "--activations", "exact"]);
-            server.wait_for_log(&format!("matrices of layers as {format} on"));
+            server.wait_for_log(&format!("matrices of layers as {format}"));
             let found = scores(&server, &text);
             let sum: f64 = found.iter().zip(&want).map(|(a, b)| (a - b).abs()).sum();
             sum / want.len() as f64

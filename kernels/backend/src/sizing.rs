@@ -73,6 +73,12 @@ pub trait Sizing {
         None
     }
 
+    /// Tells whether the device multiplies by a quantized head, also by one that is the embedding:
+    /// it then looks up the rows of the embedding where they are stored.
+    fn quantizes_heads(&self) -> bool {
+        false
+    }
+
     /// Returns the format in which the device keeps matrices of experts with these stored parts, as
     /// [`Sizing::stored_format`] does for other matrices.
     fn stored_expert_format(&self, parts: &[Part]) -> Option<WeightFormat> {

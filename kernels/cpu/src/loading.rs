@@ -37,6 +37,10 @@ impl Sizing for Cpu {
         exact_format(parts)
     }
 
+    fn quantizes_heads(&self) -> bool {
+        true
+    }
+
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize {
         if self.cache.maps() {
             return 0;

@@ -24,7 +24,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use millrace_model::families::{Overrides, RopeKind};
-use millrace_model::{DType, KvFormat, Quantize};
+use millrace_model::{DType, KvFormat, Quantize, QuantizeRequest};
 use millrace_router::engine::Schedule;
 use millrace_shard::{DeviceKind, NullOptions, WeightCacheOptions};
 use serde::{Deserialize, Serialize};
@@ -204,6 +204,12 @@ pub(crate) struct ModelArgs {
     #[arg(long, env = "QUANTIZE", value_name = "FORMAT", value_parser = quantize)]
     #[serde(skip)]
     pub(crate) quantize: Option<Quantize>,
+    /// Keep the head (the last matrix, which computes the logits) in the element type of the
+    /// weights. Without this flag, the CPU keeps it as a quantized checkpoint has it, or as q8_0
+    /// beside layers of integers
+    #[arg(long, env = "DENSE_HEAD")]
+    #[serde(skip)]
+    pub(crate) dense_head: bool,
     /// Inputs of matrix products on the CPU: `rounded` to what the instruction set multiplies
     /// fastest (bf16, or bytes for weights that are integers), or `exact`, which is several times
     /// as slow for integers
@@ -443,6 +449,11 @@ impl ModelArgs {
     /// Returns the element type of the weights, if it is not that of the checkpoint.
     pub(crate) fn dtype(&self) -> Option<DType> {
         self.dtype.and_then(DTypeArg::chosen)
+    }
+
+    /// Returns the quantization that is asked for.
+    pub(crate) fn quantize_request(&self) -> QuantizeRequest {
+        QuantizeRequest { layers: self.quantize, dense_head: self.dense_head }
     }
 
     /// Returns the format of the KV cache, if it is not that of the weights.

@@ -15,7 +15,7 @@ use crate::model;
 pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     let dtype = args.model.dtype();
     let kv_format = args.model.kv_format();
-    let quantize = args.model.quantize;
+    let quantize = args.model.quantize_request();
     let mut model = args.model.clone();
     let source = source(&mut model)?;
     let overrides = model.overrides();

@@ -7,7 +7,7 @@ use millrace_formats::{self as formats, Checkpoint, Source, TensorInfo};
 use millrace_numbers::DType;
 
 use crate::description::{
-    Attention, DecoderSpec, LayerSpec, Model, Quantize, StorageError, WeightSlot, WeightStorage,
+    Attention, DecoderSpec, LayerSpec, Model, QuantizeRequest, StorageError, WeightSlot, WeightStorage,
 };
 use crate::families::{self, LoadError, Overrides};
 use crate::memory_plan::{self, UnpaddedDevice};
@@ -64,7 +64,7 @@ impl Inspection {
     pub fn new(
         source: &Source,
         dtype: Option<DType>,
-        quantize: Option<Quantize>,
+        quantize: impl Into<QuantizeRequest>,
         kv_format: Option<KvFormat>,
         overrides: &Overrides,
     ) -> Result<Self, InspectError> {
@@ -84,7 +84,7 @@ impl Inspection {
     pub fn of_configuration(
         source: &Source,
         dtype: Option<DType>,
-        quantize: Option<Quantize>,
+        quantize: impl Into<QuantizeRequest>,
         kv_format: Option<KvFormat>,
         overrides: &Overrides,
     ) -> Result<Self, InspectError> {
@@ -96,7 +96,7 @@ impl Inspection {
         source: &Source,
         (model, checkpoint): (Model, Option<Checkpoint>),
         dtype: Option<DType>,
-        quantize: Option<Quantize>,
+        quantize: impl Into<QuantizeRequest>,
         kv_format: Option<KvFormat>,
     ) -> Result<Self, InspectError> {
         let matrix = model.spec.vocab * model.spec.hidden;
@@ -191,6 +191,9 @@ impl Display for Inspection {
         let mut kept = if stored == kept { stored.to_owned() } else { format!("{stored}, kept as {kept}") };
         if let Some(name) = self.storage.quantization() {
             kept += &format!(", matrices of layers as {name}");
+        }
+        if let Some(name) = self.storage.head_quantization(spec) {
+            kept += &format!(", head as {name}");
         }
         line("element type", kept)?;
         if let Some(replacement) = self.storage.replacement(spec) {
@@ -326,6 +329,7 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     use super::*;
+    use crate::description::Quantize;
 
     fn golden(name: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration-tests/golden").join(name)
@@ -334,7 +338,7 @@ mod tests {
     fn inspect(
         source: &Source,
         dtype: Option<DType>,
-        quantize: Option<Quantize>,
+        quantize: impl Into<QuantizeRequest>,
         kv_format: Option<KvFormat>,
     ) -> Inspection {
         Inspection::new(source, dtype, quantize, kv_format, &Overrides::default()).unwrap()
@@ -380,7 +384,9 @@ mod tests {
         let bytes = |quantize: Option<Quantize>| {
             let found = inspect(&demo, Some(DType::BF16), quantize, None);
             if let Some(quantize) = quantize {
-                let kept = format!("matrices of layers as {}\n", quantize.name());
+                let head =
+                    if [Quantize::Fp8, Quantize::Nf4].contains(&quantize) { "" } else { ", head as q8_0" };
+                let kept = format!("matrices of layers as {}{head}\n", quantize.name());
                 assert!(found.to_string().contains(&kept), "{found}");
             }
             found.weight_bytes()
@@ -397,10 +403,10 @@ mod tests {
     fn formats_that_do_not_fit_are_explained() {
         let source = Source::Directory(golden("mistral_sliding"));
         let text = inspect(&source, Some(DType::BF16), Some(Quantize::Q6K), None).to_string();
-        let line = "                --quantize q6_k: 2 of 8 matrices are kept as bfloat16, because 44 columns are \
+        let line = ", head as q8_0\n                --quantize q6_k: 2 of 8 matrices are kept as bfloat16, because 44 columns are \
                     not a multiple of 32; 6 of 8 matrices are kept as q8_0, because 32 columns are not a multiple \
                     of 256\n";
-        assert!(text.contains(&format!("matrices of layers as q6_k\n{line}")), "{text}");
+        assert!(text.contains(&format!("matrices of layers as q6_k{line}")), "{text}");
     }
 
     #[test]

@@ -28,9 +28,9 @@ pub use description::{
     DistanceHeads, EmbeddingPlan, ExpertsSpec, FeatureBlock, GateClamp, HeadNormPlan, HeadPlan, KeyChoice,
     LatentPlan, LayerSlot, LayerSpec, LearnedPositions, Mlp, Model, ModelWarnings, NormKind, NormPlace,
     NormPlan, PerLayerEmbedding, Positions, PrefixRule, ProjectionFactors, Quantize, QuantizeError,
-    QueryScale, RecurrentBlock, RecurrentLayer, RecurrentRule, RecurrentSlot, Residual, ResultPlan,
-    RopeScaling, RopeTable, SharedExpert, SlopeRule, StorageError, StoredTensors, TensorPlace, WeightError,
-    WeightInfo, WeightKind, WeightSlot, WeightSource, WeightStorage, take_parts,
+    QuantizeRequest, QueryScale, RecurrentBlock, RecurrentLayer, RecurrentRule, RecurrentSlot, Residual,
+    ResultPlan, RopeScaling, RopeTable, SharedExpert, SlopeRule, StorageError, StoredTensors, TensorPlace,
+    WeightError, WeightInfo, WeightKind, WeightSlot, WeightSource, WeightStorage, take_parts,
 };
 pub use millrace_backend::KvFormat;
 pub use millrace_numbers::DType;

@@ -52,7 +52,7 @@ impl<B: Backend> Weights<B> {
         let has_ends = spec.has_ends();
         // A head that reads the states of a model has the model's embedding and head.
         let has_own_ends = has_ends && !spec.reads_states;
-        let embedding = has_own_ends.then(|| loader.embedding()).transpose()?;
+        let (embedding, tied_head) = has_own_ends.then(|| loader.embedding()).transpose()?.unzip();
         let is_narrow = has_ends && spec.embedding.width.is_some();
         let embedding_projection =
             is_narrow.then(|| loader.matrix(WeightSlot::EmbeddingProjection)).transpose()?;
@@ -76,7 +76,7 @@ impl<B: Backend> Weights<B> {
         )?;
         let head_projection = is_narrow.then(|| loader.matrix(WeightSlot::HeadProjection)).transpose()?;
         let has_head = has_own_ends && !spec.tied_head;
-        let head = has_head.then(|| loader.matrix(WeightSlot::Head)).transpose()?;
+        let head = has_head.then(|| loader.matrix(WeightSlot::Head)).transpose()?.or(tied_head.flatten());
         let head_bias = loader.bias(has_ends && spec.head.bias, WeightSlot::HeadBias)?;
         let bytes_read = loader.read;
         Ok(Weights {
@@ -528,12 +528,16 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
 
     fn matrix(&mut self, slot: WeightSlot) -> Result<B::Matrix, Error> {
         let parts = self.parts(slot)?;
+        self.matrix_of(slot, &parts)
+    }
+
+    fn matrix_of(&mut self, slot: WeightSlot, parts: &[Part]) -> Result<B::Matrix, Error> {
         let (rows, cols) = self.spec.shape(slot);
         let format = self.storage.matrix(slot, cols);
         let matrix = self
             .backend
-            .matrix(&[Segment::new(&parts, format)])
-            .map_err(|source| self.matrix_error(slot, &parts, source))?;
+            .matrix(&[Segment::new(parts, format)])
+            .map_err(|source| self.matrix_error(slot, parts, source))?;
         self.advance(self.backend.matrix_bytes(rows, cols, format))?;
         Ok(matrix)
     }
@@ -552,20 +556,31 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
         Error::Matrix { slot, source }
     }
 
-    /// Loads the embedding: as a matrix if it is also the head, and otherwise as rows to look up.
-    fn embedding(&mut self) -> Result<B::Matrix, Error> {
+    /// Loads the embedding: as a matrix if it is also the head, and otherwise as rows to look up. A
+    /// quantized head is a matrix beside the embedding, and comes second.
+    fn embedding(&mut self) -> Result<(B::Matrix, Option<B::Matrix>), Error> {
         let slot = WeightSlot::Embedding;
-        if self.spec.tied_head { self.matrix(slot) } else { self.looked_up(slot) }
+        match self.spec.tied_head {
+            true if self.storage.quantizes_tied_head(self.spec) => {
+                let parts = self.parts(slot)?;
+                Ok((self.rows_of(slot, &parts)?, Some(self.matrix_of(slot, &parts)?)))
+            }
+            true => Ok((self.matrix(slot)?, None)),
+            false => Ok((self.looked_up(slot)?, None)),
+        }
     }
 
     /// Loads rows to look up.
     fn looked_up(&mut self, slot: WeightSlot) -> Result<B::Matrix, Error> {
-        let (parts, dtype) = (self.parts(slot)?, self.storage.dtype);
-        let embedding =
-            self.backend.embedding(&parts, dtype).map_err(|source| Error::Matrix { slot, source })?;
+        let parts = self.parts(slot)?;
+        let embedding = self.rows_of(slot, &parts)?;
         let (rows, cols) = self.spec.shape(slot);
-        self.advance(self.backend.embedding_bytes(rows, cols, dtype))?;
+        self.advance(self.backend.embedding_bytes(rows, cols, self.storage.dtype))?;
         Ok(embedding)
+    }
+
+    fn rows_of(&self, slot: WeightSlot, parts: &[Part]) -> Result<B::Matrix, Error> {
+        self.backend.embedding(parts, self.storage.dtype).map_err(|source| Error::Matrix { slot, source })
     }
 
     fn vector(&mut self, slot: WeightSlot) -> Result<B::Vector, Error> {

@@ -126,7 +126,7 @@ impl OfflineEngine {
             let opened = open()?;
             let model = &opened.model;
             let dtype = options.dtype.unwrap_or(model.dtype);
-            let storage = WeightStorage::choose(dtype, options.quantize, model, &UnpaddedDevice)?;
+            let storage = WeightStorage::choose(dtype, options.quantize_request(), model, &UnpaddedDevice)?;
             let slot = WeightSlot::Layer(0, LayerSlot::GateUp);
             format = Some(storage.matrix(slot, model.spec.shape(slot).1));
             Ok(opened)

@@ -66,7 +66,7 @@ impl HostShare {
         // Packed weights are not kept, because the cache has a place for whole models only.
         let options = ShardOptions { weight_cache: None, ..options.clone() };
         let OpenDevice { backend, free } = open_cpu(placement, &options)?;
-        let storage = WeightStorage::choose(storage.dtype, options.quantize, model, &backend)?;
+        let storage = WeightStorage::choose(storage.dtype, options.quantize_request(), model, &backend)?;
         Ok(Some(HostShare { backend, storage, free, gpu_memory }))
     }
 

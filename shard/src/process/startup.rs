@@ -106,7 +106,7 @@ pub(crate) fn start<P: Platform>(
              bidirectional attention; omit the flag"
         )));
     }
-    let storage = WeightStorage::choose(dtype, options.quantize, &model, &backend)?;
+    let storage = WeightStorage::choose(dtype, options.quantize_request(), &model, &backend)?;
     // The shapes of all ranks are the same, and one line says enough.
     if placement.rank == 0 {
         storage.warnings(&model.spec).iter().for_each(|warning| tracing::warn!("{warning}"));
@@ -124,7 +124,7 @@ pub(crate) fn start<P: Platform>(
     let draft_model = draft_model.map(|draft| {
         // A head computes in the type of the states that it reads.
         let dtype = if draft.spec.reads_states { Some(dtype) } else { options.dtype };
-        UnloadedDraft::new(draft, world_size, dtype, options.quantize, &backend)
+        UnloadedDraft::new(draft, world_size, dtype, options.quantize_request(), &backend)
     });
     let draft_model = draft_model.transpose()?;
     request.draft_model = draft_model.as_ref().map(|draft| draft.request.clone());
@@ -157,6 +157,7 @@ pub(crate) fn start<P: Platform>(
     let mut ready = Ready {
         dtype: dtype.name().into(),
         quantize: request.weights.quantization().unwrap_or_default().into(),
+        head: request.weights.head_quantization(&spec).unwrap_or_default().into(),
         activations: if options.exact_activations { "exact".into() } else { String::new() },
         device: match (&host_layers, &plan.host) {
             (Some(layers), Some(host)) => host.names(&backend.name(), &layers.backend().name(), &spec),
@@ -181,7 +182,7 @@ pub(crate) fn start<P: Platform>(
     if let Some(layers) = host_layers {
         decoder = decoder.with_host_layers(layers);
     }
-    let reads_files = decoder.spec().looks_up_tokens() && !backend.copies_embedding();
+    let reads_files = decoder.spec().looks_up_tokens(&request.weights) && !backend.copies_embedding();
     let classifier = Classifier::load(decoder.spec(), &*source)?;
     let mut worker = Worker::new(backend, decoder, limits, reads_files.then_some(source), classifier)?;
     if let Some(bytes) = options.host_cache_bytes {

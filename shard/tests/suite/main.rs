@@ -30,6 +30,7 @@ mod quantize_checkpoint;
 mod quantized;
 #[cfg(feature = "cpu-sim")]
 mod quantized_gpu;
+mod quantized_heads;
 mod remote_code;
 #[cfg(unix)]
 mod serve;

@@ -62,6 +62,10 @@ impl Sizing for Reference {
         exact_format(parts)
     }
 
+    fn quantizes_heads(&self) -> bool {
+        true
+    }
+
     fn matrix_bytes(&self, out: usize, cols: usize, _format: WeightFormat) -> usize {
         out * cols * size_of::<f32>()
     }

@@ -12,7 +12,7 @@ use anyhow::{Result, anyhow, bail, ensure};
 use millrace_model::adapters::Adapter;
 use millrace_model::estimate::ShardEstimate;
 use millrace_model::memory_plan::{PlanError, UnpaddedDevice};
-use millrace_model::{Bytes, Model, WeightStorage, families};
+use millrace_model::{Bytes, Model, QuantizeRequest, WeightStorage, families};
 use millrace_shard::offline::{BenchWorkload, OfflineEngine};
 use millrace_shard::{AdapterOptions, Error, NullOptions, OpenAdapter, OpenedModel, ShardOptions};
 
@@ -40,7 +40,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let since = Instant::now();
     let (model, open_adapter) = open(args)?;
     let dtype = args.model.dtype().unwrap_or(model.dtype);
-    let quantize = args.model.quantize;
+    let quantize = QuantizeRequest {
+        // GPUs do not quantize heads while they load them.
+        dense_head: args.model.dense_head || args.device != DeviceArg::Cpu,
+        ..args.model.quantize_request()
+    };
     let storage = WeightStorage::choose(dtype, quantize, &model, &UnpaddedDevice)?;
     let kv_format = args.model.kv_format().unwrap_or(dtype.into());
     let estimate = ShardEstimate::new(&model.spec, 1, storage, kv_format)?;
@@ -149,6 +153,7 @@ fn options(args: &BenchArgs, adapters: AdapterOptions) -> ShardOptions {
         collective_timeout: Duration::from_secs(1),
         dtype: args.model.dtype(),
         quantize: args.model.quantize,
+        dense_head: args.model.dense_head,
         exact_activations: args.model.activations == ActivationsArg::Exact,
         weight_cache: args.model.weight_cache(),
         kv_cache_dtype: args.model.kv_format(),

@@ -32,6 +32,7 @@ pub(super) struct BenchReport {
     device: String,
     dtype: String,
     quantize: String,
+    head: String,
     kv_cache_dtype: String,
     batches: Vec<BatchSummary>,
     /// Prompt tokens per second of a single prompt.
@@ -44,6 +45,7 @@ struct BenchLine<'a> {
     dtype: &'a str,
     /// Null if the matrices are as `dtype` says.
     quantize: Option<&'a str>,
+    head: Option<&'a str>,
     batch: usize,
     prompt: usize,
     generate: usize,
@@ -86,6 +88,7 @@ impl BenchReport {
             device: ready.device.clone(),
             dtype: ready.dtype.clone(),
             quantize: ready.quantize.clone(),
+            head: ready.head.clone(),
             kv_cache_dtype: ready.kv_cache_dtype.clone(),
             batches,
         }
@@ -102,6 +105,7 @@ impl BenchReport {
             let line = BenchLine {
                 dtype: &self.dtype,
                 quantize: Some(self.quantize.as_str()).filter(|name| !name.is_empty()),
+                head: Some(self.head.as_str()).filter(|name| !name.is_empty()),
                 batch: of.batch,
                 prompt: *prompt,
                 generate: *generate,
@@ -130,10 +134,11 @@ impl BenchReport {
     }
 
     fn weights(&self) -> String {
-        match self.quantize.as_str() {
-            "" => self.dtype.clone(),
-            quantize => format!("{}, matrices of layers as {quantize}", self.dtype),
-        }
+        let named = |what: &str, format: &str| match format {
+            "" => String::new(),
+            format => format!(", {what} as {format}"),
+        };
+        format!("{}{}{}", self.dtype, named("matrices of layers", &self.quantize), named("head", &self.head))
     }
 }
 
@@ -210,6 +215,7 @@ mod tests {
             device: "cpu (avx2, 2 threads)".into(),
             dtype: "bfloat16".into(),
             quantize: quantize.into(),
+            head: String::new(),
             kv_cache_dtype: "float32".into(),
             ..Ready::default()
         };
@@ -220,7 +226,7 @@ mod tests {
     #[test]
     fn the_first_keys_of_a_line_are_those_that_scripts_rely_on() {
         let lines = report("", true).json_lines().unwrap();
-        let expected = r#"{"dtype":"bfloat16","quantize":null,"batch":2,"prompt":50,"generate":4,"threads":2,"prefill_tokens_per_second":2000.0,"decode_tokens_per_second":20.0,"#;
+        let expected = r#"{"dtype":"bfloat16","quantize":null,"head":null,"batch":2,"prompt":50,"generate":4,"threads":2,"prefill_tokens_per_second":2000.0,"decode_tokens_per_second":20.0,"#;
         assert!(lines.starts_with(expected), "{lines}");
         assert_eq!(lines.lines().count(), 1);
         let line: Value = serde_json::from_str(lines.trim()).unwrap();

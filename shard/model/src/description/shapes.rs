@@ -11,6 +11,7 @@ use super::spec::{
     AttentionHeads, ClassifierKind, DecoderSpec, LatentPlan, LayerSpec, PerLayerEmbedding, Positions,
     Residual,
 };
+use super::storage::WeightStorage;
 
 impl DecoderSpec {
     /// Returns every weight of the model, in the order in which it is loaded.
@@ -91,10 +92,17 @@ impl DecoderSpec {
         }
     }
 
+    /// Returns the weight that is the head, if this rank has one of its own.
+    pub fn head_slot(&self) -> Option<WeightSlot> {
+        let slot = if self.tied_head { WeightSlot::Embedding } else { WeightSlot::Head };
+        Some(slot).filter(|_| self.has_ends() && !self.reads_states)
+    }
+
     /// Returns whether steps look up rows of tables with a row for each token, which a device need
-    /// not copy.
-    pub fn looks_up_tokens(&self) -> bool {
-        self.has_ends() && (!self.tied_head || self.per_layer.is_some())
+    /// not copy, if the model is kept as `storage`.
+    pub fn looks_up_tokens(&self, storage: &WeightStorage) -> bool {
+        let looks_up_embedding = !self.tied_head || storage.quantizes_tied_head(self);
+        self.has_ends() && (looks_up_embedding || self.per_layer.is_some())
     }
 
     /// Returns the columns of the buffers of per-layer embeddings: twice the inputs of all layers,

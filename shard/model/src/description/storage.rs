@@ -31,7 +31,8 @@ pub struct WeightStorage {
     pub quantize: Option<Quantize>,
     /// The name of the format of the checkpoint's quantized matrices, if it has any.
     checkpoint: Option<&'static str>,
-    /// The formats of matrices that are kept as the checkpoint stores them.
+    /// The formats of the head, if it is quantized, and of matrices that are kept as the checkpoint
+    /// stores them.
     stored: Arc<BTreeMap<WeightSlot, WeightFormat>>,
     /// Number of quantized matrices that the device cannot keep as they are.
     converted: usize,
@@ -70,6 +71,21 @@ pub enum Quantize {
     BitsandbytesNf4,
     /// A checkpoint of bitsandbytes in fp4.
     BitsandbytesFp4,
+}
+
+/// The quantization that the operator asks for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct QuantizeRequest {
+    /// The format of the matrices of the layers (`--quantize`).
+    pub layers: Option<Quantize>,
+    /// Whether the head is never quantized (`--dense-head`).
+    pub dense_head: bool,
+}
+
+impl From<Option<Quantize>> for QuantizeRequest {
+    fn from(layers: Option<Quantize>) -> Self {
+        QuantizeRequest { layers, dense_head: false }
+    }
 }
 
 /// The reason why a value of `--quantize` cannot be used with a checkpoint.
@@ -163,6 +179,16 @@ impl Quantize {
         }
     }
 
+    /// Returns the format of a head that is quantized while it is loaded. It has more bits than the
+    /// layers, because the head decides which token is chosen, as in the files that llama.cpp
+    /// makes.
+    const fn head_format(self) -> Option<WeightFormat> {
+        match self.format() {
+            Some(WeightFormat::Int(_) | WeightFormat::K(_)) => Some(WeightFormat::Int(IntFormat::Q8_0)),
+            _ => None,
+        }
+    }
+
     /// Returns whether the value fits a checkpoint in the format of this name.
     fn accepts(self, format: &str) -> bool {
         // All formats of bitsandbytes can be called so.
@@ -203,21 +229,36 @@ impl WeightStorage {
     /// `dtype`.
     ///
     /// # Errors
-    /// If `quantize` does not fit the checkpoint, or a weight cannot be read.
+    /// If the quantization that was asked for does not fit the checkpoint, or a weight cannot be
+    /// read.
     pub fn choose(
         dtype: DType,
-        quantize: Option<Quantize>,
+        request: impl Into<QuantizeRequest>,
         model: &Model,
         device: &impl Sizing,
     ) -> Result<Self, StorageError> {
-        let quantize = Quantize::for_checkpoint(quantize, model.quantized)?;
+        let QuantizeRequest { layers, dense_head } = request.into();
+        let quantize = Quantize::for_checkpoint(layers, model.quantized)?;
         let mut storage = WeightStorage { checkpoint: model.quantized, ..Self::new(dtype, quantize) };
+        let spec = &model.spec;
+        let head = spec.head_slot().filter(|_| !dense_head);
         if model.quantized.is_none() {
+            let format = quantize.and_then(Quantize::head_format).filter(|_| device.quantizes_heads());
+            let format = format.zip(head).and_then(|(format, head)| {
+                let format = format.for_cols(spec.shape(head).1, dtype);
+                (!matches!(format, WeightFormat::Dense(_))).then_some((head, format))
+            });
+            storage.stored = Arc::new(format.into_iter().collect());
             return Ok(storage);
         }
-        let is_embedding = |slot| slot == WeightSlot::Embedding || model.spec.is_looked_up(slot);
+        let is_dense = |slot| match slot {
+            WeightSlot::Head => dense_head,
+            WeightSlot::Embedding => head != Some(slot) || !device.quantizes_heads(),
+            // Rows of tables are looked up. Matrices of single heads are always dense.
+            slot => spec.is_looked_up(slot) || slot.is_of_single_heads(),
+        };
         let mut stored = BTreeMap::new();
-        let matrices = model.spec.slots().into_iter().filter(|slot| !slot.is_vector());
+        let matrices = spec.slots().into_iter().filter(|slot| !slot.is_vector());
         for slot in matrices {
             let parts = model.weights.parts(slot)?;
             if !parts.iter().any(|part| part.tensor.encoding.is_quantized()) {
@@ -228,9 +269,7 @@ impl WeightStorage {
             } else {
                 device.stored_format(&parts)
             };
-            // Rows of embeddings are looked up, and one may be the head as well. Matrices of single
-            // heads are always dense.
-            match format.filter(|_| !is_embedding(slot) && !slot.is_of_single_heads()) {
+            match format.filter(|_| !is_dense(slot)) {
                 Some(format) => _ = stored.insert(slot, format),
                 None => storage.converted += 1,
             }
@@ -240,8 +279,7 @@ impl WeightStorage {
     }
 
     /// Returns the format of the matrix in `slot`, which has `cols` columns. A format that they do
-    /// not fit is replaced, see [`WeightFormat::for_cols`]. Embedding and head are never quantized
-    /// while they are loaded, because they decide which token is chosen.
+    /// not fit is replaced, see [`WeightFormat::for_cols`].
     pub fn matrix(&self, slot: WeightSlot, cols: usize) -> WeightFormat {
         if let Some(format) = self.stored.get(&slot) {
             return *format;
@@ -250,6 +288,12 @@ impl WeightStorage {
             Some(format) => format.for_cols(cols, self.dtype),
             None => self.dtype.into(),
         }
+    }
+
+    /// Returns whether the head is the embedding of `spec`, and quantized. The rows of the embedding
+    /// are then looked up as the checkpoint has them.
+    pub fn quantizes_tied_head(&self, spec: &DecoderSpec) -> bool {
+        spec.tied_head && self.stored.contains_key(&WeightSlot::Embedding)
     }
 
     /// Returns the formats of a model that has only the layers `layers` of this one, numbered from
@@ -273,6 +317,11 @@ impl WeightStorage {
     fn requested(&self, slot: WeightSlot) -> Option<WeightFormat> {
         let may_quantize = matches!(slot.info().kind, WeightKind::Matrix { may_quantize: true });
         self.quantize.and_then(Quantize::format).filter(|_| may_quantize)
+    }
+
+    /// Returns the name of the format of the head of `spec`, if it is quantized.
+    pub fn head_quantization(&self, spec: &DecoderSpec) -> Option<&'static str> {
+        spec.head_slot().and_then(|slot| self.stored.get(&slot)).map(|format| format.name())
     }
 
     /// Returns the name of the quantization, if matrices of layers are quantized.

@@ -551,6 +551,10 @@ impl Sizing for UnpaddedDevice {
         exact_format(parts)
     }
 
+    fn quantizes_heads(&self) -> bool {
+        true
+    }
+
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize {
         format.bytes(out, cols)
     }

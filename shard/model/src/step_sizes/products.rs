@@ -40,7 +40,7 @@ fn shapes(
     limits: &ShardLimits,
     is_wanted: fn(WeightSlot) -> bool,
 ) -> Vec<ProductShape> {
-    let head = if spec.tied_head { WeightSlot::Embedding } else { WeightSlot::Head };
+    let head = spec.head_slot();
     let mut all: Vec<ProductShape> = spec
         .slots()
         .into_iter()
@@ -50,8 +50,8 @@ fn shapes(
             let (outputs, inputs) = spec.shape(slot);
             // Each expert is a product of its own.
             let outputs = outputs / spec.stacked_experts(slot);
-            let logits = slot == head || matches!(slot, WeightSlot::Layer(_, LayerSlot::Router));
-            let of_outputs = slot == head || slot == WeightSlot::HeadProjection;
+            let logits = Some(slot) == head || matches!(slot, WeightSlot::Layer(_, LayerSlot::Router));
+            let of_outputs = Some(slot) == head || slot == WeightSlot::HeadProjection;
             let rows = if of_outputs { limits.max_outputs() } else { limits.max_step_tokens };
             ProductShape { inputs, outputs, format: storage.matrix(slot, inputs), logits, rows }
         })
