@@ -271,7 +271,7 @@ impl<B: Backend> DraftModel<B> {
             rest.next_if(|row| tokens.is_empty() || tokens.len() + row.tokens.len() <= most)
         {
             if let Some(states) = &self.states {
-                let place = (of_row.row.slot, of_row.row.start, of_row.row.count);
+                let place = (of_row.row.slot, of_row.row.count);
                 states.give(backend, &mut self.decoder, model, place, of_row.states, tokens.len())?;
             }
             // Checkpoints of one family may differ in the number of unused tokens at the end.

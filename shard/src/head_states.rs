@@ -28,7 +28,7 @@ impl<B: Backend> HeadStates<B> {
         })
     }
 
-    /// Gives `head` the states for `count` positions of a sequence from `start` on, as those of its
+    /// Gives `head` the states for `count` positions of the sequence in `slot`, as those of its
     /// tokens from `to` on in the next step. `model` has computed the step.
     ///
     /// # Errors
@@ -38,14 +38,14 @@ impl<B: Backend> HeadStates<B> {
         backend: &B,
         head: &mut Decoder<B>,
         model: &Decoder<B>,
-        (slot, start, count): (usize, usize, usize),
+        (slot, count): (usize, usize),
         states: PassStates,
         to: usize,
     ) -> Result<(), Error> {
         match states {
             PassStates::OfStep(at) => head.set_states(backend, (model.last_states(), at), count, to),
             PassStates::Own => head.set_states(backend, (&self.own, slot), 1, to),
-            PassStates::Kept => (0..count).try_for_each(|index| {
+            PassStates::Kept(start) => (0..count).try_for_each(|index| {
                 head.set_states(backend, (&self.kept, place(slot, start + index)), 1, to + index)
             }),
         }
@@ -56,9 +56,10 @@ impl<B: Backend> HeadStates<B> {
     /// # Errors
     /// If the device fails.
     pub(crate) fn keep(&mut self, backend: &B, model: &Decoder<B>, of_row: &StepStates) -> Result<(), Error> {
-        let StepStates { slot, at, ref positions, read } = *of_row;
-        for (index, position) in positions.clone().enumerate().skip(read) {
-            backend.copy_rows(model.last_states(), at + index, 1, &mut self.kept, place(slot, position))?;
+        let StepStates { slot, at, ref positions, ref kept, .. } = *of_row;
+        for position in kept.clone() {
+            let index = at + position - positions.start;
+            backend.copy_rows(model.last_states(), index, 1, &mut self.kept, place(slot, position))?;
         }
         Ok(())
     }

@@ -114,6 +114,33 @@ fn states_are_read_together_where_nothing_is_guessed() {
     assert_eq!(answer(&[&mtp[..], &small].concat()), answer(&small));
 }
 
+/// After many tokens without a guess, prompts are not read either. The head then guesses from the
+/// last states alone.
+#[test]
+fn a_head_guesses_again_after_a_time_without_guesses() {
+    for (name, _) in MODELS {
+        let golden = Golden::with_head(name);
+        let server = golden.serve(&[ALWAYS, "--speculative-config", &config(1)]);
+        for (index, (prompt, wanted)) in golden.continuations().into_iter().enumerate() {
+            for seed in 0..2 {
+                let before = counts(&server);
+                let regex = json!({"regex": "[!-z]{60}"});
+                let body =
+                    json!({"prompt": [5, 6, 7], "max_tokens": 40, "seed": seed, "structured_outputs": regex});
+                assert_eq!(post(&server.url("/v1/completions"), &body).status, 200);
+                assert_eq!(counts(&server), before);
+            }
+            let before = counts(&server);
+            assert_eq!(generate(&server, &prompt, wanted.len()).0, wanted, "{name}");
+            let after = counts(&server);
+            let (drafts, right) = (after.0 - before.0, after.1 - before.1);
+            // With all states, more than half are right.
+            assert!(right > 0.25 * drafts && drafts > 20.0, "{name}.{index}: {right} of {drafts}");
+        }
+        server.wait_for_restarts(0);
+    }
+}
+
 #[test]
 fn a_lost_shard_loses_no_token_while_a_head_guesses() {
     let golden = Golden::with_head("glm4_moe");

@@ -78,6 +78,8 @@ pub(super) struct ExpectedToken {
 #[derive(Debug)]
 pub(super) struct DraftRow {
     pub(super) slot: usize,
+    /// The position with which the sequence begins for it.
+    pub(super) from: usize,
     /// The positions that it reads before it guesses.
     pub(super) read: Range<usize>,
     /// Number of tokens that it guesses after them.
@@ -98,15 +100,19 @@ pub struct StepStates {
     pub at: usize,
     /// The positions of the states. Those after wrong drafts are among them.
     pub positions: Range<usize>,
-    /// Number of the first of them that are read at once. The others are kept.
-    pub read: usize,
+    /// The position with which the sequence begins for the head.
+    pub from: usize,
+    /// The positions whose states are read at once.
+    pub read: Range<usize>,
+    /// The positions whose states are kept.
+    pub kept: Range<usize>,
 }
 
 /// The states that a head reads in a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PassStates {
-    /// Those of the model that were kept for the positions.
-    Kept,
+    /// Those of the model that were kept for the positions from this one on.
+    Kept(usize),
     /// The head's own last one of the sequence.
     Own,
     /// Those of the step's tokens from this index on.

@@ -1,5 +1,7 @@
 //! Drafts: which rows may have some, and those that the draft model guesses.
 
+use std::ops::Range;
+
 use millrace_backend::{SampleRow, SeqRow};
 use millrace_model::ShardLimits;
 use millrace_proto::{Pooling, Row};
@@ -20,7 +22,7 @@ impl SlotTable {
     /// Accepts rows for which a head of `positions` positions guesses tokens, from now on. It reads
     /// the states of the model.
     pub fn accept_head_drafts(&mut self, positions: usize) {
-        self.kept_states = Some(KeptStates::new(self.slots.len(), positions));
+        self.kept_states = Some(KeptStates::new(&self.limits, positions));
     }
 
     /// Adds the drafts of a row that begins at `start` to its sequence, and returns their number.
@@ -45,7 +47,7 @@ impl SlotTable {
             batch.undrafted.push(row.slot);
         }
         let at = batch.tokens.len() + row.count as usize;
-        batch.draft_rows.extend(read.map(|read| DraftRow { slot, read, drafts, ahead: 0, at }));
+        batch.draft_rows.extend(read.map(|read| DraftRow { slot, from: 0, read, drafts, ahead: 0, at }));
         tokens.extend(std::iter::repeat_n(0, drafts));
         drafts
     }
@@ -54,7 +56,7 @@ impl SlotTable {
     fn draft_by_head(&mut self, row: &Row, start: usize, batch: &mut Batch) -> usize {
         let SlotTable { slots, kept_states, .. } = self;
         let slot = row.slot as usize;
-        let SequenceSlot { tokens, pooling, .. } = &mut slots[slot];
+        let SequenceSlot { tokens, blocks, pooling, .. } = &mut slots[slot];
         let Some(kept) = kept_states.as_mut().filter(|_| *pooling == Pooling::None) else { return 0 };
         let mut drafts = row.model_drafts as usize;
         if drafts > 0 && !kept.can_guess(slot, start, drafts) {
@@ -63,27 +65,27 @@ impl SlotTable {
         }
         tokens.extend(std::iter::repeat_n(0, drafts));
         let count = row.count as usize + row.drafts.len() + drafts;
-        let RowStates { before, with_step } = kept.note_row(slot, start, count, row.drafts.len() + drafts);
+        let positions = start..start + count;
+        let RowStates { from, before, with_step, kept } =
+            kept.note_row(slot, positions.clone(), row.drafts.len() + drafts, blocks);
         let first = batch.tokens.len();
         if !before.is_empty() {
             let at = first + row.count as usize;
-            batch.draft_rows.push(DraftRow { slot, read: before, drafts, ahead: 1, at });
+            batch.draft_rows.push(DraftRow { slot, from, read: before, drafts, ahead: 1, at });
         }
-        let positions = start..start + count;
-        batch.step_states.push(StepStates { slot, at: first, positions, read: with_step });
+        batch.step_states.push(StepStates { slot, at: first, positions, from, read: with_step, kept });
         row.drafts.len() + drafts
     }
 
     /// Returns the rows of the step that a head reads with the step.
     pub fn step_pass<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = DraftPassRow<'a>> {
-        batch.step_states.iter().filter(|row| row.read > 0).map(|row| {
-            let StepStates { slot, at, ref positions, read } = *row;
+        batch.step_states.iter().filter(|row| !row.read.is_empty()).map(|row| {
+            let StepStates { slot, at, ref positions, from, ref read, .. } = *row;
             let SequenceSlot { tokens, blocks, .. } = &self.slots[slot];
-            let read = positions.start..positions.start + read;
-            let blocks = &blocks[..read.end.div_ceil(self.limits.block_size)];
+            let states = PassStates::OfStep(at + read.start - positions.start);
             let tokens = &tokens[read.start + 1..read.end + 1];
-            let row = SeqRow::prefill(slot, read, blocks);
-            DraftPassRow { row, states: PassStates::OfStep(at), tokens, sample: None }
+            let row = self.row_from(from, slot, read.clone(), blocks);
+            DraftPassRow { row, states, tokens, sample: None }
         })
     }
 
@@ -92,21 +94,28 @@ impl SlotTable {
     /// guesses a token, in each later one it reads its last guess and guesses the next token.
     pub fn draft_pass<'a>(&'a self, batch: &'a Batch, pass: usize) -> impl Iterator<Item = DraftPassRow<'a>> {
         batch.draft_rows.iter().filter(move |row| pass == 0 || row.drafts > pass).map(move |row| {
-            let DraftRow { slot, ref read, drafts, ahead, .. } = *row;
+            let DraftRow { slot, from, ref read, drafts, ahead, .. } = *row;
             let SequenceSlot { tokens, blocks, sampling, prompt_len, .. } = &self.slots[slot];
             let read = if pass == 0 { read.clone() } else { read.end + pass - 1..read.end + pass };
-            let blocks = &blocks[..read.end.div_ceil(self.limits.block_size)];
-            let row = match drafts > 0 && read.len() == 1 {
-                true => SeqRow::decode(slot, read.start, blocks),
-                false => SeqRow::prefill(slot, read.clone(), blocks),
-            };
+            let mut row = self.row_from(from, slot, read.clone(), blocks);
+            if drafts > 0 && read.len() == 1 {
+                row = SeqRow::decode(slot, row.start, row.blocks);
+            }
             let known = &tokens[..read.end + ahead];
             let sample =
                 SampleRow { params: sampling, tokens: known, prompt_len: *prompt_len, allowed: None };
-            let states = if pass == 0 { PassStates::Kept } else { PassStates::Own };
+            let states = if pass == 0 { PassStates::Kept(read.start) } else { PassStates::Own };
             let tokens = &tokens[read.start + ahead..read.end + ahead];
             DraftPassRow { row, states, tokens, sample: (drafts > 0).then_some(sample) }
         })
+    }
+
+    /// Returns the row of these positions of a sequence with these blocks, as if the sequence began
+    /// at position `from`, with which a block begins.
+    fn row_from<'a>(&self, from: usize, slot: usize, read: Range<usize>, blocks: &'a [u32]) -> SeqRow<'a> {
+        let block_size = self.limits.block_size;
+        let blocks = &blocks[from / block_size..read.end.div_ceil(block_size)];
+        SeqRow::prefill(slot, read.start - from..read.end - from, blocks)
     }
 
     /// Sets the tokens that a pass of the draft model has guessed, in the order of its rows with a

@@ -187,6 +187,9 @@ impl SlotTable {
             reads.begin_step();
             step.disk_reads.iter().for_each(|read| reads.forget(read.block));
         }
+        if let Some(kept) = &mut self.kept_states {
+            step.disk_reads.iter().for_each(|read| kept.forget_block(read.block));
+        }
         for &slot in &step.release {
             self.taken(slot)?.taken = false;
         }

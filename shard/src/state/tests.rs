@@ -579,8 +579,10 @@ proptest! {
                 prop_assert!(part.row.blocks.len() * LIMITS.block_size >= part.row.start + part.row.count);
             }
             for of in f.batch.step_states() {
-                prop_assert!(of.at + of.positions.len() <= tokens.len() && of.read < of.positions.len());
-                prop_assert!(of.positions.len() - of.read <= KEPT_STATES);
+                prop_assert!(of.at + of.positions.len() <= tokens.len());
+                prop_assert!(!of.kept.is_empty() && of.kept.len() <= KEPT_STATES);
+                prop_assert!(of.kept.end == of.positions.end && of.kept.start >= of.read.end);
+                prop_assert!(of.read.is_empty() || of.read.start >= of.positions.start);
             }
             prop_assert!(f.batch.outputs.is_sorted_by(|a, b| a < b));
             prop_assert!(f.batch.outputs.iter().all(|o| (*o as usize) < tokens.len()));

@@ -16,7 +16,7 @@ use millrace_model::{Model, Quantize, QuantizeRequest, WeightStorage};
 use millrace_numbers::{DType, IntFormat, WeightFormat};
 
 /// Golden checkpoints with an embedding that is the head, of 32 columns.
-const TIED: [&str; 6] = ["llama_tied", "gemma2", "gemma3_text", "cohere", "falcon_new", "bloom"];
+const TIED: [&str; 6] = ["llama_tied", "gemma2", "gemma3_text", "cohere", "ernie4_5_tied", "bloom"];
 
 const DENSE: QuantizeRequest = QuantizeRequest { layers: None, dense_head: true };
 

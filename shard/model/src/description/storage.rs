@@ -290,8 +290,8 @@ impl WeightStorage {
         }
     }
 
-    /// Returns whether the head is the embedding of `spec`, and quantized. The rows of the embedding
-    /// are then looked up as the checkpoint has them.
+    /// Returns whether the head is the embedding of `spec`, and quantized. The rows of the
+    /// embedding are then looked up as the checkpoint has them.
     pub fn quantizes_tied_head(&self, spec: &DecoderSpec) -> bool {
         spec.tied_head && self.stored.contains_key(&WeightSlot::Embedding)
     }
