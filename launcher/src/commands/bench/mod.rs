@@ -41,8 +41,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let (model, open_adapter) = open(args)?;
     let dtype = args.model.dtype().unwrap_or(model.dtype);
     let quantize = QuantizeRequest {
-        // GPUs do not quantize heads while they load them.
-        dense_head: args.model.dense_head || args.device != DeviceArg::Cpu,
+        dense_head: args.model.dense_head || args.device != DeviceArg::Cpu && !keeps_stored_head(&model),
         ..args.model.quantize_request()
     };
     let storage = WeightStorage::choose(dtype, quantize, &model, &UnpaddedDevice)?;
@@ -140,6 +139,12 @@ fn open(args: &BenchArgs) -> Result<(Model, OpenAdapter)> {
     }
     let open_adapter: OpenAdapter = Arc::new(move |folder| Adapter::open(&source, &overrides, folder));
     Ok((model, open_adapter))
+}
+
+/// Returns whether a GPU keeps the head as the checkpoint stores it. It does not quantize one while
+/// it is loaded, and looks up rows of one that is the embedding.
+fn keeps_stored_head(model: &Model) -> bool {
+    model.quantized.is_some() && !model.spec.tied_head
 }
 
 /// Returns the options of a shard with memory for the largest batch.

@@ -321,7 +321,8 @@ impl WeightStorage {
 
     /// Returns the name of the format of the head of `spec`, if it is quantized.
     pub fn head_quantization(&self, spec: &DecoderSpec) -> Option<&'static str> {
-        spec.head_slot().and_then(|slot| self.stored.get(&slot)).map(|format| format.name())
+        let head = spec.head_slot().filter(|_| !spec.head.is_absent);
+        head.and_then(|slot| self.stored.get(&slot)).map(|format| format.name())
     }
 
     /// Returns the name of the quantization, if matrices of layers are quantized.
