@@ -47,7 +47,7 @@ impl Outputs<'_> {
         // SAFETY: as the caller guarantees.
         unsafe {
             let p = self.out.as_ptr().wrapping_add(row * self.cols + col);
-            if rest >= S::LANES { S::load(p) } else { S::load_first(p, rest) }
+            S::load_up_to(p, rest)
         }
     }
 }

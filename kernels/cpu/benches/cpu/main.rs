@@ -2,7 +2,8 @@
 //! `faer`.
 //!
 //! `cargo bench -p millrace-cpu --bench cpu [--features faer] -- [--threads N] [--only
-//! linear|adapters|quantized|packing|attention|decode|prefill|sampling|staging] [--dtype
+//! linear|adapters|quantized|packing|attention|decode|prefill|recurrent|sampling|
+//! staging] [--dtype
 //! bfloat16|float16|float32] [--kv bfloat16|float16|float32|int8] [--rows 1,8,512] [--format
 //! int8|q8_0|q4_0|int4|q4_k|q6_k|fp8|nf4] [--activations rounded|exact] [--isa NAME]`
 //!
@@ -20,6 +21,7 @@ mod harness;
 mod linear;
 mod packing;
 mod quantized;
+mod recurrent;
 mod sampling;
 mod staging;
 
@@ -70,6 +72,9 @@ fn main() {
     }
     if on("attention") || on("prefill") {
         attention::prefill(&cpu, kv.as_deref());
+    }
+    if on("recurrent") {
+        recurrent::recurrent(&cpu);
     }
     if on("sampling") {
         sampling::sampling(&cpu);

@@ -72,6 +72,12 @@ pub(crate) trait Memory: Lanes {
             Self::load(all.as_ptr())
         }
     }
+    /// Loads the first `LANES` of the `n` numbers at `p`, or all of them, followed by zeros.
+    #[inline(always)]
+    unsafe fn load_up_to(p: *const f32, n: usize) -> Self::V {
+        // SAFETY: the caller guarantees n elements at p.
+        unsafe { if n >= Self::LANES { Self::load(p) } else { Self::load_first(p, n) } }
+    }
     unsafe fn load_i(p: *const i32) -> Self::I;
     /// Loads `LANES` unsigned 16-bit integers.
     unsafe fn load_u16(p: *const u16) -> Self::I;
@@ -86,6 +92,12 @@ pub(crate) trait Memory: Lanes {
             let all = Self::lanes(v);
             std::ptr::copy_nonoverlapping(all.as_ptr(), p, n);
         }
+    }
+    /// Stores the first `n` numbers, or all if there are no more than that.
+    #[inline(always)]
+    unsafe fn store_up_to(p: *mut f32, v: Self::V, n: usize) {
+        // SAFETY: the caller guarantees n elements at p.
+        unsafe { if n >= Self::LANES { Self::store(p, v) } else { Self::store_first(p, v, n) } }
     }
     /// Stores the nearest bf16 numbers; ties go to the even one. NaN stays NaN. An instruction may
     /// treat denormal numbers as zeros.
