@@ -25,7 +25,7 @@ fn config(count: usize) -> String {
     json!({"method": "mtp", "num_speculative_tokens": count}).to_string()
 }
 
-/// The numbers of guesses of one token, and of right ones, for an answer of which `guesses` are the
+/// The numbers of guesses of one token, and of right ones, for an answer with `guesses` as the
 /// guesses after each token but the last two.
 fn expected(answer: &[u32], guesses: &[u32], is_recurrent: bool) -> (f64, f64) {
     let (mut count, mut right, mut last) = (0.0, 0.0, 0);

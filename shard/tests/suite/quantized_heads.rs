@@ -1,4 +1,4 @@
-//! Heads that are quantized: those of a file, and those that are quantized while they are loaded.
+//! Heads that are quantized, in a file or while they are loaded.
 //! Their logits are compared with those of the reference, or of the same numbers in single
 //! precision.
 

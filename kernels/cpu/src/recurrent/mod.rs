@@ -28,7 +28,7 @@ const COPIED: usize = 16 << 10;
 const TASKS_PER_THREAD: usize = 4;
 
 /// The recurrent states of one layer: for each slot and each checkpoint the window of the
-/// convolution, `[taps - 1, channels]`, and the matrices of the heads, each of which is cut into
+/// convolution, `[taps - 1, channels]`, and the matrices of the heads. Each is cut into
 /// pieces of columns that follow each other.
 #[derive(Debug)]
 pub struct States {

@@ -32,7 +32,7 @@ pub(super) struct Recur<'a, R> {
     pub(super) pieces: Range<usize>,
     /// Queries, keys and values, `[tokens, heads.cols()]`.
     pub(super) x: &'a [f32],
-    /// The head's matrix in the row's slot: pieces of `[key_dim, COLUMNS]`, the last of which may
+    /// The head's matrix in the row's slot: pieces of `[key_dim, COLUMNS]`. The last one may
     /// have fewer columns.
     pub(super) matrix: Shared<f32>,
     /// `[tokens, heads.value_cols()]`
@@ -186,7 +186,7 @@ impl<R: Rule> Chunk<'_, R> {
         let value = 2 * heads.key_cols() + self.recur.head * heads.value_dim + feature;
         let out = self.recur.head * heads.value_dim + feature;
         let count = self.tokens.len();
-        // SAFETY: the caller guarantees valid columns, and those of values and outputs are as many.
+        // SAFETY: the caller guarantees valid columns, and there are as many values and outputs.
         unsafe {
             let mut sweep = Sweep {
                 columns: &columns,

@@ -73,7 +73,7 @@ pub fn load_dummy_mtp(source: &Source, overrides: &Overrides) -> Result<Model, L
     model(&config, spec, None, Box::new(weights))
 }
 
-/// Returns the element type of a head: that of the model's configuration.
+/// Returns the element type of a head, from the model's configuration.
 fn dtype(config: &Config) -> Result<DType, ConfigError> {
     Ok(config.dtype()?.unwrap_or(DType::F32))
 }
