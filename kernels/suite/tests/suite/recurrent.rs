@@ -218,6 +218,27 @@ proptest! {
         }
     }
 
+    /// Kernels compute the tokens of long rows in parts.
+    #[test]
+    fn long_rows_agree_with_the_reference_whatever_the_cuts(
+        case in cases_of_layers(), by_channel in prop::bool::weighted(0.3),
+        lengths in prop::collection::vec(30usize..100, 1..3), seed: u64,
+    ) {
+        let rule = if by_channel { Rule::ChannelDelta } else { case.rule };
+        let case = Case { rule, lengths, ..case };
+        let (want, plan) = (case.run(&Reference, &case.whole()), case.chunked(&mut Rng(seed)));
+        for cpu in CPUS.iter() {
+            let name = cpu.name();
+            let found = case.run(cpu, &case.whole());
+            for (found, want) in found.iter().zip(&want) {
+                assert_close(&name, found, want, 2e-5);
+            }
+            for (cut, whole) in case.run(cpu, &plan).iter().zip(&found) {
+                assert_same_bits(&name, cut, whole);
+            }
+        }
+    }
+
     #[test]
     fn gates_agree_with_the_reference(
         n in 1usize..20, cols in 1usize..70, first in 0usize..9, more in 0usize..9, function in functions(),
