@@ -24,8 +24,8 @@ impl StateSpec {
         self.taps.saturating_sub(1).saturating_mul(self.channels)
     }
 
-    /// Returns the numbers of one slot: those of the window, then those of the matrices of all
-    /// heads. A backend has the `key_dim * value_dim` numbers of a matrix in an order of its own.
+    /// Returns the numbers of one slot: the window, then the matrices of all heads. A backend has
+    /// the `key_dim * value_dim` numbers of a matrix in an order of its own.
     pub const fn slot_elements(&self) -> usize {
         let matrices = match self.heads {
             Some(RecurrentHeads { heads, key_dim, value_dim, .. }) => {

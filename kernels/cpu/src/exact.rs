@@ -139,11 +139,7 @@ impl<const M: usize> Kernel for Tile<'_, M> {
                     }
                 }
             }
-            for (i, sums) in sums.iter().enumerate() {
-                for v in 0..2 {
-                    outputs.put::<S>(row + i, col_of(v), sums[v]);
-                }
-            }
+            outputs.put_tile::<S, M, 2>(row, col_of(0), &sums);
         }
     }
 }

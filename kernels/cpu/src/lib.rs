@@ -42,6 +42,7 @@ mod super_blocks;
 mod tables;
 mod tile;
 
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use millrace_backend::{Error, Result, ThreadPool};
@@ -64,6 +65,7 @@ use memory::{Memory, Shared};
 use quant::ActivationBuffer;
 use simd::Target;
 use super_blocks::BlockBuffer;
+use tile::Tiles;
 
 /// Number of elementary operations that take about as long as waking up a thread.
 const WORTHWHILE: usize = 100_000;
@@ -234,6 +236,24 @@ impl Cpu {
         let at_once = n.div_ceil(4 * self.threads()).max(1);
         self.parallel(n.div_ceil(at_once), n * work, |task, _| {
             (task * at_once..n.min((task + 1) * at_once)).for_each(&body);
+        });
+    }
+
+    /// Calls `body(tile, groups)` for tiles of rows and ranges of at most `at_once` of their
+    /// `groups` groups of columns, in parallel if the `work` of all together is large enough.
+    fn for_tiles(
+        &self,
+        tiles: Tiles,
+        groups: usize,
+        at_once: usize,
+        work: usize,
+        body: impl Fn(usize, Range<usize>) + Sync,
+    ) {
+        let pieces = groups.div_ceil(at_once);
+        let tasks = tiles.count() * pieces;
+        self.for_rows(tasks, work.div_ceil(tasks.max(1)), |task| {
+            let first = task % pieces * at_once;
+            body(task / pieces, first..groups.min(first + at_once));
         });
     }
 

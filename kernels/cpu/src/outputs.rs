@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Cpu;
 use super::memory::Shared;
-use super::simd::Simd;
+use super::simd::{LARGEST_LANES, Simd};
 
 /// The outputs of a product, `[n, cols]`, and the bias that is added to each row.
 #[derive(Clone, Copy)]
@@ -33,6 +33,36 @@ impl Outputs<'_> {
                 let sums =
                     self.bias.map_or(sums, |bias| S::add(sums, S::load_first(bias.as_ptr().add(col), rest)));
                 S::store_first(p, sums, rest);
+            }
+        }
+    }
+
+    /// Stores the outputs `[M, NV * S::LANES]` of a tile from `row` and `col`, as [`Outputs::put`].
+    ///
+    /// # Safety
+    /// As [`Outputs::put`].
+    #[inline(always)]
+    pub(super) unsafe fn put_tile<S: Simd, const M: usize, const NV: usize>(
+        &self,
+        row: usize,
+        col: usize,
+        sums: &[[S::V; NV]; M],
+    ) {
+        // The loop with the cases of `put` has a variable index. Without this copy the sums lie in
+        // memory from the start, and the loop that computes them stores them again and again.
+        let mut copy = [[[0f32; LARGEST_LANES]; NV]; M];
+        // SAFETY: vectors have at most `LARGEST_LANES` lanes, and the rest is as the caller
+        // guarantees.
+        unsafe {
+            for i in 0..M {
+                for v in 0..NV {
+                    S::store(copy[i][v].as_mut_ptr(), sums[i][v]);
+                }
+            }
+            for (i, vectors) in copy.iter().enumerate() {
+                for (v, vector) in vectors.iter().enumerate() {
+                    self.put::<S>(row + i, col + v * S::LANES, S::load(vector.as_ptr()));
+                }
             }
         }
     }

@@ -14,8 +14,8 @@ const HEADS: RecurrentHeads =
     RecurrentHeads { key_heads: 16, heads: 16, key_dim: 128, value_dim: 128, sharing: KeySharing::Neighbors };
 const TAPS: usize = 4;
 
-/// Measures both parts of a layer: the operations of the recurrence per second, of which an element
-/// of a state needs eight for each token, and the bytes of states read and written.
+/// Measures both parts of a layer: the operations of the recurrence per second, eight for each
+/// element of a state and token, and the bytes of states read and written.
 pub(crate) fn recurrent(cpu: &Cpu) {
     for (sequences, tokens) in [(1, 512), (4, 128), (1, 1), (16, 1), (64, 1)] {
         one(cpu, sequences, tokens);

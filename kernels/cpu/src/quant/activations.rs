@@ -1,13 +1,16 @@
 //! Activations as signed bytes with one scale per row and group.
 
+use std::ops::Range;
+
 use millrace_backend::Result;
 use millrace_numbers::integers::IntFormat;
 
 use super::super::memory::{Memory, Plain, Shared};
 use super::super::simd::{Extension, Kernel, Simd};
+use super::super::tile::Tiles;
 
 /// The smallest number of columns that the product computes at once. Rows are padded to it.
-pub(super) const STEP: usize = 32;
+pub(crate) const STEP: usize = 32;
 /// The columns of the largest group of activations.
 const LARGEST_GROUP: usize = 128;
 /// The largest magnitude of a quantized activation.
@@ -31,6 +34,10 @@ pub(super) struct GroupScale {
 unsafe impl Plain for GroupScale {}
 
 /// The layout of quantized rows.
+///
+/// The rows of a tile lie together, so that the product reads their numbers as one stream: bytes as
+/// `[columns / STEP][rows of the tile][STEP]`, scales as `[groups][rows of the tile]`. The numbers
+/// of a tile begin where those of its first row would if all rows lay one after another.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowLayout {
     pub(super) cols: usize,
@@ -38,13 +45,14 @@ pub(super) struct RowLayout {
     pub(super) group: usize,
     /// The correction per unit of a group's sum.
     factor: i32,
+    pub(super) tiles: Tiles,
 }
 
 impl RowLayout {
     /// Returns the layout of rows that are multiplied by weights of `format` with `cols` columns.
-    pub(super) fn new(format: IntFormat, cols: usize) -> RowLayout {
+    pub(super) fn new(format: IntFormat, cols: usize, tiles: Tiles) -> RowLayout {
         let factor = format.offset().map_or(-1, |offset| -i32::from(offset));
-        RowLayout { cols, group: format.activation_cols(cols), factor }
+        RowLayout { cols, group: format.activation_cols(cols), factor, tiles }
     }
 
     /// Returns the groups of a row.
@@ -52,7 +60,7 @@ impl RowLayout {
         self.cols.div_ceil(self.group)
     }
 
-    /// Returns the distance of two rows in bytes.
+    /// Returns the bytes of a row, with its padding.
     pub(super) fn stride(&self) -> usize {
         stride(self.cols)
     }
@@ -105,62 +113,76 @@ impl ActivationBuffer {
     }
 }
 
-/// The quantization of one row. Each group's largest magnitude becomes 127. The scale of a group
-/// with a NaN or an infinity is NaN.
-pub(super) struct QuantizeRow<'a> {
-    /// The row.
+/// The quantization of some groups of the rows of a tile. Each group's largest magnitude becomes
+/// 127. The scale of a group with a NaN or an infinity is NaN.
+pub(super) struct QuantizeTile<'a> {
+    /// All rows, `[n, inputs]`.
     pub(super) x: &'a [f32],
+    pub(super) inputs: usize,
     pub(super) layout: RowLayout,
     /// The column of `x` for each column of the quantized row, if they differ.
     pub(super) order: Option<&'a [u32]>,
-    pub(super) row: usize,
+    pub(super) tile: usize,
+    pub(super) groups: Range<usize>,
     /// The bytes of all rows.
     pub(super) bytes: Shared<i8>,
-    /// The scales of all rows, `[n, groups]`.
+    /// The scales of all rows.
     pub(super) scales: Shared<GroupScale>,
 }
 
-impl Kernel for QuantizeRow<'_> {
+impl Kernel for QuantizeTile<'_> {
     const USES: Extension = Extension::None;
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let RowLayout { cols, group, factor } = self.layout;
-        let (row, x) = (self.row, self.x);
-        for (index, first) in (0..cols).step_by(group).enumerate() {
-            let len = group.min(cols - first);
-            let mut gathered = [0f32; LARGEST_GROUP];
-            let x = match self.order {
-                None if len.is_multiple_of(STEP) => &x[first..first + len],
-                None => {
-                    gathered[..len].copy_from_slice(&x[first..first + len]);
-                    &gathered[..len.next_multiple_of(STEP)]
+        let layout = self.layout;
+        let rows = layout.tiles.rows(self.tile);
+        let height = rows.len();
+        for (i, x) in self.x.chunks_exact(self.inputs).skip(rows.start).take(height).enumerate() {
+            for index in self.groups.clone() {
+                let mut gathered = [0f32; LARGEST_GROUP];
+                let x = self.group(x, index, &mut gathered);
+                // SAFETY: rows and groups are inside the buffers, and this task alone writes them.
+                // A padded group ends before the next row: rows are padded to whole cache lines.
+                unsafe {
+                    let to = self.bytes.as_ptr().add(rows.start * layout.stride());
+                    let to = to.add(index * layout.group * height + i * STEP);
+                    let (scale, sum) = quantize_group::<S>(x, to, height * STEP);
+                    let to = self.scales.as_ptr().add(rows.start * layout.groups() + index * height + i);
+                    *to = GroupScale { scale, correction: layout.factor * sum };
                 }
-                Some(order) => {
-                    let order = &order[first..first + len];
-                    gathered.iter_mut().zip(order).for_each(|(to, &col)| *to = x[col as usize]);
-                    &gathered[..len.next_multiple_of(STEP)]
-                }
-            };
-            // SAFETY: row and groups are inside the buffers, and this task alone writes them. A
-            // padded group ends before the next row: rows are padded to whole cache lines.
-            unsafe {
-                let to = self.bytes.as_ptr().add(row * self.layout.stride() + index * group);
-                let (scale, sum) = quantize_group::<S>(x, to);
-                let to = self.scales.as_ptr().add(row * self.layout.groups() + index);
-                *to = GroupScale { scale, correction: factor * sum };
             }
         }
     }
 }
 
+impl QuantizeTile<'_> {
+    /// Returns the numbers of a group of a row, in the order of the quantized row and with zeros up
+    /// to a multiple of [`STEP`]: those of the row, or `gathered`.
+    #[inline(always)]
+    fn group<'g>(&self, row: &'g [f32], index: usize, gathered: &'g mut [f32; LARGEST_GROUP]) -> &'g [f32] {
+        let RowLayout { cols, group, .. } = self.layout;
+        let first = index * group;
+        let len = group.min(cols - first);
+        match self.order {
+            None if len.is_multiple_of(STEP) => return &row[first..first + len],
+            None => gathered[..len].copy_from_slice(&row[first..first + len]),
+            Some(order) => {
+                let order = &order[first..first + len];
+                gathered.iter_mut().zip(order).for_each(|(to, &col)| *to = row[col as usize]);
+            }
+        }
+        &gathered[..len.next_multiple_of(STEP)]
+    }
+}
+
 /// Quantizes the numbers of a group, a multiple of [`STEP`], and returns the scale and the sum of
-/// the bytes.
+/// the bytes. Each [`STEP`] bytes are written at a distance of `stride` bytes.
 #[inline(always)]
-pub(crate) unsafe fn quantize_group<S: Simd>(x: &[f32], to: *mut i8) -> (f32, i32) {
-    // SAFETY: the caller guarantees the instruction set and room for `x.len()` bytes. The number of
-    // lanes divides `STEP`.
+pub(crate) unsafe fn quantize_group<S: Simd>(x: &[f32], to: *mut i8, stride: usize) -> (f32, i32) {
+    // SAFETY: the caller guarantees the instruction set and room for the bytes. The number of lanes
+    // divides `STEP`.
     unsafe {
         let zero = S::splat(0.0);
         let (mut largest, mut check) = (zero, zero);
@@ -176,7 +198,7 @@ pub(crate) unsafe fn quantize_group<S: Simd>(x: &[f32], to: *mut i8) -> (f32, i3
         let mut sums = S::splat_i(0);
         for at in (0..x.len()).step_by(S::LANES) {
             let bytes = S::to_i(S::mul(S::load(x.as_ptr().add(at)), inverse));
-            S::store_i8(to.add(at), bytes);
+            S::store_i8(to.add(at / STEP * stride + at % STEP), bytes);
             sums = S::add_i(sums, bytes);
         }
         // The sum is exact: it is below 2^24. Numbers that are not finite have arbitrary bytes.

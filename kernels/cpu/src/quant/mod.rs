@@ -13,5 +13,5 @@ mod product;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
-pub(super) use activations::{ActivationBuffer, quantize_group, row_bytes};
+pub(super) use activations::{ActivationBuffer, STEP, quantize_group, row_bytes};
 pub(super) use pack::{IntPanels, RowContents};

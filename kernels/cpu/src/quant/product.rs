@@ -20,66 +20,55 @@ pub(super) struct Product<'a> {
     /// Rows.
     pub(super) n: usize,
     pub(super) layout: RowLayout,
-    /// The bytes of the activations.
+    /// The bytes of the activations, see [`RowLayout`].
     pub(super) x: *const i8,
-    /// `[n, groups]`.
+    /// Their scales.
     pub(super) scales: *const GroupScale,
     pub(super) w: &'a IntPanels,
     pub(super) outputs: Outputs<'a>,
     pub(super) panels: Range<usize>,
 }
 
-/// The loops of a format.
-trait Loop {
+/// The loops of a format, whose codes have `BITS` bits.
+trait Loop: 'static {
     /// Bits of a code.
     const BITS: usize;
     /// Whether groups have scales. Otherwise rows have.
-    const GROUP_SCALES: bool;
+    const GROUP_SCALES: bool = true;
     /// Whether groups have offsets of their own.
-    const OFFSETS: bool;
+    const OFFSETS: bool = false;
     /// Whether the scales of groups are of type f32. Otherwise they are of type f16.
     const WIDE_SCALES: bool = false;
+    /// Whether all groups have [`STEP`] columns.
+    const ONE_STEP: bool = false;
     /// Bytes of a group's scale and offset.
     const GROUP_BYTES: usize = if Self::WIDE_SCALES { 4 } else { 2 } + if Self::OFFSETS { 2 } else { 0 };
 }
 
 struct Int8;
-struct Q8_0;
-struct Q4_0;
-struct Int4;
 
 impl Loop for Int8 {
     const BITS: usize = 8;
     const GROUP_SCALES: bool = false;
-    const OFFSETS: bool = false;
 }
 
-impl Loop for Q8_0 {
-    const BITS: usize = 8;
-    const GROUP_SCALES: bool = true;
-    const OFFSETS: bool = false;
-}
+/// The groups of `Q8_0` and `Q4_0`.
+struct Smallest<const BITS: usize>;
 
-impl Loop for Q4_0 {
-    const BITS: usize = 4;
-    const GROUP_SCALES: bool = true;
-    const OFFSETS: bool = false;
-}
-
-impl Loop for Int4 {
-    const BITS: usize = 4;
-    const GROUP_SCALES: bool = true;
-    const OFFSETS: bool = true;
-}
-
-/// Integers that a checkpoint stores, with scales of type f32.
-struct Stored<const BITS: usize, const OFFSETS: bool>;
-
-impl<const BITS: usize, const OFFSETS: bool> Loop for Stored<BITS, OFFSETS> {
+impl<const BITS: usize> Loop for Smallest<BITS> {
     const BITS: usize = BITS;
-    const GROUP_SCALES: bool = true;
+    const ONE_STEP: bool = true;
+}
+
+/// Groups of any size.
+struct Groups<const BITS: usize, const OFFSETS: bool, const WIDE_SCALES: bool>;
+
+impl<const BITS: usize, const OFFSETS: bool, const WIDE_SCALES: bool> Loop
+    for Groups<BITS, OFFSETS, WIDE_SCALES>
+{
+    const BITS: usize = BITS;
     const OFFSETS: bool = OFFSETS;
-    const WIDE_SCALES: bool = true;
+    const WIDE_SCALES: bool = WIDE_SCALES;
 }
 
 impl Product<'_> {
@@ -87,17 +76,16 @@ impl Product<'_> {
     pub(super) fn compute(&self, target: Target) {
         match self.w.format {
             IntFormat::Int8 => target.dispatch(WithLoop::<Int8>::new(self)),
-            IntFormat::Q8_0 => target.dispatch(WithLoop::<Q8_0>::new(self)),
-            IntFormat::Q4_0 => target.dispatch(WithLoop::<Q4_0>::new(self)),
-            IntFormat::Int4 => target.dispatch(WithLoop::<Int4>::new(self)),
-            // The loops of other formats serve where they read the same numbers.
+            IntFormat::Q8_0 => target.dispatch(WithLoop::<Smallest<8>>::new(self)),
+            IntFormat::Q4_0 => target.dispatch(WithLoop::<Smallest<4>>::new(self)),
+            IntFormat::Int4 => target.dispatch(WithLoop::<Groups<4, true, false>>::new(self)),
             IntFormat::Stored(groups) => match (groups.bits, groups.has_offsets, groups.wide_scales) {
-                (4, false, false) => target.dispatch(WithLoop::<Q4_0>::new(self)),
-                (4, true, false) => target.dispatch(WithLoop::<Int4>::new(self)),
-                (4, false, true) => target.dispatch(WithLoop::<Stored<4, false>>::new(self)),
-                (4, true, true) => target.dispatch(WithLoop::<Stored<4, true>>::new(self)),
-                (_, false, false) => target.dispatch(WithLoop::<Q8_0>::new(self)),
-                (_, true, true) => target.dispatch(WithLoop::<Stored<8, true>>::new(self)),
+                (4, false, false) => target.dispatch(WithLoop::<Groups<4, false, false>>::new(self)),
+                (4, true, false) => target.dispatch(WithLoop::<Groups<4, true, false>>::new(self)),
+                (4, false, true) => target.dispatch(WithLoop::<Groups<4, false, true>>::new(self)),
+                (4, true, true) => target.dispatch(WithLoop::<Groups<4, true, true>>::new(self)),
+                (_, false, false) => target.dispatch(WithLoop::<Groups<8, false, false>>::new(self)),
+                (_, true, true) => target.dispatch(WithLoop::<Groups<8, true, true>>::new(self)),
                 (..) => unreachable!("8 bits with either wide scales or offsets; this is a bug"),
             },
         }
@@ -127,129 +115,117 @@ impl<L: Loop> Kernel for WithLoop<'_, L> {
 
 #[inline(always)]
 unsafe fn run<S: Simd, L: Loop>(job: &Product<'_>) {
-    // Two accumulators for each row and vector must fit the registers.
-    let highest = S::ROWS / 2;
-    // SAFETY: panels and rows are inside the operands.
-    unsafe {
-        if job.n <= 2 {
-            // Two panels are streamed together: there are too few chains in one, and two streams
-            // are read faster.
-            let mut panel = job.panels.start;
-            while panel + 1 < job.panels.end {
-                if job.n == 1 {
-                    tile::<S, L, 1, 4>(job, panel, 0);
-                } else {
-                    tile::<S, L, 2, 4>(job, panel, 0);
+    let tiles = job.layout.tiles;
+    let mut panel = job.panels.start;
+    while panel < job.panels.end {
+        // A panel has too few chains for one or two rows, and two streams are read faster.
+        let pair = job.n <= 2 && panel + 1 < job.panels.end;
+        for tile in 0..tiles.count() {
+            let rows = tiles.rows(tile);
+            // SAFETY: panels and rows are inside the operands.
+            unsafe {
+                match (rows.len(), pair) {
+                    (1, true) => call::<S, L, 1, 4>(job, panel, rows.start),
+                    (2, true) => call::<S, L, 2, 4>(job, panel, rows.start),
+                    (1, _) => call::<S, L, 1, 2>(job, panel, rows.start),
+                    (2, _) => call::<S, L, 2, 2>(job, panel, rows.start),
+                    (3, _) if S::ROWS >= 6 => call::<S, L, 3, 2>(job, panel, rows.start),
+                    (4, _) if S::ROWS >= 8 => call::<S, L, 4, 2>(job, panel, rows.start),
+                    (5, _) if S::ROWS >= 10 => call::<S, L, 5, 2>(job, panel, rows.start),
+                    (6, _) if S::ROWS >= 12 => call::<S, L, 6, 2>(job, panel, rows.start),
+                    _ => unreachable!("no tile of this height; this is a bug"),
                 }
-                panel += 2;
-            }
-            if panel < job.panels.end {
-                with_rows::<S, L>(job, panel, 0, job.n);
-            }
-            return;
-        }
-        for panel in job.panels.clone() {
-            let mut row = 0;
-            while row < job.n {
-                // Tiles of nearly equal heights.
-                let rest = job.n - row;
-                let height = rest.div_ceil(rest.div_ceil(highest));
-                with_rows::<S, L>(job, panel, row, height);
-                row += height;
             }
         }
+        panel += 1 + usize::from(pair);
     }
 }
 
 #[inline(always)]
-unsafe fn with_rows<S: Simd, L: Loop>(job: &Product<'_>, panel: usize, row: usize, height: usize) {
-    // SAFETY: the caller guarantees the instruction set and valid pointers.
-    unsafe {
-        match height {
-            1 => tile::<S, L, 1, 2>(job, panel, row),
-            2 => tile::<S, L, 2, 2>(job, panel, row),
-            3 if S::ROWS >= 6 => tile::<S, L, 3, 2>(job, panel, row),
-            4 if S::ROWS >= 8 => tile::<S, L, 4, 2>(job, panel, row),
-            5 if S::ROWS >= 10 => tile::<S, L, 5, 2>(job, panel, row),
-            6 if S::ROWS >= 12 => tile::<S, L, 6, 2>(job, panel, row),
-            _ => unreachable!("no tile of this height; this is a bug"),
-        }
-    }
-}
-
-/// Computes M rows from `row` and NV / 2 panels from `panel`.
-#[inline(always)]
-unsafe fn tile<S: Simd, L: Loop, const M: usize, const NV: usize>(
+unsafe fn call<S: Simd, L: Loop, const M: usize, const NV: usize>(
     job: &Product<'_>,
     panel: usize,
     row: usize,
 ) {
-    let RowLayout { cols, group, .. } = job.layout;
-    let (groups, stride) = (job.layout.groups(), job.layout.stride());
-    let step_bytes = STEP * L::BITS / 8 * 2 * S::LANES;
-    // SAFETY: the caller passes rows and panels inside the operands. A panel has whole steps of
-    // columns, and so have the activations.
-    unsafe {
-        let mut w = [std::ptr::null(); NV];
-        for v in 0..NV {
-            w[v] = job.w.panel(panel + v / 2);
-        }
-        let mut x: [*const i8; M] = [std::ptr::null(); M];
-        let mut scales: [*const GroupScale; M] = [std::ptr::null(); M];
-        for i in 0..M {
-            x[i] = job.x.add((row + i) * stride);
-            scales[i] = job.scales.add((row + i) * groups);
-        }
-        let mut sums = [[S::splat(0.0); NV]; M];
-        for g in 0..groups {
-            let mut dots = [[S::splat_i(0); NV]; M];
-            if !L::OFFSETS {
-                for i in 0..M {
-                    dots[i] = [S::splat_i((*scales[i].add(g)).correction); NV];
-                }
-            }
-            let first = g * group;
-            for step in 0..group.min(cols - first).div_ceil(STEP) {
-                dot_step::<S, L, M, NV>(&mut dots, &w, &x, first + step * STEP);
-                for v in 0..NV {
-                    w[v] = w[v].add(step_bytes);
-                }
-            }
-            add_group::<S, L, M, NV>(&mut sums, &dots, &w, &scales, g);
-            if L::GROUP_SCALES {
-                let bytes = 2 * S::LANES * L::GROUP_BYTES;
-                for v in 0..NV {
-                    w[v] = w[v].add(bytes);
-                }
-            }
-        }
-        for (i, sums) in sums.iter().enumerate() {
+    // SAFETY: the caller guarantees the instruction set and valid pointers.
+    unsafe { S::call(Tile::<L, M, NV> { job, panel, row, format: PhantomData }) }
+}
+
+/// The product of the M rows of the tile from `row` and NV / 2 panels from `panel`.
+struct Tile<'a, L, const M: usize, const NV: usize> {
+    job: &'a Product<'a>,
+    panel: usize,
+    row: usize,
+    format: PhantomData<L>,
+}
+
+impl<L: Loop, const M: usize, const NV: usize> Kernel for Tile<'_, L, M, NV> {
+    const USES: Extension = Extension::Vnni;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Tile { job, panel, row, .. } = self;
+        let RowLayout { cols, group, .. } = job.layout;
+        let step_bytes = STEP * L::BITS / 8 * 2 * S::LANES;
+        let first_col = panel * 2 * S::LANES;
+        // SAFETY: the creator passes rows and panels inside the operands. A panel has whole steps
+        // of columns, and so have the activations.
+        unsafe {
+            let mut w = [std::ptr::null(); NV];
             for v in 0..NV {
-                let col = (panel * 2 + v) * S::LANES;
-                let sums = if L::GROUP_SCALES {
-                    sums[v]
-                } else {
-                    // Scales of rows are padded to whole panels.
-                    S::mul(sums[v], S::load(job.w.row_scales.as_ptr().add(col)))
-                };
-                job.outputs.put::<S>(row + i, col, sums);
+                w[v] = job.w.panel(panel + v / 2);
             }
+            let mut x = job.x.add(row * job.layout.stride());
+            let mut scales = job.scales.add(row * job.layout.groups());
+            let mut sums = [[S::splat(0.0); NV]; M];
+            for first in (0..cols).step_by(if L::ONE_STEP { STEP } else { group }) {
+                let mut dots = [[S::splat_i(0); NV]; M];
+                if !L::OFFSETS {
+                    for i in 0..M {
+                        dots[i] = [S::splat_i((*scales.add(i)).correction); NV];
+                    }
+                }
+                let steps = if L::ONE_STEP { 1 } else { group.min(cols - first).div_ceil(STEP) };
+                for _ in 0..steps {
+                    dot_step::<S, L, M, NV>(&mut dots, &w, x);
+                    x = x.add(STEP * M);
+                    for v in 0..NV {
+                        w[v] = w[v].add(step_bytes);
+                    }
+                }
+                add_group::<S, L, M, NV>(&mut sums, &dots, &w, scales);
+                scales = scales.add(M);
+                if L::GROUP_SCALES {
+                    for v in 0..NV {
+                        w[v] = w[v].add(2 * S::LANES * L::GROUP_BYTES);
+                    }
+                }
+            }
+            if !L::GROUP_SCALES {
+                for v in 0..NV {
+                    // Scales of rows are padded to whole panels.
+                    let scales = S::load(job.w.row_scales.as_ptr().add(first_col + v * S::LANES));
+                    for i in 0..M {
+                        sums[i][v] = S::mul(sums[i][v], scales);
+                    }
+                }
+            }
+            job.outputs.put_tile::<S, M, NV>(row, first_col, &sums);
         }
     }
 }
 
-/// Adds the products of 32 columns from `first` on.
+/// Adds the products of [`STEP`] columns. The bytes of the M rows are at `x`.
 #[inline(always)]
 unsafe fn dot_step<S: Simd, L: Loop, const M: usize, const NV: usize>(
     dots: &mut [[S::I; NV]; M],
     w: &[*const u8; NV],
-    x: &[*const i8; M],
-    first: usize,
+    x: *const i8,
 ) {
     let vector = 4 * S::LANES;
     // SAFETY: the caller guarantees the instruction set and valid pointers.
     unsafe {
-        let mut sums = *dots;
         for at in 0..STEP * L::BITS / 32 {
             let mut codes = [S::splat_i(0); NV];
             for v in 0..NV {
@@ -260,28 +236,26 @@ unsafe fn dot_step<S: Simd, L: Loop, const M: usize, const NV: usize>(
                 codes[v] = S::load_i(from.cast());
             }
             if L::BITS == 8 {
-                multiply::<S, M, NV>(&mut sums, codes, x, first + 4 * at);
+                multiply::<S, M, NV>(dots, codes, x.add(4 * at));
             } else {
-                multiply::<S, M, NV>(&mut sums, codes.map(|c| S::low_nibbles(c)), x, first + 8 * at);
-                multiply::<S, M, NV>(&mut sums, codes.map(|c| S::high_nibbles(c)), x, first + 8 * at + 4);
+                multiply::<S, M, NV>(dots, codes.map(|c| S::low_nibbles(c)), x.add(8 * at));
+                multiply::<S, M, NV>(dots, codes.map(|c| S::high_nibbles(c)), x.add(8 * at + 4));
             }
         }
-        *dots = sums;
     }
 }
 
-/// Adds the products of four columns from `col` on.
+/// Adds the products of four columns. The bytes of the first row are at `x`.
 #[inline(always)]
 unsafe fn multiply<S: Simd, const M: usize, const NV: usize>(
     sums: &mut [[S::I; NV]; M],
     codes: [S::I; NV],
-    x: &[*const i8; M],
-    col: usize,
+    x: *const i8,
 ) {
     // SAFETY: the caller guarantees the instruction set and valid pointers.
     unsafe {
         for i in 0..M {
-            let x = S::splat_i(x[i].add(col).cast::<i32>().read_unaligned());
+            let x = S::splat_i(x.add(STEP * i).cast::<i32>().read_unaligned());
             for v in 0..NV {
                 sums[i][v] = S::dot_u8_i8(sums[i][v], codes[v], x);
             }
@@ -289,14 +263,14 @@ unsafe fn multiply<S: Simd, const M: usize, const NV: usize>(
     }
 }
 
-/// Adds the scaled dot products of group `g`. The scales of the weights are at `w`.
+/// Adds the scaled dot products of a group. The scales of the weights are at `w`, those of the M
+/// rows at `scales`.
 #[inline(always)]
 unsafe fn add_group<S: Simd, L: Loop, const M: usize, const NV: usize>(
     sums: &mut [[S::V; NV]; M],
     dots: &[[S::I; NV]; M],
     w: &[*const u8; NV],
-    scales: &[*const GroupScale; M],
-    g: usize,
+    scales: *const GroupScale,
 ) {
     // SAFETY: the caller guarantees the instruction set and valid pointers.
     unsafe {
@@ -319,7 +293,7 @@ unsafe fn add_group<S: Simd, L: Loop, const M: usize, const NV: usize>(
             }
         }
         for i in 0..M {
-            let GroupScale { scale, correction } = *scales[i].add(g);
+            let GroupScale { scale, correction } = *scales.add(i);
             let scale = S::splat(scale);
             for v in 0..NV {
                 let mut dot = S::to_f32(dots[i][v]);

@@ -66,13 +66,15 @@ struct Dotted<'a> {
     at: usize,
 }
 
-impl Product<'_> {
-    /// Returns whether the tile unit is the fastest way to compute the product.
-    pub(super) fn suits_tiles(&self) -> bool {
-        self.n >= LEAST_ROWS && self.layout.group >= LEAST_COLUMNS
-    }
+/// Returns whether the tile unit is the fastest way to compute products of `n` rows whose groups
+/// have `group` columns.
+pub(super) fn suit(n: usize, group: usize) -> bool {
+    n >= LEAST_ROWS && group >= LEAST_COLUMNS
+}
 
+impl Product<'_> {
     /// Computes the product on the tile unit, with `scratch` as working memory of `room` numbers.
+    /// Each row of the activations is a tile of its own.
     ///
     /// # Safety
     /// The machine must have the unit, AVX-512 F, BW and VL, and F16C. The working memory must

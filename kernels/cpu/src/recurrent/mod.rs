@@ -88,11 +88,12 @@ impl Cpu {
             let (len, window) = (CHANNELS.min(channels - first), states.from(row.slot * stride));
             Inputs { row, first, len, x, cols, convolution, channels, taps, window }
         };
-        let longest = step.rows.iter().map(|row| row.count).max().unwrap_or(0);
-        let parts = longest.div_ceil(TOKENS);
-        self.parallel(step.rows.len() * parts * pieces, n * channels * (taps + 8), |task, _| {
-            let (row, rest) = (task / (parts * pieces), task % (parts * pieces));
-            let (inputs, first) = (inputs(row, rest % pieces), rest / pieces * TOKENS);
+        // The row and the first token of each part.
+        let firsts = |row: usize| (0..step.rows[row].count).step_by(TOKENS).map(move |first| (row, first));
+        let parts: Vec<(usize, usize)> = (0..step.rows.len()).flat_map(firsts).collect();
+        self.parallel(parts.len() * pieces, n * channels * (taps + 8), |task, _| {
+            let (row, first) = parts[task / pieces];
+            let inputs = inputs(row, task % pieces);
             let tokens = first..inputs.row.count.min(first + TOKENS);
             self.target.dispatch(Convolve { inputs, tokens, out });
         });

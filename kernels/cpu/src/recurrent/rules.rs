@@ -9,6 +9,9 @@ use super::super::simd::Simd;
 /// Added to the square of the length of queries and keys.
 const LENGTH_EPS: f32 = 1e-6;
 
+/// Limits of steps that change none: no step is negative.
+const NO_LIMITS: (f32, f32) = (0.0, f32::INFINITY);
+
 /// How a token changes a head's matrix `S` and reads it. With the sums `seen = Sᵀ key` and `read =
 /// Sᵀ query` of the matrix before the token, whose rows are multiplied by their decays first if
 /// they have decays of their own,
@@ -69,8 +72,7 @@ impl Rule for Delta<'_> {
     unsafe fn factors<S: Simd>(&self, head: usize, token: usize, query: &[f32], key: &[f32]) -> Factors {
         let count = self.recurrence.heads.heads;
         let rates = &self.rates[token * 2 * count..][..2 * count];
-        let step = softplus(rates[count + head] + self.recurrence.step_bias[head]);
-        let decay = (-self.recurrence.decay_log[head].exp() * step).exp();
+        let (_, decay) = step_and_decay(self.recurrence, head, rates[count + head], NO_LIMITS);
         // SAFETY: the caller guarantees it.
         let factors = unsafe { delta_factors::<S>(rates[head], query, key) };
         Factors { decay, of_seen: factors.of_seen * decay, of_read: factors.of_read * decay, ..factors }
@@ -94,9 +96,7 @@ impl Rule for StateSpace<'_> {
     #[inline(always)]
     unsafe fn factors<S: Simd>(&self, head: usize, token: usize, query: &[f32], key: &[f32]) -> Factors {
         let rate = self.rates[token * self.recurrence.heads.heads + head];
-        let (least, most) = self.limits;
-        let step = softplus(rate + self.recurrence.step_bias[head]).clamp(least, most);
-        let decay = (-self.recurrence.decay_log[head].exp() * step).exp();
+        let (step, decay) = step_and_decay(self.recurrence, head, rate, self.limits);
         // SAFETY: the caller guarantees it.
         let [_, _, overlap] = unsafe { products::<S>(query, key) };
         Factors { decay, of_value: step, of_seen: 0.0, of_read: decay, overlap, skip: self.skip[head] }
@@ -137,6 +137,18 @@ impl Rule for ChannelDelta<'_> {
             to.queries[index] = decay * query[index];
         }
     }
+}
+
+/// Returns the step of a token for a head, and the decay of the head's matrix.
+#[inline(always)]
+fn step_and_decay(
+    recurrence: &Recurrence<'_, Vec<f32>>,
+    head: usize,
+    rate: f32,
+    (least, most): (f32, f32),
+) -> (f32, f32) {
+    let step = softplus(rate + recurrence.step_bias[head]).clamp(least, most);
+    (step, (-recurrence.decay_log[head].exp() * step).exp())
 }
 
 /// Returns the factors of the delta rule, without a decay of the whole matrix.

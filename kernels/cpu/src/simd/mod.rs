@@ -20,4 +20,4 @@ mod vector;
 pub(super) use element::Element;
 pub use target::Isa;
 pub(super) use target::Target;
-pub(super) use vector::{Extension, Kernel, Simd};
+pub(super) use vector::{Extension, Kernel, LARGEST_LANES, Simd};

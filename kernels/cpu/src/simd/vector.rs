@@ -38,6 +38,9 @@ pub(crate) trait Kernel {
     unsafe fn run<S: Simd>(self) -> Self::Output;
 }
 
+/// The most lanes that a vector of any instruction set has.
+pub(crate) const LARGEST_LANES: usize = 16;
+
 /// The registers of an instruction set: vectors of [`Lanes::LANES`] numbers.
 ///
 /// # Safety
@@ -48,7 +51,7 @@ pub(crate) trait Lanes: Copy + 'static {
     type V: Copy;
     /// A vector of as many 32-bit integers.
     type I: Copy;
-    /// Number of lanes: a power of two, at most 16.
+    /// Number of lanes: a power of two, at most [`LARGEST_LANES`].
     const LANES: usize;
 }
 

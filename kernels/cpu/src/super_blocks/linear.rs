@@ -5,10 +5,14 @@ use millrace_numbers::formats::ggml::SUPER_BLOCK;
 use super::super::gemm::BLOCK_PANELS;
 use super::super::memory::Shared;
 use super::super::outputs::Outputs;
+use super::super::tile::Tiles;
 use super::super::{Buf, Cpu, lock};
-use super::activations::QuantizeRow;
+use super::activations::{QuantizeTile, row_bytes};
 use super::pack::KPanels;
 use super::product::Product;
+
+/// Super-blocks of a tile of rows that are quantized as one piece of work.
+const PIECE: usize = 4;
 
 impl Cpu {
     /// `out = x · wᵀ + bias` over the first `n` rows, at least one.
@@ -23,19 +27,17 @@ impl Cpu {
         let cols = x.cols;
         let blocks = cols / SUPER_BLOCK;
         let mut buffer = lock(&self.super_blocks);
-        assert!(n * blocks <= buffer.blocks.len(), "more rows than any buffer has");
-        let x = x.rows(n);
-        let quantized = Shared::new(&mut buffer.blocks);
-        self.for_rows(n, cols, |row| {
-            let x = &x[row * cols..(row + 1) * cols];
-            // SAFETY: the blocks of the row are inside the buffer, and this task alone uses them.
-            let to = Shared::new(unsafe { quantized.slice(row * blocks, blocks) });
-            self.target.dispatch(QuantizeRow { format: w.format, x, to });
+        assert!(n * row_bytes(cols) <= buffer.bytes.len(), "more rows than any buffer has");
+        let (x, to) = (x.rows(n), Shared::new(&mut buffer.bytes));
+        // Two accumulators for each row and vector must fit the registers.
+        let tiles = Tiles::new(n, self.target.tile_rows() / 2);
+        self.for_tiles(tiles, blocks, PIECE, n * cols, |tile, blocks| {
+            let rows = tiles.rows(tile);
+            self.target.dispatch(QuantizeTile { format: w.format, x, cols, rows, blocks, to });
         });
         let outputs = Outputs { out: Shared::new(out.rows_mut(n)), cols: out.cols, bias };
         self.for_panels(outputs.cols, BLOCK_PANELS, n * cols * outputs.cols, |panels, _| {
-            let x = quantized.as_ptr().cast_const();
-            self.target.dispatch(Product { n, blocks, x, w, outputs, panels });
+            self.target.dispatch(Product { n, blocks, x: to.as_ptr(), tiles, w, outputs, panels });
         });
     }
 }

@@ -10,9 +10,10 @@ use std::ops::Range;
 use millrace_numbers::formats::ggml::KFormat;
 
 use super::super::outputs::Outputs;
+use super::super::quant::STEP;
 use super::super::simd::{Extension, Kernel, Simd};
 use super::super::tile::Tiles;
-use super::activations::ActivationBlock;
+use super::activations::TileBlock;
 use super::pack::{KPanels, header_bytes};
 
 /// The computation of the outputs of some panels for all rows.
@@ -21,8 +22,9 @@ pub(super) struct Product<'a> {
     pub(super) n: usize,
     /// Super-blocks of a row.
     pub(super) blocks: usize,
-    /// `[n, blocks]`.
-    pub(super) x: *const ActivationBlock,
+    /// The quantized activations, see [`TileBlock`].
+    pub(super) x: *mut u8,
+    pub(super) tiles: Tiles,
     pub(super) w: &'a KPanels,
     pub(super) outputs: Outputs<'a>,
     pub(super) panels: Range<usize>,
@@ -110,8 +112,7 @@ impl Kernel for Product<'_> {
 
 #[inline(always)]
 unsafe fn run<S: Simd, F: SubBlocks>(job: &Product<'_>) {
-    // Two accumulators for each row and vector must fit the registers.
-    let tiles = Tiles::new(job.n, S::ROWS / 2);
+    let tiles = job.tiles;
     let mut panel = job.panels.start;
     while panel < job.panels.end {
         // A panel has too few chains for one or two rows, and two streams are read faster.
@@ -171,10 +172,7 @@ impl<F: SubBlocks, const M: usize, const NV: usize> Kernel for Tile<'_, F, M, NV
             }
             let mut sums = [[S::splat(0.0); NV]; M];
             for block in 0..job.blocks {
-                let mut x = [std::ptr::null(); M];
-                for i in 0..M {
-                    x[i] = job.x.add((row + i) * job.blocks + block);
-                }
+                let x = TileBlock::new(job.x, job.blocks, row, M, block);
                 for v in 0..NV {
                     // Codes prefetch the addresses after their own, which leaves a gap as long as
                     // the header.
@@ -182,17 +180,13 @@ impl<F: SubBlocks, const M: usize, const NV: usize> Kernel for Tile<'_, F, M, NV
                         S::prefetch(w[v].wrapping_add(AHEAD + line));
                     }
                 }
-                let dots = dot_block::<S, F, M, NV>(&w, &x);
-                add_block::<S, F, M, NV>(&mut sums, dots, &w, &x);
+                let dots = dot_block::<S, F, M, NV>(&w, x);
+                add_block::<S, F, M, NV>(&mut sums, dots, &w, x);
                 for v in 0..NV {
                     w[v] = w[v].add((header_bytes(F::FORMAT) + 4 * F::COUNT * F::VECTORS) * width);
                 }
             }
-            for (i, sums) in sums.iter().enumerate() {
-                for v in 0..NV {
-                    job.outputs.put::<S>(row + i, (panel * 2 + v) * S::LANES, sums[v]);
-                }
-            }
+            job.outputs.put_tile::<S, M, NV>(row, panel * width, &sums);
         }
     }
 }
@@ -201,7 +195,7 @@ impl<F: SubBlocks, const M: usize, const NV: usize> Kernel for Tile<'_, F, M, NV
 #[inline(always)]
 unsafe fn dot_block<S: Simd, F: SubBlocks, const M: usize, const NV: usize>(
     w: &[*const u8; NV],
-    x: &[*const ActivationBlock; M],
+    x: TileBlock,
 ) -> [[S::I; NV]; M] {
     let width = 2 * S::LANES;
     // The scales follow one or two numbers of type f16.
@@ -222,7 +216,7 @@ unsafe fn dot_block<S: Simd, F: SubBlocks, const M: usize, const NV: usize>(
             let mut dots = [[S::splat_i(0); NV]; M];
             if F::FORMAT.offset() != 0 {
                 for i in 0..M {
-                    dots[i] = [S::splat_i((*x[i]).sums[s]); NV];
+                    dots[i] = [S::splat_i((*x.sums(i))[s]); NV];
                 }
             }
             for dot in 0..F::DOTS {
@@ -237,9 +231,9 @@ unsafe fn dot_block<S: Simd, F: SubBlocks, const M: usize, const NV: usize>(
                     }
                     codes[v] = F::codes::<S>(&vectors[v], dot);
                 }
+                let x = x.bytes(4 * (s * F::DOTS + dot));
                 for i in 0..M {
-                    let at = x[i].cast::<i8>().add(4 * (s * F::DOTS + dot));
-                    let x = S::splat_i(at.cast::<i32>().read());
+                    let x = S::splat_i(x.add(i * STEP).cast::<i32>().read_unaligned());
                     for v in 0..NV {
                         dots[i][v] = S::dot_u8_i8(dots[i][v], codes[v], x);
                     }
@@ -263,7 +257,7 @@ unsafe fn add_block<S: Simd, F: SubBlocks, const M: usize, const NV: usize>(
     sums: &mut [[S::V; NV]; M],
     dots: [[S::I; NV]; M],
     w: &[*const u8; NV],
-    x: &[*const ActivationBlock; M],
+    x: TileBlock,
 ) {
     let width = 2 * S::LANES;
     // SAFETY: the caller guarantees the instruction set and valid pointers.
@@ -272,7 +266,7 @@ unsafe fn add_block<S: Simd, F: SubBlocks, const M: usize, const NV: usize>(
             let numbers: *const u16 = w[v].cast();
             let weight_scale = S::load_f16(numbers.add(v % 2 * S::LANES));
             for i in 0..M {
-                let scale = S::mul(weight_scale, S::splat((*x[i]).scale));
+                let scale = S::mul(weight_scale, S::splat(*x.scale(i)));
                 sums[i][v] = S::fma_once(S::to_f32(dots[i][v]), scale, sums[i][v]);
             }
             if F::FORMAT == KFormat::Q4K {
@@ -280,13 +274,13 @@ unsafe fn add_block<S: Simd, F: SubBlocks, const M: usize, const NV: usize>(
                 let at = |half: usize| w[v].add(12 * width + (half * 2 + v % 2) * 4 * S::LANES);
                 let mins = [S::load_i(at(0).cast()), S::load_i(at(1).cast())];
                 for i in 0..M {
-                    let parts = &(*x[i]).sums;
+                    let parts = &*x.sums(i);
                     let pair = |first: usize| {
                         let dot = S::dot_u8_i8(S::splat_i(0), mins[0], S::splat_i(parts[first]));
                         S::dot_u8_i8(dot, mins[1], S::splat_i(parts[first + 1]))
                     };
                     let dot = S::add_i(pair(0), S::shift_left(pair(2), 7));
-                    let scale = S::mul(weight_min, S::splat(-(*x[i]).scale));
+                    let scale = S::mul(weight_min, S::splat(-*x.scale(i)));
                     sums[i][v] = S::fma_once(S::to_f32(dot), scale, sums[i][v]);
                 }
             }

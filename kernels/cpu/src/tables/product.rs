@@ -232,11 +232,7 @@ impl<W: Widen<N>, const N: usize, const M: usize, const NV: usize> Kernel for Ti
             // The last block adds the bias.
             let bias = job.outputs.bias.filter(|_| groups.end == layout.groups());
             let outputs = Outputs { bias, ..job.outputs };
-            for (i, sums) in sums.iter().enumerate() {
-                for v in 0..NV {
-                    outputs.put::<S>(row + i, col(v), sums[v]);
-                }
-            }
+            outputs.put_tile::<S, M, NV>(row, col(0), &sums);
         }
     }
 }
