@@ -12,6 +12,15 @@ use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 use crate::common::*;
 use crate::product::Case;
 
+/// Rows of a long prompt, which threads quantize in pieces, have the bits of single rows.
+#[test]
+fn rows_that_threads_share_agree_bit_for_bit() {
+    for (seed, format) in KFormat::ALL.into_iter().enumerate() {
+        let case = Case::uneven((61, 9 * SUPER_BLOCK, 35), 48, true, WeightFormat::K(format), seed as u64);
+        case.check_rows_and_threads(&CPUS);
+    }
+}
+
 proptest! {
     #![proptest_config(cases(32))]
 

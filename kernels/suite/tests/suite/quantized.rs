@@ -11,6 +11,15 @@ use proptest::prelude::{prop, prop_assert, prop_assert_eq, proptest};
 use crate::common::*;
 use crate::product::Case;
 
+/// Rows of a long prompt, which threads quantize in pieces, have the bits of single rows.
+#[test]
+fn rows_that_threads_share_agree_bit_for_bit() {
+    for (seed, format) in IntFormat::ALL.into_iter().enumerate() {
+        let case = Case::uneven((61, 2080, 35), 32, true, WeightFormat::Int(format), seed as u64);
+        case.check_rows_and_threads(&CPUS);
+    }
+}
+
 proptest! {
     #![proptest_config(cases(48))]
 
