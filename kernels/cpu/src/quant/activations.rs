@@ -36,8 +36,8 @@ unsafe impl Plain for GroupScale {}
 /// The layout of quantized rows.
 ///
 /// The rows of a tile lie together, so that the product reads their numbers as one stream: bytes as
-/// `[columns / STEP][rows of the tile][STEP]`, scales as `[groups][rows of the tile]`. The numbers
-/// of a tile begin where those of its first row would if all rows lay one after another.
+/// `[columns / STEP][rows of the tile][STEP]`, scales as `[groups][rows of the tile]`. All rows
+/// take the same room, so a tile begins behind the rows before it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowLayout {
     pub(super) cols: usize,
@@ -159,7 +159,7 @@ impl Kernel for QuantizeTile<'_> {
 
 impl QuantizeTile<'_> {
     /// Returns the numbers of a group of a row, in the order of the quantized row and with zeros up
-    /// to a multiple of [`STEP`]: those of the row, or `gathered`.
+    /// to a multiple of [`STEP`]: a part of the row, or `gathered`.
     #[inline(always)]
     fn group<'g>(&self, row: &'g [f32], index: usize, gathered: &'g mut [f32; LARGEST_GROUP]) -> &'g [f32] {
         let RowLayout { cols, group, .. } = self.layout;

@@ -263,8 +263,8 @@ unsafe fn multiply<S: Simd, const M: usize, const NV: usize>(
     }
 }
 
-/// Adds the scaled dot products of a group. The scales of the weights are at `w`, those of the M
-/// rows at `scales`.
+/// Adds the scaled dot products of a group. The weights' scales are at `w`, and the M rows' scales
+/// at `scales`.
 #[inline(always)]
 unsafe fn add_group<S: Simd, L: Loop, const M: usize, const NV: usize>(
     sums: &mut [[S::V; NV]; M],

@@ -16,8 +16,8 @@ const BLOCK_BYTES: usize = SUPER_BLOCK + 4 * SUMS + 4;
 
 /// The quantized activations of the rows of a tile for one super-block. The product reads them as
 /// one stream: bytes as `[SUPER_BLOCK / STEP][height][STEP]`, then the sums `[height][SUMS]` and
-/// the scales `[height]`. The numbers of a tile begin where those of its first row would if all
-/// rows lay one after another, and its super-blocks follow each other.
+/// the scales `[height]`. The super-blocks of a tile follow each other. All rows take the same
+/// room, so a tile begins behind the rows before it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TileBlock {
     start: *mut u8,
