@@ -7,7 +7,7 @@ are those of the checkpoint. Names come from the package's `TensorNameMap`. What
 is described in `convert_hf_to_gguf.py` of llama.cpp, and done here again: rows of query and key are
 reordered for `llama`, `smollm3` and the models of Granite, 1 is added to Gemma's norms, and experts
 are stacked. `FUSED` are written with query, key and value in one tensor, as newer converters may, and
-`FUSED_EXPERTS` with gate and up. `RENAMED` are files of another architecture, in a folder of its name,
+`FUSED_EXPERTS` with gate and up. `MTP` are checkpoints of `../golden-mtp`, whose head is a later layer. `RENAMED` are files of another architecture, in a folder of its name,
 that compute the same. What is different in models with recurrent layers is in
 `gguf_hybrids.py`, and in others `gguf_older.py` and `gguf_recent.py`.
 """
@@ -64,6 +64,21 @@ CASES = {
 }
 # Checkpoints as files of models that differ from theirs in names only, whose families transformers has no code for.
 RENAMED = {"internlm2": "llama_gqa", "qwen": "qwen2"}
+# Checkpoints of `../golden-mtp` with a head of multi-token prediction, in a folder of their own.
+MTP = {
+    "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
+    "glm4_moe": "glm4moe", "deepseek_v3": "deepseek2",
+}
+HEADS = "golden-mtp"
+# The head is a layer after the last one in every file.
+MODULE = {
+    "mtp.layers.0.": "", "mtp.fc.": "eh_proj.", "mtp.pre_fc_norm_embedding.": "enorm.",
+    "mtp.pre_fc_norm_hidden.": "hnorm.", "mtp.norm.": "shared_head.norm.",
+}
+NEXTN = {
+    "eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm", "shared_head.norm": "shared_head_norm",
+    "shared_head.head": "shared_head_head", "embed_tokens": "embed_tokens",
+}
 PERMUTED = ("llama", "internlm2", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee")
 FUSED = ("qwen3_moe", "seed_oss_all_biases", "exaone4_hybrid")
 FUSED_EXPERTS = ("qwen3_5_moe_text",)
@@ -77,15 +92,23 @@ def halves_to_pairs(rows, heads):
     return rows.reshape(heads, 2, rows.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
-def stored_tensors(case):
+def stored_tensors(case, root="golden"):
     """The tensors of the checkpoint."""
-    tensors = load(HERE / "golden" / case).items()
+    tensors = load(HERE / root / case).items()
     return {name: np.array(numbers(tensor), "<f4").reshape(tensor[1]) for name, tensor in tensors}
 
 
-def tensors(case, config, architecture):
+def in_layer(name, layer):
+    """The name of a tensor of a head as one of that layer."""
+    for module, new in MODULE.items():
+        if name.startswith(module):
+            return f"model.layers.{layer}.{new}{name.removeprefix(module)}"
+    return name
+
+
+def tensors(case, config, architecture, root):
     """All tensors under the names that the converter looks up, stacked and reordered."""
-    stored = stored_tensors(case)
+    stored = stored_tensors(case, root)
     layers = config.get("num_hidden_layers") or len(config["layers_block_type"])
     heads = config.get("num_attention_heads") or config["num_heads"]
     kv_heads = config.get("num_key_value_heads") or heads
@@ -93,7 +116,7 @@ def tensors(case, config, architecture):
     if architecture == "stablelm":
         stored = stacked_head_norms(stored)
     for name, tensor in stored.items():
-        name = name.replace("model.language_model.", "model.")
+        name = in_layer(name.replace("model.language_model.", "model."), layers)
         if ".visual." in name or name.startswith(("visual.", "model.vision_tower.", "model.embed_vision.")):
             continue
         if ".act_fn." in name:
@@ -114,7 +137,7 @@ def tensors(case, config, architecture):
         plus_one = architecture in ("gemma", "gemma2", "gemma3", *gguf_hybrids.DELTA_NETS)
         if plus_one and name.endswith("norm.weight") and "linear_attn" not in name:
             tensor = tensor + np.float32(1)
-        if name.startswith(f"model.layers.{layers}."):
+        if name.startswith(f"model.layers.{layers}.") and root != HEADS:
             continue
         if name.endswith("e_score_correction_bias"):
             name = name.replace("e_score_correction_bias", "e_score_correction.bias")
@@ -280,8 +303,8 @@ def add_gemma4(writer, config, full, local):
         writer.add_expert_used_count(config["top_k_experts"])
 
 
-def write(case, architecture, folder=""):
-    config = json.loads((HERE / "golden" / case / "config.json").read_text())
+def write(case, architecture, folder="", root="golden"):
+    config = json.loads((HERE / root / case / "config.json").read_text())
     config = config.get("text_config", config)
     if architecture in gguf_older.OLDER:
         config = gguf_older.usual(config, architecture)
@@ -301,10 +324,11 @@ def write(case, architecture, folder=""):
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(hidden)
     # A layer that predicts one more token is counted too.
-    later = int(case in LATER)
+    later = int(case in LATER or root == HEADS)
     writer.add_block_count(layers + later)
     if later:
         writer.add_nextn_predict_layers(later)
+    if later and root != HEADS:
         norm = f"blk.{layers}.attn_norm.weight"
         writer.add_tensor(norm, np.ones(config["hidden_size"], "<f4"))
     width = config.get("intermediate_size_mlp") or config.get("intermediate_size") or 0
@@ -458,12 +482,12 @@ def write(case, architecture, folder=""):
     if architecture == "apertus":
         gguf_recent.add_xielu(writer, stored_tensors(case), layers)
     if architecture in gguf_hybrids.DELTA_NETS:
-        gguf_hybrids.add_delta_net(writer, config, case, architecture)
+        gguf_hybrids.add_delta_net(writer, config, case if root != HEADS else LATER[0], architecture)
     writer.add_tokenizer_model("llama")
     writer.add_token_list([f"t{token}" for token in range(config["vocab_size"])])
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(kind, layers)
-    found = tensors(case, config, architecture)
+    names = gguf.get_tensor_name_map(kind, layers + later)
+    found = tensors(case, config, architecture, root)
     if case in FUSED or architecture == "qwen":
         found = fused(found)
     for name, tensor in found.items():
@@ -476,7 +500,12 @@ def write(case, architecture, folder=""):
                 np.ascontiguousarray(tensor, "<f4"),
             )
             continue
+        of_head = NEXTN.get(name.removeprefix(f"model.layers.{layers}.").removesuffix(".weight"))
         new = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if of_head and later:
+            written = f"blk.{layers}.nextn.{of_head}.weight"
+            assert new in (None, written), f"{case}: {new} is not {written}"
+            new = written
         assert new, f"{case}: {name} has no name"
         writer.add_tensor(new, np.ascontiguousarray(tensor, "<f4"))
     writer.write_header_to_file()
@@ -495,6 +524,9 @@ def main():
     for architecture, case in RENAMED.items():
         (HERE / "golden-gguf" / architecture).mkdir(exist_ok=True)
         write(case, architecture, architecture)
+    (HERE / "golden-gguf" / "mtp").mkdir(exist_ok=True)
+    for case, architecture in MTP.items():
+        write(case, architecture, "mtp", HEADS)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ pub fn goldens() -> PathBuf {
 /// single characters.
 pub struct Golden {
     folder: TempDir,
+    /// The checkpoint: the folder, or a file in it.
+    path: PathBuf,
     /// The folder of the golden files.
     source: PathBuf,
 }
@@ -37,6 +39,15 @@ impl Golden {
         Golden::copy(goldens().join("../golden-mtp").join(name))
     }
 
+    /// Copies the GGUF file of the checkpoint with this name that has a head which predicts further
+    /// tokens.
+    pub fn file_with_head(name: &str) -> Golden {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        fs::copy(goldens().join("../golden-gguf/mtp").join(format!("{name}.gguf")), &path).unwrap();
+        Golden { folder, path, source: goldens().join("../golden-mtp").join(name) }.with_tokenizer()
+    }
+
     fn copy(source: PathBuf) -> Golden {
         let folder = tempfile::tempdir().unwrap();
         for file in fs::read_dir(&source).unwrap().map(|entry| entry.unwrap().path()) {
@@ -45,7 +56,8 @@ impl Golden {
                 fs::copy(&file, folder.path().join(file_name)).unwrap();
             }
         }
-        Golden { folder, source }.with_tokenizer()
+        let path = folder.path().to_owned();
+        Golden { folder, path, source }.with_tokenizer()
     }
 
     fn with_tokenizer(self) -> Golden {
@@ -78,7 +90,7 @@ impl Golden {
 
     /// Returns the path of the copy.
     pub fn path(&self) -> &str {
-        self.folder.path().to_str().unwrap()
+        self.path.to_str().unwrap()
     }
 
     /// Starts a server of it on the CPU in float32.

@@ -60,6 +60,10 @@ pub(super) fn read(model: &Model<'_>, architecture: &Architecture) -> Result<Map
     model.rope(&mut config, head_dim)?;
     model.tokens(&mut config)?;
     (architecture.adapt)(model, &mut config)?;
+    let later_layers = model.later_layers()?;
+    if later_layers > 0 {
+        config.insert("num_nextn_predict_layers".into(), later_layers.into());
+    }
     let mut own = match config.remove("millrace") {
         Some(Value::Object(own)) => own,
         _ => Map::new(),
@@ -71,6 +75,7 @@ pub(super) fn read(model: &Model<'_>, architecture: &Architecture) -> Result<Map
         (architecture.strided_value_heads, "strided_value_heads"),
         (architecture.stacked_qkv, "stacked_qkv"),
         (architecture.by_output, "by_output"),
+        (later_layers > 0, "later_layers"),
     ] {
         if is_changed {
             own.insert(key.into(), true.into());

@@ -215,11 +215,6 @@ fn read_contents(headers: &[Header<'_>], files: &[&[u8]]) -> Result<Contents, Er
     };
     let is_fused = all.iter().any(|tensor| architecture.naming.fused_qkv(&tensor.name).is_some());
     let qkv = if is_fused { Some(model.qkv_rows(architecture.kv_heads)?) } else { None };
-    // A key that is missing is reported with the configuration.
-    let later = match (model.layers(), model.count("block_count")) {
-        (Ok(first), Ok(end)) => first..end,
-        _ => 0..0,
-    };
     let mut contents = Contents::default();
     for (index, (header, file)) in headers.iter().zip(files).enumerate() {
         for tensor in &header.tensors {
@@ -231,10 +226,6 @@ fn read_contents(headers: &[Header<'_>], files: &[&[u8]]) -> Result<Contents, Er
             }
             if let Some(kind) = LONG_ROPE.iter().position(|name| *name == tensor.name) {
                 model.long_rope[kind] = divisors()?;
-                continue;
-            }
-            // Layers that predict several tokens at once come last.
-            if naming::layer(&tensor.name).is_some_and(|layer| later.contains(&layer)) {
                 continue;
             }
             contents

@@ -7,6 +7,10 @@ use crate::dtype::DType;
 use crate::error::{Error, TensorFault};
 use crate::fault::FileFault;
 
+/// The key, after the name of the architecture, with the number of layers that predict further
+/// tokens.
+const LATER: &str = "nextn_predict_layers";
+
 /// The metadata and tensors of a model.
 pub(super) struct Model<'a> {
     /// The header of the first file, which has all keys.
@@ -110,12 +114,16 @@ impl Model<'_> {
         }
     }
 
-    /// Returns the number of layers without those that predict several tokens at once.
+    /// Returns the number of layers without those that predict further tokens.
     pub(super) fn layers(&self) -> Result<u64, Error> {
-        const LATER: &str = "nextn_predict_layers";
-        let (all, later) = (self.count("block_count")?, self.header.count(&self.key(LATER))?.unwrap_or(0));
+        let (all, later) = (self.count("block_count")?, self.later_layers()?);
         let layers = all.checked_sub(later);
         layers.ok_or_else(|| self.fault(LATER, format!("is {later}, but there are only {all} layers")))
+    }
+
+    /// Returns the number of layers that predict further tokens. They come last.
+    pub(super) fn later_layers(&self) -> Result<u64, Error> {
+        Ok(self.header.count(&self.key(LATER))?.unwrap_or(0))
     }
 
     /// Returns the features of a dense MLP. Files may have none if all layers have experts.

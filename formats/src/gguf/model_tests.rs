@@ -106,24 +106,34 @@ fn metadata_become_a_configuration() {
     assert_eq!(pooled["millrace"], json!({"pooling": {"key": "qwen2.pooling_type", "type": 3}}));
 }
 
-/// Layers that predict several tokens at once come last, and are not used.
+/// Layers that predict further tokens come last. The configuration says how many there are.
 #[test]
-fn later_layers_are_left_out() {
+fn later_layers_follow_the_model() {
     let file = |nextn| {
         with_tensors(keys("qwen2"))
             .key("qwen2.nextn_predict_layers", TestValue::U32(nextn))
             .tensor("blk.0.attn_k.weight", &[8, 4], 1, &[1; 64])
             .tensor("blk.1.attn_k.weight", &[8, 4], 1, &[1; 64])
+            .tensor("blk.1.nextn.eh_proj.weight", &[8, 4], 1, &[1; 64])
+            .tensor("blk.1.nextn.shared_head_norm.weight", &[4], 0, &[1; 16])
     };
-    let names = |nextn| -> Vec<String> {
+    let found = |nextn| -> (Vec<String>, Value) {
         let folder = Folder::with(&[("x.gguf", file(nextn))]);
         let checkpoint = Checkpoint::open(&folder.source("x.gguf")).unwrap();
-        checkpoint.tensors().map(|tensor| tensor.name).filter(|name| name.contains("k_proj")).collect()
+        let names = checkpoint.tensors().map(|tensor| tensor.name).filter(|name| name.contains("layers."));
+        (names.collect(), config(file(nextn)))
     };
-    let all = ["model.layers.0.self_attn.k_proj.weight", "model.layers.1.self_attn.k_proj.weight"];
-    // A layer beyond the last one is no later layer, and is refused with the model.
-    assert_eq!(names(0), all);
-    assert_eq!(names(1), all[1..]);
+    for nextn in [0, 1] {
+        let (names, config) = found(nextn);
+        let layer = |name: &str| format!("model.layers.{name}.weight");
+        for name in ["0.self_attn.k_proj", "1.self_attn.k_proj", "1.eh_proj", "1.shared_head.norm"] {
+            assert!(names.contains(&layer(name)), "{name}: {names:?}");
+        }
+        assert_eq!(config["num_hidden_layers"], json!(1 - nextn));
+        let later = (nextn > 0).then(|| (json!(nextn), json!({"later_layers": true})));
+        let keys = ["num_nextn_predict_layers", "millrace"].map(|key| config.get(key).cloned());
+        assert_eq!(keys, later.map_or([None, None], |(count, own)| [Some(count), Some(own)]));
+    }
     let refused = refusal(file(2));
     assert!(refused.contains("nextn_predict_layers is 2, but there are only 1 layers"), "{refused}");
 }

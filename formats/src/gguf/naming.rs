@@ -24,6 +24,16 @@ pub(super) struct Naming {
     pub(super) experts: &'static [(&'static str, &'static str)],
 }
 
+/// Pairs of names in a layer that predicts the token after the next one. They follow the others.
+const LATER: &[(&str, &str)] = &[
+    ("nextn.enorm", "enorm"),
+    ("nextn.hnorm", "hnorm"),
+    ("nextn.eh_proj", "eh_proj"),
+    ("nextn.shared_head_norm", "shared_head.norm"),
+    ("nextn.shared_head_head", "shared_head.head"),
+    ("nextn.embed_tokens", "embed_tokens"),
+];
+
 /// The prefix of the names of a layer's tensors in GGUF.
 const LAYERS: &str = "blk.";
 
@@ -42,8 +52,8 @@ impl Naming {
         };
         match name.strip_prefix(LAYERS).and_then(|rest| rest.split_once('.')) {
             Some((layer, rest)) => {
-                let known =
-                    [self.special, self.recurrent, self.inner].iter().find_map(|pairs| find(pairs, rest));
+                let tables = [self.special, self.recurrent, self.inner, LATER];
+                let known = tables.iter().find_map(|pairs| find(pairs, rest));
                 let rest = known.unwrap_or_else(|| rest.to_owned());
                 format!("{}{layer}.{rest}", self.layers)
             }
@@ -125,9 +135,4 @@ impl Naming {
 /// Returns the name of a layer's tensor without the number of the layer.
 pub(super) fn in_layer(name: &str) -> Option<&str> {
     Some(name.strip_prefix(LAYERS)?.split_once('.')?.1)
-}
-
-/// Returns the number of the layer that a tensor belongs to, if it belongs to one.
-pub(super) fn layer(name: &str) -> Option<u64> {
-    name.strip_prefix(LAYERS)?.split_once('.')?.0.parse().ok()
 }

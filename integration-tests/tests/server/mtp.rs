@@ -45,9 +45,12 @@ fn expected(answer: &[u32], guesses: &[u32], is_recurrent: bool) -> (f64, f64) {
 fn a_head_guesses_what_its_reference_guesses() {
     let flags = [ALWAYS, "--speculative-config", &config(1)];
     for (name, is_recurrent) in MODELS {
-        let golden = Golden::with_head(name);
-        for flags in [&flags[..], &[&flags[..], &["--max-batch-prefill-tokens", "4"]].concat()] {
-            let server = golden.serve(flags);
+        let (folder, file) = (Golden::with_head(name), Golden::file_with_head(name));
+        for (golden, more) in
+            [(&folder, &[][..]), (&folder, &["--max-batch-prefill-tokens", "4"]), (&file, &[])]
+        {
+            let flags = [&flags[..], more].concat();
+            let server = golden.serve(&flags);
             for (index, (prompt, wanted)) in golden.continuations().into_iter().enumerate() {
                 let before = counts(&server);
                 assert_eq!(generate(&server, &prompt, wanted.len()).0, wanted, "{name}");

@@ -89,7 +89,9 @@ pub fn convert(
             let options = FolderOptions { dtype, max_file_bytes, cut: cut.as_ref() };
             safetensors::write(&model, place, &job, &options, progress)
         }
-        ConvertTarget::Gguf { kind } => gguf::write(&model, place, &job, kind, progress),
+        ConvertTarget::Gguf { kind } => {
+            gguf::write(&model, place, &job, kind, progress).map(|report| without_head(&model, report))
+        }
         ConvertTarget::Flm { kind } => {
             flm::write(&model, place, &job, kind, progress).map(|report| without_vectors(&model, report))
         }
@@ -98,9 +100,19 @@ pub fn convert(
     }
 }
 
+/// Adds a note to the report if the model has a head that predicts further tokens: it is not
+/// written.
+fn without_head(model: &Model<'_>, mut report: ConvertReport) -> ConvertReport {
+    if families::load_mtp(model.source, &families::Overrides::default()).is_ok() {
+        report.notes.push("the head that predicts further tokens (mtp) is left out".to_owned());
+    }
+    report
+}
+
 /// Adds a note to the report of a format that cannot say how vectors are made, if the model says
 /// it.
-fn without_vectors(model: &Model<'_>, mut report: ConvertReport) -> ConvertReport {
+fn without_vectors(model: &Model<'_>, report: ConvertReport) -> ConvertReport {
+    let mut report = without_head(model, report);
     if model.stored_pooling().is_some() || describes_vectors(model.source) {
         report.notes.push("the format has no place for the pooling and modules of vectors".to_owned());
     }

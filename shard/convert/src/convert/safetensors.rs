@@ -113,7 +113,11 @@ pub(super) fn write(
     }
     writer.finish()?;
     let mut config = model.config.clone();
-    config.remove("millrace");
+    // Heads that predict further tokens stay where the file has them. Everything else is undone.
+    let place = config.remove("millrace").and_then(|own| own.get("later_layers").cloned());
+    if let Some(place) = place {
+        config.insert("millrace".into(), json!({"later_layers": place}));
+    }
     if let Some(dtype) = dtype {
         config.remove("dtype");
         config.insert("torch_dtype".into(), dtype.name().into());

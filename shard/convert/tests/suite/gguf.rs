@@ -39,14 +39,17 @@ fn numbers(tensor: &Tensor<'_>) -> Vec<f32> {
 }
 
 /// Compares the tensors of two files. Those of files of older converters, which have keys and
-/// values from latents in one tensor, are in the first file only.
+/// values from latents in one tensor, are in the first file only, and so are those of a layer that
+/// predicts further tokens.
 fn assert_same_tensors(case: &str, expected: &Source, found: &Source) {
+    let later = format!("model.layers.{}.", families::spec(expected).unwrap().layers.len());
     let [expected, found] = [expected, found].map(|source| Checkpoint::open(source).unwrap());
     let split = |name: &str| {
         name.contains(".kv_b_proj.") || name.contains(".k_b_proj.") || name.contains(".v_b_proj.")
     };
     let names = |checkpoint: &Checkpoint| -> BTreeSet<String> {
-        checkpoint.tensors().map(|info| info.name).filter(|name| !split(name)).collect()
+        let names = checkpoint.tensors().map(|info| info.name);
+        names.filter(|name| !split(name) && !name.starts_with(&later)).collect()
     };
     assert_eq!(names(&found), names(&expected), "{case}");
     for name in names(&expected) {
@@ -95,6 +98,34 @@ fn written_files_are_those_of_the_package_gguf() {
         }
     }
     assert!(compared >= 118, "{compared} files");
+}
+
+/// A file is written without the head that predicts further tokens, and says so. A folder keeps it.
+#[test]
+fn heads_are_kept_or_reported() {
+    let place = tempfile::tempdir().unwrap();
+    let [from, to] =
+        ["golden-mtp/glm4_moe", "golden/glm4_moe"].map(|from| Source::Directory(tests().join(from)));
+    let target = || ConvertTarget::Gguf { kind: F32 };
+    for (index, (from, has_head)) in [(&from, true), (&to, false)].into_iter().enumerate() {
+        let file = place.path().join(format!("{index}.gguf"));
+        let report = convert(from, &file, target(), &mut |_, _| {}).unwrap();
+        let is_reported = report.notes.iter().any(|note| note.contains("(mtp) is left out"));
+        assert_eq!(is_reported, has_head, "{:?}", report.notes);
+    }
+    let folder = |case: &str| {
+        let from = Source::File(tests().join(format!("golden-gguf/mtp/{case}.gguf")));
+        let to = place.path().join(case);
+        let target = ConvertTarget::Safetensors { dtype: None, max_file_bytes: usize::MAX, vocabulary: None };
+        convert(&from, &to, target, &mut |_, _| {}).unwrap();
+        Source::Directory(to)
+    };
+    for case in ["glm4_moe", "deepseek_v3", "qwen3_next"] {
+        let folder = folder(case);
+        families::load(&folder, &families::Overrides::default()).unwrap();
+        let head = families::load_mtp(&folder, &families::Overrides::default()).unwrap();
+        assert_eq!(head.spec.layers.len(), 1, "{case}");
+    }
 }
 
 /// Reasons why checkpoints are refused, and the checkpoints. What is particular about them is in no

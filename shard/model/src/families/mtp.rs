@@ -28,7 +28,7 @@ const MODULE_LAYERS: &str = "mtp_num_hidden_layers";
 /// If the model has no such head, or it is not supported, or its files are incomplete or damaged.
 pub fn load_mtp(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> {
     let Description { config, family, names, mut spec, .. } = load::read(source, overrides)?;
-    let (of_head, names) = describe(source, &config, &names, &spec)?;
+    let (of_head, names) = describe(&config, &names, &spec)?;
     let checkpoint = Checkpoint::open(source)?;
     tied_head::resolve(&config, family, &checkpoint, &mut spec)?;
     let spec = DecoderSpec { tied_head: spec.tied_head, ..of_head };
@@ -67,7 +67,7 @@ fn refusal(config: &Config, reason: &str) -> ConfigError {
 /// If the model has no such head, or it is not supported.
 pub fn load_dummy_mtp(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> {
     let Description { config, names, spec, .. } = load::read(source, overrides)?;
-    let (spec, _) = describe(source, &config, &names, &spec)?;
+    let (spec, _) = describe(&config, &names, &spec)?;
     // Most quantized checkpoints have heads that are not quantized.
     let weights = DummyWeights::new(spec.clone(), dtype(&config)?, None);
     model(&config, spec, None, Box::new(weights))
@@ -89,15 +89,11 @@ fn model(
 
 /// Returns the specification of the head of a model, and the names of its tensors.
 fn describe(
-    source: &Source,
     config: &Config,
     names: &Names,
     whole: &DecoderSpec,
 ) -> Result<(DecoderSpec, Names), ConfigError> {
     let none = |reason: &str| Err(refusal(config, reason));
-    if matches!(source, Source::File(_)) {
-        return none("are not read from model files, but from folders");
-    }
     let (key, place) = match names.mtp {
         None => return none("are not supported"),
         Some(MtpPlace::Module) => (MODULE_LAYERS, MtpPlace::Module),

@@ -142,11 +142,17 @@ impl Piece {
 }
 
 impl Names {
-    /// Returns the names with the order in which a converter has stored the weights. The readers of
-    /// model files say so in an object of its own.
+    /// Returns the names with the order in which a converter has stored the weights, and with the
+    /// place of heads that predict further tokens. The readers of model files say both in an object
+    /// of its own.
     pub(super) fn converted(self, config: &Config) -> Result<Names, ConfigError> {
         let Some(changes) = config.object("millrace")? else { return Ok(self) };
-        Ok(self.in_order(changes.flag("stacked_qkv", false)?, changes.flag("by_output", false)?))
+        let names = self.in_order(changes.flag("stacked_qkv", false)?, changes.flag("by_output", false)?);
+        if !changes.flag("later_layers", false)? {
+            return Ok(names);
+        }
+        let mtp = names.mtp.map(|_| MtpPlace::LaterLayer);
+        Ok(Names { has_later_layers: true, mtp, ..names })
     }
 
     /// Returns the names for a model with norms at this place.
