@@ -78,7 +78,7 @@ impl<W: Dequantize> Kernel for Product<'_, W> {
                     let block = Block { inputs, order, outputs, panel, cols, weights: scratch.as_ptr() };
                     for tile in 0..tiles.count() {
                         let rows = tiles.rows(tile);
-                        with_height!(S, rows.len(), tile_of::<S>(&block, rows.start));
+                        with_height!(1..=S::ROWS, rows.len(), tile_of::<S>(&block, rows.start));
                     }
                 }
             }

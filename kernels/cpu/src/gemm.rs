@@ -110,7 +110,7 @@ unsafe fn streamed<S: Simd, F: ProductStep>(job: &Linear<'_>, weights: *const F:
                 (4, _) => streamed_tile::<S, F, 1, 8>(job, panel, w, next),
                 (2, 2) => streamed_tile::<S, F, 2, 4>(job, panel, w, next),
                 (2, _) => streamed_tile::<S, F, 3, 4>(job, panel, w, next),
-                _ => with_height!(S, rows, streamed_one::<S, F>(job, panel, w, next)),
+                _ => with_height!(1..=S::ROWS, rows, streamed_one::<S, F>(job, panel, w, next)),
             }
         }
         panel += group;
@@ -212,7 +212,11 @@ unsafe fn resident<S: Simd, F: ProductStep>(job: &Linear<'_>, weights: *const F:
                     unsafe {
                         let w = weights.add((panel * words + start) * width);
                         let at = Block { panel, start, steps, row: rows.start };
-                        with_height!(S, rows.len(), block_tile::<S, F>(job, at, w, ahead, ahead_step));
+                        with_height!(
+                            Tiles::of_several(S::ROWS),
+                            rows.len(),
+                            block_tile::<S, F>(job, at, w, ahead, ahead_step)
+                        );
                     }
                     ahead = ahead.wrapping_add(ahead_step * steps);
                 }
@@ -244,7 +248,7 @@ unsafe fn widened<S: Simd, T: Element>(job: &Linear<'_>, weights: *const T) {
                     let rows = tiles.rows(tile);
                     let at = Block { panel, start, steps, row: rows.start };
                     with_height!(
-                        S,
+                        Tiles::of_several(S::ROWS),
                         rows.len(),
                         block_tile::<S, Single<f32>>(job, at, block, ahead, ahead_step)
                     );

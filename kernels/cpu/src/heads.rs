@@ -125,7 +125,7 @@ impl<T: Element> Kernel for Head<'_, T> {
         for rows in (0..tiles.count()).map(|tile| tiles.rows(tile)) {
             let first = self.tokens.start + rows.start;
             // SAFETY: the caller guarantees the instruction set.
-            unsafe { with_height!(S, rows.len(), tile::<S, T>(&self, first)) }
+            unsafe { with_height!(1..=S::ROWS, rows.len(), tile::<S, T>(&self, first)) }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Tiles of rows.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 /// Distance of prefetches in bytes.
 pub(super) const AHEAD: usize = 2048;
@@ -21,6 +21,11 @@ impl Tiles {
         Tiles { rows, count: rows.div_ceil(highest) }
     }
 
+    /// Returns the heights of tiles if there are at least two of them.
+    pub(super) const fn of_several(highest: usize) -> RangeInclusive<usize> {
+        highest / 2..=highest
+    }
+
     #[inline(always)]
     pub(super) fn count(self) -> usize {
         self.count
@@ -35,22 +40,30 @@ impl Tiles {
     }
 }
 
-/// Calls `$f` with `$height`, which is between 1 and `$S::ROWS`, as a constant.
+/// Returns whether tiles of one height are among `heights`.
+pub(super) const fn has(heights: &RangeInclusive<usize>, height: usize) -> bool {
+    *heights.start() <= height && height <= *heights.end()
+}
+
+/// Calls `$f` with `$height`, which is one of the constant range `$heights`, as a constant.
+///
+/// The guards are constants, so that functions for other heights are not compiled. Compilers do so
+/// for a guard that they would have to compute.
 macro_rules! with_height {
-    ($S:ident, $height:expr, $f:ident::<$($t:ty),*>($($arg:expr),* $(,)?)) => {
+    ($heights:expr, $height:expr, $f:ident::<$($t:ty),*>($($arg:expr),* $(,)?)) => {
         match $height {
-            1 => $f::<$($t,)* 1>($($arg),*),
-            2 => $f::<$($t,)* 2>($($arg),*),
-            3 => $f::<$($t,)* 3>($($arg),*),
-            4 => $f::<$($t,)* 4>($($arg),*),
-            5 if $S::ROWS >= 5 => $f::<$($t,)* 5>($($arg),*),
-            6 if $S::ROWS >= 6 => $f::<$($t,)* 6>($($arg),*),
-            7 if $S::ROWS >= 7 => $f::<$($t,)* 7>($($arg),*),
-            8 if $S::ROWS >= 8 => $f::<$($t,)* 8>($($arg),*),
-            9 if $S::ROWS >= 9 => $f::<$($t,)* 9>($($arg),*),
-            10 if $S::ROWS >= 10 => $f::<$($t,)* 10>($($arg),*),
-            11 if $S::ROWS >= 11 => $f::<$($t,)* 11>($($arg),*),
-            12 if $S::ROWS >= 12 => $f::<$($t,)* 12>($($arg),*),
+            1 if const { $crate::tile::has(&($heights), 1) } => $f::<$($t,)* 1>($($arg),*),
+            2 if const { $crate::tile::has(&($heights), 2) } => $f::<$($t,)* 2>($($arg),*),
+            3 if const { $crate::tile::has(&($heights), 3) } => $f::<$($t,)* 3>($($arg),*),
+            4 if const { $crate::tile::has(&($heights), 4) } => $f::<$($t,)* 4>($($arg),*),
+            5 if const { $crate::tile::has(&($heights), 5) } => $f::<$($t,)* 5>($($arg),*),
+            6 if const { $crate::tile::has(&($heights), 6) } => $f::<$($t,)* 6>($($arg),*),
+            7 if const { $crate::tile::has(&($heights), 7) } => $f::<$($t,)* 7>($($arg),*),
+            8 if const { $crate::tile::has(&($heights), 8) } => $f::<$($t,)* 8>($($arg),*),
+            9 if const { $crate::tile::has(&($heights), 9) } => $f::<$($t,)* 9>($($arg),*),
+            10 if const { $crate::tile::has(&($heights), 10) } => $f::<$($t,)* 10>($($arg),*),
+            11 if const { $crate::tile::has(&($heights), 11) } => $f::<$($t,)* 11>($($arg),*),
+            12 if const { $crate::tile::has(&($heights), 12) } => $f::<$($t,)* 12>($($arg),*),
             _ => unreachable!("no tile of this height; this is a bug"),
         }
     };
@@ -73,6 +86,8 @@ mod tests {
                 let heights = all.iter().map(|rows| rows.len());
                 let (low, high) = (heights.clone().min().unwrap(), heights.max().unwrap());
                 assert!(high <= highest && high - low <= 1, "{rows} rows: {low} to {high}");
+                let several = Tiles::of_several(highest);
+                assert!(tiles.count() == 1 || several.contains(&low) && several.contains(&high));
             }
         }
     }

@@ -40,7 +40,11 @@ pub(super) unsafe fn scores<S: Simd, F: ProductStep>(
             let ahead = Ahead { first: values, step: bytes / words.max(1) };
             let stream = Stream { w: vectors, stride: view.key_stride(), ahead };
             for rows in (0..tiles.count()).map(|tile| tiles.rows(tile)) {
-                with_height!(S, rows.len(), score_tile::<S, F>(work, &stream, words, rows.start, at - start));
+                with_height!(
+                    1..=S::ROWS,
+                    rows.len(),
+                    score_tile::<S, F>(work, &stream, words, rows.start, at - start)
+                );
             }
         }
         at += pair;

@@ -187,7 +187,7 @@ unsafe fn all_queries<S: Simd, F: ProductStep>(segment: &Segment<'_, F>, values:
     for rows in (0..tiles.count()).map(|tile| tiles.rows(tile)) {
         let row = values.queries.start + rows.start;
         // SAFETY: the caller guarantees the instruction set and valid positions.
-        unsafe { with_height!(S, rows.len(), value_tile::<S, F>(segment, values, row)) }
+        unsafe { with_height!(1..=S::ROWS, rows.len(), value_tile::<S, F>(segment, values, row)) }
     }
 }
 

@@ -11,7 +11,7 @@ use millrace_numbers::integers::IntFormat;
 
 use super::super::outputs::Outputs;
 use super::super::simd::{Extension, Kernel, Simd, Target};
-use super::super::tile::AHEAD;
+use super::super::tile::{AHEAD, with_height};
 use super::activations::{GroupScale, RowLayout, STEP};
 use super::pack::IntPanels;
 
@@ -124,16 +124,10 @@ unsafe fn run<S: Simd, L: Loop>(job: &Product<'_>) {
             let rows = tiles.rows(tile);
             // SAFETY: panels and rows are inside the operands.
             unsafe {
-                match (rows.len(), pair) {
-                    (1, true) => call::<S, L, 1, 4>(job, panel, rows.start),
-                    (2, true) => call::<S, L, 2, 4>(job, panel, rows.start),
-                    (1, _) => call::<S, L, 1, 2>(job, panel, rows.start),
-                    (2, _) => call::<S, L, 2, 2>(job, panel, rows.start),
-                    (3, _) if S::ROWS >= 6 => call::<S, L, 3, 2>(job, panel, rows.start),
-                    (4, _) if S::ROWS >= 8 => call::<S, L, 4, 2>(job, panel, rows.start),
-                    (5, _) if S::ROWS >= 10 => call::<S, L, 5, 2>(job, panel, rows.start),
-                    (6, _) if S::ROWS >= 12 => call::<S, L, 6, 2>(job, panel, rows.start),
-                    _ => unreachable!("no tile of this height; this is a bug"),
+                if pair {
+                    with_height!(1..=2, rows.len(), two_panels::<S, L>(job, panel, rows.start));
+                } else {
+                    with_height!(1..=S::ROWS / 2, rows.len(), one_panel::<S, L>(job, panel, rows.start));
                 }
             }
         }
@@ -141,14 +135,18 @@ unsafe fn run<S: Simd, L: Loop>(job: &Product<'_>) {
     }
 }
 
+/// Computes the outputs of a panel for M rows.
 #[inline(always)]
-unsafe fn call<S: Simd, L: Loop, const M: usize, const NV: usize>(
-    job: &Product<'_>,
-    panel: usize,
-    row: usize,
-) {
+unsafe fn one_panel<S: Simd, L: Loop, const M: usize>(job: &Product<'_>, panel: usize, row: usize) {
     // SAFETY: the caller guarantees the instruction set and valid pointers.
-    unsafe { S::call(Tile::<L, M, NV> { job, panel, row, format: PhantomData }) }
+    unsafe { S::call(Tile::<L, M, 2> { job, panel, row, format: PhantomData }) }
+}
+
+/// Computes the outputs of a panel and of the next one for M rows.
+#[inline(always)]
+unsafe fn two_panels<S: Simd, L: Loop, const M: usize>(job: &Product<'_>, panel: usize, row: usize) {
+    // SAFETY: the caller guarantees the instruction set and valid pointers.
+    unsafe { S::call(Tile::<L, M, 4> { job, panel, row, format: PhantomData }) }
 }
 
 /// The product of the M rows of the tile from `row` and NV / 2 panels from `panel`.
@@ -236,10 +234,15 @@ unsafe fn dot_step<S: Simd, L: Loop, const M: usize, const NV: usize>(
                 codes[v] = S::load_i(from.cast());
             }
             if L::BITS == 8 {
-                multiply::<S, M, NV>(dots, codes, x.add(4 * at));
+                multiply::<S, M, NV>(dots, &codes, x.add(4 * at));
             } else {
-                multiply::<S, M, NV>(dots, codes.map(|c| S::low_nibbles(c)), x.add(8 * at));
-                multiply::<S, M, NV>(dots, codes.map(|c| S::high_nibbles(c)), x.add(8 * at + 4));
+                let (mut low, mut high) = (codes, codes);
+                for v in 0..NV {
+                    low[v] = S::low_nibbles(codes[v]);
+                    high[v] = S::high_nibbles(codes[v]);
+                }
+                multiply::<S, M, NV>(dots, &low, x.add(8 * at));
+                multiply::<S, M, NV>(dots, &high, x.add(8 * at + 4));
             }
         }
     }
@@ -249,7 +252,7 @@ unsafe fn dot_step<S: Simd, L: Loop, const M: usize, const NV: usize>(
 #[inline(always)]
 unsafe fn multiply<S: Simd, const M: usize, const NV: usize>(
     sums: &mut [[S::I; NV]; M],
-    codes: [S::I; NV],
+    codes: &[S::I; NV],
     x: *const i8,
 ) {
     // SAFETY: the caller guarantees the instruction set and valid pointers.

@@ -12,7 +12,7 @@ use millrace_numbers::formats::ggml::KFormat;
 use super::super::outputs::Outputs;
 use super::super::quant::STEP;
 use super::super::simd::{Extension, Kernel, Simd};
-use super::super::tile::Tiles;
+use super::super::tile::{Tiles, with_height};
 use super::activations::TileBlock;
 use super::pack::{KPanels, header_bytes};
 
@@ -121,16 +121,10 @@ unsafe fn run<S: Simd, F: SubBlocks>(job: &Product<'_>) {
             let rows = tiles.rows(tile);
             // SAFETY: panels and rows are inside the operands.
             unsafe {
-                match (rows.len(), pair) {
-                    (1, true) => call::<S, F, 1, 4>(job, panel, rows.start),
-                    (2, true) => call::<S, F, 2, 4>(job, panel, rows.start),
-                    (1, _) => call::<S, F, 1, 2>(job, panel, rows.start),
-                    (2, _) => call::<S, F, 2, 2>(job, panel, rows.start),
-                    (3, _) if S::ROWS >= 6 => call::<S, F, 3, 2>(job, panel, rows.start),
-                    (4, _) if S::ROWS >= 8 => call::<S, F, 4, 2>(job, panel, rows.start),
-                    (5, _) if S::ROWS >= 10 => call::<S, F, 5, 2>(job, panel, rows.start),
-                    (6, _) if S::ROWS >= 12 => call::<S, F, 6, 2>(job, panel, rows.start),
-                    _ => unreachable!("no tile of this height; this is a bug"),
+                if pair {
+                    with_height!(1..=2, rows.len(), two_panels::<S, F>(job, panel, rows.start));
+                } else {
+                    with_height!(1..=S::ROWS / 2, rows.len(), one_panel::<S, F>(job, panel, rows.start));
                 }
             }
         }
@@ -138,14 +132,18 @@ unsafe fn run<S: Simd, F: SubBlocks>(job: &Product<'_>) {
     }
 }
 
+/// Computes the outputs of a panel for M rows.
 #[inline(always)]
-unsafe fn call<S: Simd, F: SubBlocks, const M: usize, const NV: usize>(
-    job: &Product<'_>,
-    panel: usize,
-    row: usize,
-) {
+unsafe fn one_panel<S: Simd, F: SubBlocks, const M: usize>(job: &Product<'_>, panel: usize, row: usize) {
     // SAFETY: the caller guarantees the instruction set and valid pointers.
-    unsafe { S::call(Tile::<F, M, NV> { job, panel, row, format: std::marker::PhantomData }) }
+    unsafe { S::call(Tile::<F, M, 2> { job, panel, row, format: std::marker::PhantomData }) }
+}
+
+/// Computes the outputs of a panel and of the next one for M rows.
+#[inline(always)]
+unsafe fn two_panels<S: Simd, F: SubBlocks, const M: usize>(job: &Product<'_>, panel: usize, row: usize) {
+    // SAFETY: the caller guarantees the instruction set and valid pointers.
+    unsafe { S::call(Tile::<F, M, 4> { job, panel, row, format: std::marker::PhantomData }) }
 }
 
 /// The product of M rows from `row` and NV / 2 panels from `panel`.

@@ -70,7 +70,7 @@ unsafe fn run<S: Simd, C: Storable<N>, const N: usize>(job: &Product<'_>) {
                     panel += 2;
                     continue;
                 }
-                with_height!(S, job.inputs.n, one_panel::<S, C, N>(job, at, source, source));
+                with_height!(1..=S::ROWS, job.inputs.n, one_panel::<S, C, N>(job, at, source, source));
             } else {
                 for first in (0..groups).step_by(block) {
                     let groups = first..groups.min(first + block);
@@ -85,7 +85,7 @@ unsafe fn run<S: Simd, C: Storable<N>, const N: usize>(job: &Product<'_>) {
                         let rows = tiles.rows(index);
                         let at = Place { panel, row: rows.start, groups: groups.clone() };
                         with_height!(
-                            S,
+                            Tiles::of_several(S::ROWS),
                             rows.len(),
                             one_panel::<S, Widened<C::Product>, N>(job, at, widened, source)
                         );
