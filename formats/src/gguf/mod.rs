@@ -10,6 +10,8 @@ mod architectures;
 mod config;
 mod encoder_architectures;
 mod encoder_names;
+#[cfg(test)]
+mod encoder_tests;
 mod file;
 mod inverse;
 mod model;

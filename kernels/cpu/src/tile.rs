@@ -47,8 +47,8 @@ pub(super) const fn has(heights: &RangeInclusive<usize>, height: usize) -> bool 
 
 /// Calls `$f` with `$height`, which is one of the constant range `$heights`, as a constant.
 ///
-/// The guards are constants, so that functions for other heights are not compiled. Compilers do so
-/// for a guard that they would have to compute.
+/// Functions for other heights are not compiled, because the guards are constants. A guard such as
+/// `5 if S::ROWS >= 5` is computed only after the function behind it was compiled.
 macro_rules! with_height {
     ($heights:expr, $height:expr, $f:ident::<$($t:ty),*>($($arg:expr),* $(,)?)) => {
         match $height {
