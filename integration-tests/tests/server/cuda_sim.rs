@@ -224,6 +224,7 @@ fn integer_weights_score_close_to_the_cpu() {
         ("int4", "2", &[]),
         ("int8", "1", &[]),
         ("int8", "2", &[]),
+        ("q8_0", "1", &[]),
     ] {
         let same = ["--quantize", format, "--num-shard", shards];
         let cpu_server =
@@ -233,15 +234,40 @@ fn integer_weights_score_close_to_the_cpu() {
         gpu_server.wait_for_log(&format!("as bfloat16, matrices of layers as {format} on"));
         assert!(!gpu_server.log().contains("of device memory more than planned"), "{}", gpu_server.log());
         for tokens in [12, 60] {
-            let own = text(&cpu_server, "Once upon a time", tokens, Some(7));
-            let own = format!("Once upon a time{own}");
-            let (got, want) = (scores(&gpu_server, &own), scores(&cpu_server, &own));
-            let apart: Vec<f64> = got.iter().zip(&want).map(|(got, want)| (got - want).abs()).collect();
-            let mean = apart.iter().sum::<f64>() / apart.len() as f64;
-            println!("{flags:?}, {} tokens: {mean:.4} apart on average", apart.len());
-            assert!(got.len() == want.len() && mean < 0.01, "{flags:?}: {mean} {got:?}");
+            assert_close_scores(&gpu_server, &cpu_server, tokens, &format!("{flags:?}"));
         }
     }
+}
+
+/// Checks that a GPU scores a text that the CPU has written as the CPU does.
+fn assert_close_scores(gpu_server: &Server, cpu_server: &Server, tokens: usize, what: &str) {
+    let own = text(cpu_server, "Once upon a time", tokens, Some(7));
+    let own = format!("Once upon a time{own}");
+    let (got, want) = (scores(gpu_server, &own), scores(cpu_server, &own));
+    let apart: Vec<f64> = got.iter().zip(&want).map(|(got, want)| (got - want).abs()).collect();
+    let mean = apart.iter().sum::<f64>() / apart.len() as f64;
+    println!("{what}, {} tokens: {mean:.4} apart on average", apart.len());
+    assert!(got.len() == want.len() && mean < 0.01, "{what}: {mean} {got:?}");
+}
+
+/// A GPU keeps the matrices of a GGUF file as they are stored, all but the embedding, which is also
+/// the head.
+#[test]
+fn blocks_of_gguf_score_close_to_the_cpu() {
+    require_simulated_gpus();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("q8.gguf");
+    let file = file.to_str().unwrap();
+    let output = Command::new(binary()).args(["convert", "demo", file, "--dtype", "q8_0"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let cpu_server =
+        start_small_server(file, "cpu", &[&EXACT[..], &["--activations", "exact", "--dense-head"]].concat());
+    let gpu_server = start_small_server(file, "cuda-sim", &["--dtype", "bfloat16"]);
+    gpu_server.wait_for_log("quantized matrices (gguf) are converted to bfloat16");
+    let log = gpu_server.log();
+    assert!(!log.contains("of device memory more than planned"), "{log}");
+    println!("{log}");
+    assert_close_scores(&gpu_server, &cpu_server, 40, "q8_0 of GGUF");
 }
 
 /// A data type with its own attention kernel for decoding gives the same results alone and under

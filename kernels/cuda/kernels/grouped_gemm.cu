@@ -1,6 +1,6 @@
 // One product per expert: out[r] = x[r] · w[expert of r]ᵀ for rows sorted by expert. The weights,
-// [experts, outputs, inputs], are as they are stored, or packed int4 with one expert after the
-// other; see tile.cuh. Only the device knows how many rows an expert has, so the grid is large
+// [experts, outputs, inputs], are as they are stored, or packed with one expert after the other; see
+// tile.cuh. Only the device knows how many rows an expert has, so the grid is large
 // enough for any distribution of rows, and blocks without work end at once.
 #include "experts.cuh"
 #include "tile.cuh"
@@ -22,10 +22,9 @@ template <class T> struct GroupedGemmParams {
   ExpertsParams experts;
 };
 
-// Parameters of the product with packed int4 weights.
-// Kernels: grouped_gemm/grouped_int4_narrow_*, grouped_gemm/grouped_int4_wide_*
-// Kernels: grouped_gemm/grouped_int4_plain_*
-template <class T> struct GroupedInt4Params {
+// Parameters of the product with packed weights.
+// Kernels: grouped_gemm/grouped_int4_*, grouped_gemm/grouped_int8_*, grouped_gemm/grouped_e4m3_*
+template <class T> struct GroupedPackedParams {
   ProductParams<T> product;   // `rows` is not read
   PackedWeightParams weight;  // each expert is padded to a multiple of 16 outputs
   ExpertsParams experts;
@@ -81,13 +80,18 @@ template <class T, class S> DEVICE void grouped_stored(const GroupedGemmParams<T
   });
 }
 
-template <class T, class S> DEVICE void grouped_int4(const GroupedInt4Params<T> &params) {
+// Bytes of one output of a packed weight.
+template <class Format> DEVICE int64_t output_bytes(const PackedWeightParams &w) {
+  return int64_t(w.depth) * Format::kLoads * kTileBytes / (kTileOutputs * kPaddedTo);
+}
+
+template <class T, class Format, class S> DEVICE void grouped_packed(const GroupedPackedParams<T> &params) {
   const ProductParams<T> &p = params.product;
   const PackedWeightParams &w = params.weight;
   grouped<T, S>(p, params.experts, w.depth, [&](int expert) {
     const int64_t first_output = int64_t(expert) * ceil_div(p.outputs, kTileOutputs) * kTileOutputs;
-    return PackedStage<Int4<T>>{w.data + first_output * (w.depth / 2), w.scales + first_output * groups_of(w),
-                                p.outputs, w.depth, w.group_bits};
+    return PackedStage<Format>{w.data + first_output * output_bytes<Format>(w),
+                               w.scales + first_output * groups_of(w), p.outputs, w.depth, w.group_bits};
   });
 }
 
@@ -98,16 +102,15 @@ template <class T> DEVICE void grouped_stored_plain(const GroupedGemmParams<T> &
   });
 }
 
-template <class T> DEVICE void grouped_int4_plain(const GroupedInt4Params<T> &params) {
+template <class T, class Format> DEVICE void grouped_packed_plain(const GroupedPackedParams<T> &params) {
   const ProductParams<T> &p = params.product;
   const PackedWeightParams &w = params.weight;
   const int64_t padded = ceil_div(p.outputs, kTileOutputs) * kTileOutputs;
   grouped_plain<T>(p, params.experts, [&](int expert, int output, int k) {
     const int64_t group = (expert * padded + output) / kTileOutputs * groups_of(w) + (k >> w.group_bits);
     const uint32_t word = w.scales[group * kTileOutputs + output % kTileOutputs];
-    const uint8_t *data = w.data + expert * padded * (w.depth / 2);
-    const float value = Int4<T>::element(data, output, k, w.depth, Int4<T>::minus_zero_of(word));
-    return value * Int4<T>::group(word).scale;
+    const uint8_t *data = w.data + expert * padded * output_bytes<Format>(w);
+    return Format::element(data, output, k, w.depth, Format::minus_zero_of(word)) * Format::group(word).scale;
   });
 }
 
@@ -122,20 +125,34 @@ template <class T> DEVICE void grouped_int4_plain(const GroupedInt4Params<T> &pa
   }                                                                                                    \
   BOUNDED_KERNEL(grouped_wide_few_stages_##suffix, kTileThreads, 1, GroupedGemmParams<T>) {            \
     grouped_stored<T, FewStagesTile>(p);                                                               \
-  }                                                                                                    \
-  BOUNDED_KERNEL(grouped_int4_narrow_##suffix, kTileThreads, 2, GroupedInt4Params<T>) {                \
-    grouped_int4<T, NarrowTile>(p);                                                                    \
-  }                                                                                                    \
-  BOUNDED_KERNEL(grouped_int4_wide_##suffix, kTileThreads, 1, GroupedInt4Params<T>) {                  \
-    grouped_int4<T, WideTile>(p);                                                                      \
   }
+
+#define GROUPED_PACKED(T, Format, Tile, blocks, name)                         \
+  BOUNDED_KERNEL(name, kTileThreads, blocks, GroupedPackedParams<T>) {        \
+    grouped_packed<T, Format<T>, Tile>(p);                                    \
+  }
+
+// Four stages of int4 fit the shared memory of every GPU.
+#define PACKED(T, suffix)                                                           \
+  GROUPED_PACKED(T, Int4, NarrowTile, 2, grouped_int4_narrow_##suffix)              \
+  GROUPED_PACKED(T, Int4, WideTile, 1, grouped_int4_wide_##suffix)                  \
+  GROUPED_PACKED(T, Int8, NarrowTile, 2, grouped_int8_narrow_##suffix)              \
+  GROUPED_PACKED(T, Int8, WideTile, 1, grouped_int8_wide_##suffix)                  \
+  GROUPED_PACKED(T, Int8, FewStagesTile, 1, grouped_int8_wide_few_stages_##suffix)  \
+  GROUPED_PACKED(T, Fp8, NarrowTile, 2, grouped_e4m3_narrow_##suffix)               \
+  GROUPED_PACKED(T, Fp8, WideTile, 1, grouped_e4m3_wide_##suffix)                   \
+  GROUPED_PACKED(T, Fp8, FewStagesTile, 1, grouped_e4m3_wide_few_stages_##suffix)
 
 #define GROUPED_PLAIN(T, suffix)                                                                       \
   KERNEL(grouped_plain_##suffix, GroupedGemmParams<T>) { grouped_stored_plain(p); }                    \
-  KERNEL(grouped_int4_plain_##suffix, GroupedInt4Params<T>) { grouped_int4_plain(p); }
+  KERNEL(grouped_int4_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Int4<T>>(p); } \
+  KERNEL(grouped_int8_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Int8<T>>(p); } \
+  KERNEL(grouped_e4m3_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Fp8<T>>(p); }
 
 GROUPED(bf16, bf16)
 GROUPED(f16, f16)
+PACKED(bf16, bf16)
+PACKED(f16, f16)
 GROUPED_PLAIN(float, f32)
 GROUPED_PLAIN(bf16, bf16)
 GROUPED_PLAIN(f16, f16)

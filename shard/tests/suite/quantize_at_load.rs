@@ -83,12 +83,18 @@ fn matrices_that_do_not_fit_a_format_are_loaded_in_another() {
 fn a_gpu_multiplies_by_quantized_weights() {
     use millrace_cuda::{Cuda, Device};
 
-    let model = load("mistral_sliding");
-    for quantize in [Quantize::Int8, Quantize::Q4_0, Quantize::Int4] {
-        let gpu = Cuda::new(Device::under_test().unwrap(), DType::F32);
-        let storage = WeightStorage::choose(DType::F32, Some(quantize), &model, &gpu).unwrap();
-        let error = worst(&logits(&gpu, &model, &storage), &logits(&Reference, &model, &storage));
-        assert!(error < 1e-4, "{quantize:?}: {error:e} between GPU and reference");
+    for (name, formats) in [
+        ("mistral_sliding", &[Quantize::Int8, Quantize::Q8_0, Quantize::Q4_0, Quantize::Int4][..]),
+        // With experts.
+        ("qwen3_moe", &[Quantize::Fp8, Quantize::Int8, Quantize::Q8_0, Quantize::Int4]),
+    ] {
+        let model = load(name);
+        for &quantize in formats {
+            let gpu = Cuda::new(Device::under_test().unwrap(), DType::F32);
+            let storage = WeightStorage::choose(DType::F32, Some(quantize), &model, &gpu).unwrap();
+            let error = worst(&logits(&gpu, &model, &storage), &logits(&Reference, &model, &storage));
+            assert!(error < 1e-4, "{name}, {quantize:?}: {error:e} between GPU and reference");
+        }
     }
 }
 

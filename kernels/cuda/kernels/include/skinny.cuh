@@ -86,7 +86,7 @@ template <class Format> struct PackedTiles {
 
   DEVICE PackedTiles(const uint8_t *weights, int first_output, int k, int outputs, int depth) : depth(depth) {
     const int output = min(first_output, outputs - 1) / kTileOutputs * kTileOutputs;
-    at = weights + Format::place(output, k, threadIdx.x % kWarp, depth);
+    at = weights + Format::place(output, k, 0, threadIdx.x % kWarp, depth);
   }
   DEVICE Fragment load(int i) const { return Format::load(at + int64_t(i) * Format::kStride, depth); }
   DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower,

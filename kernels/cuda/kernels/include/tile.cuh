@@ -83,9 +83,10 @@ template <class Format> struct PackedStage {
   template <int Threads> DEVICE void copy(unsigned char *to, int output0, int k) const {
 #pragma unroll
     for (unsigned i = threadIdx.x; i < kBytes / 16; i += Threads) {
-      const int output = output0 + i / kWarp * Format::kOutputs;
+      const int load = i / kWarp % Format::kLoads, output = output0 + i / kWarp / Format::kLoads * kTileOutputs;
       const bool valid = output < outputs;
-      copy_async16(to + i * 16, weights + (valid ? Format::place(output, k, i % kWarp, depth) : 0), valid);
+      const int64_t from = valid ? Format::place(output, k, load, i % kWarp, depth) : 0;
+      copy_async16(to + i * 16, weights + from, valid);
     }
   }
   // The words of the groups that the step's two chunks belong to: [tiles][2][16].

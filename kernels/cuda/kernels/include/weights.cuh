@@ -5,13 +5,13 @@
 // agree. So lane 4g + t takes eight neighbors k = 8t … 8t + 7 of a chunk of 32, which are 16 bytes
 // of a row as it is stored, and they feed two instructions: the first four, then the last four.
 //
-// Weights of 4 bits are tiles of 16 outputs, [outputs / 16][k / 64] tiles of 512 bytes, 16 bytes
-// for each lane, so that a load of 16 bytes per lane is what the lane multiplies with, and a warp
-// reads memory from end to end. Those of 8 bits are rows, [outputs][k], which cuBLASLt takes too:
+// Integers are tiles of 16 outputs, [outputs / 16][k / 64] tiles of 512 bytes (4 bits) or 1024 bytes
+// (8 bits). 512 bytes are a load of 16 bytes for each lane, which the lane multiplies with, so that a
+// warp reads memory from end to end. FP8 numbers are rows, [outputs][k], which cuBLASLt takes too:
 // there lane 4g + t takes sixteen neighbors k = 16t … 16t + 15 of 64, and they feed four
 // instructions. Outputs and k are padded with zeros to multiples of 16 and 64.
 //
-// Groups of k have a power of two of members, at least 32 (8 bits: 64, as a lane's share of an
+// Groups of k have a power of two of members, at least 32 (FP8: 64, as a lane's share of an
 // instruction must be of one group); one group of all if that is not less than k. One word per
 // group and output, [outputs / 16][groups][16], holds the scale. int4 has the zero point (0 … 16)
 // in the scale's low 5 bits, which leaves 18 bits of mantissa: scales that were f16 or bf16 are
@@ -59,102 +59,134 @@ struct GroupScale {
   uint32_t minus_zero;
 };
 
+// The layout that integers share: tiles of 16 outputs by 64 k, each of which has `Loads` times 16 bytes
+// for a lane. A lane's words feed its four instructions in order.
+template <int Loads> struct IntegerTiles {
+  using UnitOrder = ByChunk;
+  struct Fragment {
+    uint4 loads[Loads];
+  };
+  // Loads of 16 bytes for 16 outputs of 64 k, and the bytes from one such tile to the next.
+  static constexpr int kLoads = Loads, kStride = Loads * kTileBytes;
+
+  // The place of a lane's 16 bytes of one load, in the tile of these 16 outputs and 64 k.
+  DEVICE static int64_t place(int output, int k, int load, int lane, int depth) {
+    const int64_t tile = int64_t(output / kTileOutputs) * (depth / kPaddedTo) + k / kPaddedTo;
+    return (tile * Loads + load) * kTileBytes + lane * kLaneBytes;
+  }
+  DEVICE static Fragment load(const uint8_t *at, int) {
+    Fragment f;
+#pragma unroll
+    for (int i = 0; i < Loads; i++) f.loads[i] = load_weights16(at + i * kTileBytes);
+    return f;
+  }
+  DEVICE static Fragment read(const uint4 *shared) {
+    Fragment f;
+#pragma unroll
+    for (int i = 0; i < Loads; i++) f.loads[i] = shared[i * kWarp];
+    return f;
+  }
+  DEVICE static uint32_t word(const Fragment &f, int index) {
+    const uint4 &v = f.loads[index / 4];
+    return index % 4 == 0 ? v.x : index % 4 == 1 ? v.y : index % 4 == 2 ? v.z : v.w;
+  }
+  // The word of one element's instruction, and its register there: pairs 0 and 2 are of the upper
+  // eight outputs, 1 and 3 of the lower ones, 2 and 3 of the later k.
+  struct Element {
+    int instruction, pair, of_pair;
+    const uint32_t *words;
+  };
+  DEVICE static Element element_at(const uint8_t *data, int output, int k, int depth) {
+    const int row = output % kTileOutputs, chunk = k % kPaddedTo / kChunk, t = k % kChunk / 8, i = k % 8;
+    const int instruction = chunk * 2 + i / 4, lane = row % 8 * 4 + t;
+    // A load has the words of 4 / Loads instructions.
+    const int64_t at = place(output, k, instruction * Loads / 4, lane, depth);
+    return {instruction, i % 4 / 2 * 2 + row / 8, i % 2, reinterpret_cast<const uint32_t *>(data + at)};
+  }
+};
+
 // Four bits, unsigned, minus a zero point. A lane has four words, one per instruction; bits 4p and
 // 16 + 4p hold the pair of register a[p].
-template <class T> struct Int4 {
-  using UnitOrder = ByChunk;
-  using Fragment = uint4;
-  // Loads of 16 bytes for 16 outputs of 64 k, the outputs of one, and the bytes from one to that of
-  // the next 64 k.
-  static constexpr int kLoads = 1, kOutputs = kTileOutputs / kLoads, kStride = kTileBytes;
+template <class T> struct Int4 : IntegerTiles<1> {
   // 2^7 as bf16 and 2^10 as f16: the low bits of their mantissas count in ones.
   static constexpr uint32_t kMagic = kOne<T> == kOne<bf16> ? 0x43004300u : 0x64006400u;
 
   DEVICE static GroupScale group(uint32_t word) {
     return {__uint_as_float(word & ~31u), (kMagic | 0x80008000u) + (word & 31u) * 0x00010001u};
   }
-  // The place of a lane's 16 bytes of the load for these outputs.
-  DEVICE static int64_t place(int output, int k, int lane, int depth) {
-    return (int64_t(output / kTileOutputs) * (depth / kPaddedTo) + k / kPaddedTo) * kTileBytes +
-           lane * kLaneBytes;
-  }
-  DEVICE static Fragment load(const uint8_t *at, int) { return load_weights16(at); }
-  DEVICE static Fragment read(const uint4 *shared) { return *shared; }
   // Converts a lane's operand of an instruction. `magic` is kMagic, as a variable.
-  DEVICE static void unpack(const uint4 &v, int instruction, uint32_t minus_zero_upper,
+  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t minus_zero_upper,
                             uint32_t minus_zero_lower, uint32_t magic, uint32_t (&a)[4]) {
-    const uint32_t word = instruction == 0 ? v.x : instruction == 1 ? v.y : instruction == 2 ? v.z : v.w;
+    const uint32_t packed = word(f, instruction);
 #pragma unroll
     for (int p = 0; p < 4; p++) {
-      a[p] = fma2<T>((word >> 4 * p & 0x000f000fu) | magic, kOne<T>,
+      a[p] = fma2<T>((packed >> 4 * p & 0x000f000fu) | magic, kOne<T>,
                      p % 2 == 0 ? minus_zero_upper : minus_zero_lower);
     }
   }
   // One element, with `minus_zero` added.
   DEVICE static float element(const uint8_t *data, int output, int k, int depth, float minus_zero) {
-    const int row = output % kTileOutputs, chunk = k % kPaddedTo / kChunk, t = k % kChunk / 8, i = k % 8;
-    const uint32_t *words = reinterpret_cast<const uint32_t *>(data +
-                                                               place(output, k, row % 8 * 4 + t, depth));
-    const int p = i % 4 / 2 * 2 + row / 8;
-    return float(words[chunk * 2 + i / 4] >> (4 * p + 16 * (i % 2)) & 15u) + minus_zero;
+    const Element e = element_at(data, output, k, depth);
+    return float(e.words[e.instruction] >> (4 * e.pair + 16 * e.of_pair) & 15u) + minus_zero;
   }
   DEVICE static float minus_zero_of(uint32_t word) { return -float(word & 31u); }
 };
 
-// The layout that formats of eight bits share: rows, of which a lane has sixteen k of output g, and
-// sixteen of output g + 8.
-struct ByteRows {
+// Signed bytes. A lane has two words per instruction: the upper eight outputs, and the lower ones.
+// Bits 0 and 16 of a word begin the pair of the earlier k, bits 8 and 24 that of the later.
+template <class T> struct Int8 : IntegerTiles<2> {
+  static constexpr bool kWide = kOne<T> == kOne<bf16>;
+  // 2^7 as bf16. 2^10 as f16, with the bit that inverts the top bit of a byte.
+  static constexpr uint32_t kMagic = kWide ? 0x43004300u : 0x64806480u;
+
+  DEVICE static GroupScale group(uint32_t word) { return {__uint_as_float(word), 0}; }
+  // Converts the signed bytes in the low bytes of both halves; others are ignored. `magic` is
+  // kMagic, as a variable.
+  DEVICE static uint32_t widen(uint32_t bytes, uint32_t magic) {
+    // bf16 has only eight bits: 2^7 plus the low seven bits, minus 2^7, or minus 2^8 for a negative
+    // number. For f16, a byte with its top bit inverted is the number plus 128.
+    if (kWide)
+      return fma2<T>((bytes & 0x007f007fu) | magic, kOne<T>, (bytes & 0x00800080u) | (magic ^ 0x80008000u));
+    return fma2<T>((bytes & 0x00ff00ffu) ^ magic, kOne<T>, 0xe480e480u);
+  }
+  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t magic,
+                            uint32_t (&a)[4]) {
+    const uint32_t upper = word(f, instruction * 2), lower = word(f, instruction * 2 + 1);
+    a[0] = widen(upper, magic);
+    a[1] = widen(lower, magic);
+    a[2] = widen(upper >> 8, magic);
+    a[3] = widen(lower >> 8, magic);
+  }
+  DEVICE static float element(const uint8_t *data, int output, int k, int depth, float) {
+    const Element e = element_at(data, output, k, depth);
+    const uint32_t packed = e.words[e.instruction % 2 * 2 + e.pair % 2];
+    return float(int8_t(packed >> (e.pair / 2 * 8 + e.of_pair * 16)));
+  }
+  DEVICE static float minus_zero_of(uint32_t) { return 0.0f; }
+};
+
+// FP8 (e4m3) in rows, of which a lane has sixteen k of output g, and sixteen of output g + 8.
+template <class T> struct Fp8 {
   using UnitOrder = ByLane;
   struct Fragment {
     uint4 upper, lower;
   };
-  static constexpr int kLoads = 2, kOutputs = kTileOutputs / kLoads, kStride = kPaddedTo;
+  static constexpr int kLoads = 2, kStride = kPaddedTo;
+  static constexpr uint32_t kMagic = 0;
 
   DEVICE static GroupScale group(uint32_t word) { return {__uint_as_float(word), 0}; }
-  DEVICE static int64_t place(int output, int k, int lane, int depth) {
-    return int64_t(output + lane / 4) * depth + k + lane % 4 * kLaneBytes;
+  // The place of a lane's 16 bytes of one load.
+  DEVICE static int64_t place(int output, int k, int load, int lane, int depth) {
+    return int64_t(output + load * (kTileOutputs / kLoads) + lane / 4) * depth + k + lane % 4 * kLaneBytes;
   }
   DEVICE static Fragment load(const uint8_t *at, int depth) {
-    return {load_weights16(at), load_weights16(at + int64_t(kOutputs) * depth)};
+    return {load_weights16(at), load_weights16(at + int64_t(kTileOutputs / kLoads) * depth)};
   }
   DEVICE static Fragment read(const uint4 *shared) { return {shared[0], shared[kWarp]}; }
   DEVICE static uint32_t word(const uint4 &v, int instruction) {
     return instruction == 0 ? v.x : instruction == 1 ? v.y : instruction == 2 ? v.z : v.w;
   }
   DEVICE static float minus_zero_of(uint32_t) { return 0.0f; }
-};
-
-template <class T> struct Int8 : ByteRows {
-  // 2^7 as bf16 and 2^10 as f16.
-  static constexpr uint32_t kMagic = kOne<T> == kOne<bf16> ? 0x43004300u : 0x64006400u;
-
-  // Two signed bytes, in the low byte of each half.
-  DEVICE static uint32_t widen(uint32_t pair, uint32_t magic);
-  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t magic,
-                            uint32_t (&a)[4]) {
-    const uint32_t upper = word(f.upper, instruction), lower = word(f.lower, instruction);
-    a[0] = widen(__byte_perm(upper, 0, 0x4140), magic);
-    a[1] = widen(__byte_perm(lower, 0, 0x4140), magic);
-    a[2] = widen(__byte_perm(upper, 0, 0x4342), magic);
-    a[3] = widen(__byte_perm(lower, 0, 0x4342), magic);
-  }
-  DEVICE static float element(const uint8_t *data, int output, int k, int depth, float) {
-    return float(int8_t(data[int64_t(output) * depth + k]));
-  }
-};
-// Computes 2^7 plus the low seven bits, minus 2^7, or minus 2^8 for a negative number. This is
-// exact, although bf16 has only eight bits.
-template <> DEVICE uint32_t Int8<bf16>::widen(uint32_t pair, uint32_t magic) {
-  const uint32_t minus_magic = magic ^ 0x80008000u;
-  return fma2<bf16>((pair & 0x007f007fu) | magic, kOne<bf16>, (pair & 0x00800080u) | minus_magic);
-}
-// With the top bit inverted, the byte is the number plus 128.
-template <> DEVICE uint32_t Int8<f16>::widen(uint32_t pair, uint32_t magic) {
-  return fma2<f16>((pair ^ 0x00800080u) | magic, kOne<f16>, 0xe480e480u);
-}
-
-template <class T> struct Fp8 : ByteRows {
-  static constexpr uint32_t kMagic = 0;
 
   // Converts two numbers in the high byte of each half: exponent and mantissa move to the places
   // that T has for them, and a factor corrects the difference of the biases. The conversion is

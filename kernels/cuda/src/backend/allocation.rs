@@ -9,7 +9,7 @@ use millrace_backend::{
 };
 use millrace_numbers::{DType, Part, WeightFormat};
 
-use super::buffers::{Buf, Kv, Matrix, Vector};
+use super::buffers::{Buf, Kv, Matrix, MatrixStorage, Vector};
 use super::cuda::Cuda;
 use super::experts::{Experts, Routing};
 use super::latent::HeadMatrices;
@@ -20,7 +20,7 @@ use super::recurrent::States;
 use super::tuning::{TunedProducts, TuningPolicy};
 use crate::Elem;
 use crate::device::arena::ALIGNMENT;
-use crate::weights::stored_integers;
+use crate::weights::{stored_expert_integers, stored_integers};
 
 impl DeviceTypes for Cuda {
     type Buf = Buf;
@@ -62,12 +62,16 @@ impl Sizing for Cuda {
         stored_integers(parts).map(WeightFormat::Int)
     }
 
-    fn stored_expert_format(&self, _parts: &[Part]) -> Option<WeightFormat> {
-        None
+    fn stored_expert_format(&self, parts: &[Part]) -> Option<WeightFormat> {
+        stored_expert_integers(parts).map(WeightFormat::Int)
     }
 
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize {
         Matrix::bytes(out, cols, format)
+    }
+
+    fn experts_bytes(&self, count: usize, out: usize, cols: usize, format: WeightFormat) -> usize {
+        count.saturating_mul(MatrixStorage::bytes(out, cols, format))
     }
 
     fn routing_bytes(&self, spec: &RoutingSpec) -> usize {

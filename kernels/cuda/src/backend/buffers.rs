@@ -111,7 +111,7 @@ pub struct Matrix {
     pub(super) cols: usize,
 }
 
-/// The layout of a matrix in device memory.
+/// The layout of a matrix in device memory, or of several, one after the other.
 #[derive(Debug)]
 pub(super) enum MatrixStorage {
     /// Row-major numbers of one type.
@@ -125,54 +125,41 @@ fn only_on_cpu(name: &str) -> Error {
     Error::Unsupported(format!("{name} weights; only the CPU has them"))
 }
 
-impl Matrix {
-    pub(super) fn new(
+impl MatrixStorage {
+    /// Copies matrices of one shape to the device, one after the other. Packed ones are padded to a
+    /// multiple of 16 rows each.
+    pub(super) fn load(
         device: &Device,
         upload: &mut WeightUpload,
-        parts: &[Part],
+        matrices: &[&[Part]],
         format: WeightFormat,
-    ) -> Result<Matrix> {
-        let (out, cols) = stacked_shape(parts)?;
-        let storage = match format {
+    ) -> Result<MatrixStorage> {
+        match format {
             WeightFormat::Dense(dtype) => {
+                let parts = matrices.concat();
+                let (rows, cols) = stacked_shape(&parts)?;
                 let elem = Elem::from(dtype);
-                let memory = device.allocate(elem, out * cols)?;
-                upload.dense(device, parts, dtype, memory.view(elem))?;
-                MatrixStorage::Dense(memory, elem)
+                let memory = device.allocate(elem, rows * cols)?;
+                upload.dense(device, &parts, dtype, memory.view(elem))?;
+                Ok(MatrixStorage::Dense(memory, elem))
             }
-            WeightFormat::Fp8 => {
-                let (padded, depth) = packed_shape(out, cols);
-                let data = device.allocate(Elem::U8, padded * depth)?;
-                if out < padded {
-                    // The upload does not write the padding rows.
-                    device.fill(data.view(Elem::U8).slice(out * depth..padded * depth), 0)?;
-                }
-                let mut scales = upload.fp8(device, parts, depth, data.view(Elem::U8))?;
-                scales.resize(padded, 0.0);
-                let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-                MatrixStorage::Packed(UploadedWeight::fp8(depth, data, device.upload(&bytes)?))
-            }
-            WeightFormat::Nf4 => return Err(only_on_cpu("nf4")),
+            WeightFormat::Fp8 => Ok(MatrixStorage::Packed(upload_fp8(device, upload, matrices)?)),
             WeightFormat::Int(format) => {
-                MatrixStorage::Packed(upload_integers(device, upload, parts, format)?)
+                Ok(MatrixStorage::Packed(upload_integers(device, upload, matrices, format)?))
             }
-            WeightFormat::K(format) => return Err(only_on_cpu(format.name())),
-            WeightFormat::Codes(_) => return Err(only_on_cpu("stored codes")),
-        };
-        Ok(Matrix { storage, out, cols })
+            WeightFormat::Nf4 => Err(only_on_cpu("nf4")),
+            WeightFormat::K(format) => Err(only_on_cpu(format.name())),
+            WeightFormat::Codes(_) => Err(only_on_cpu("stored codes")),
+        }
     }
 
-    /// Returns the bytes of a matrix `[out, cols]`.
+    /// Returns the bytes of a matrix `[out, cols]` whose columns are in order.
     pub(super) fn bytes(out: usize, cols: usize, format: WeightFormat) -> usize {
         match format {
             WeightFormat::Dense(_) | WeightFormat::Nf4 | WeightFormat::K(_) | WeightFormat::Codes(_) => {
                 format.bytes(out, cols)
             }
             WeightFormat::Int(integers) => match IntegerLayout::of(integers, out, cols) {
-                // A checkpoint may have an order of columns.
-                Some(layout) if matches!(integers, IntFormat::Stored(_)) => {
-                    layout.bytes().saturating_add(layout.depth * Elem::I32.size())
-                }
                 Some(layout) => layout.bytes(),
                 None => format.bytes(out, cols),
             },
@@ -181,6 +168,30 @@ impl Matrix {
                 format.bytes(padded, depth)
             }
         }
+    }
+}
+
+impl Matrix {
+    pub(super) fn new(
+        device: &Device,
+        upload: &mut WeightUpload,
+        parts: &[Part],
+        format: WeightFormat,
+    ) -> Result<Matrix> {
+        let (out, cols) = stacked_shape(parts)?;
+        Ok(Matrix { storage: MatrixStorage::load(device, upload, &[parts], format)?, out, cols })
+    }
+
+    /// Returns the bytes of a matrix `[out, cols]`.
+    pub(super) fn bytes(out: usize, cols: usize, format: WeightFormat) -> usize {
+        let columns = match format {
+            // A checkpoint may have an order of columns.
+            WeightFormat::Int(integers @ IntFormat::Stored(_)) => {
+                IntegerLayout::of(integers, out, cols).map_or(0, |layout| layout.depth * Elem::I32.size())
+            }
+            _ => 0,
+        };
+        MatrixStorage::bytes(out, cols, format).saturating_add(columns)
     }
 
     /// Tells whether the columns of the matrix have an order of their own.
@@ -200,14 +211,34 @@ impl Matrix {
     }
 }
 
-/// Packs the parts of a matrix as integers in groups, and copies them to the device.
+/// Quantizes matrices to FP8, and copies them to the device.
+fn upload_fp8(device: &Device, upload: &mut WeightUpload, matrices: &[&[Part]]) -> Result<UploadedWeight> {
+    let (out, cols) = stacked_shape(matrices.first().copied().unwrap_or_default())?;
+    let (padded, depth) = packed_shape(out, cols);
+    let data = device.allocate(Elem::U8, matrices.len() * padded * depth)?;
+    let mut scales = Vec::new();
+    for (index, parts) in matrices.iter().enumerate() {
+        let own = data.view(Elem::U8).slice(index * padded * depth..(index + 1) * padded * depth);
+        if out < padded {
+            // The upload does not write the padding rows.
+            device.fill(own.slice(out * depth..padded * depth), 0)?;
+        }
+        scales.extend(upload.fp8(device, parts, depth, own)?);
+        scales.resize((index + 1) * padded, 0.0);
+    }
+    let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    Ok(UploadedWeight::fp8(depth, data, device.upload(&bytes)?))
+}
+
+/// Packs matrices as integers in groups, and copies them to the device.
 fn upload_integers(
     device: &Device,
     upload: &mut WeightUpload,
-    parts: &[Part],
+    matrices: &[&[Part]],
     format: IntFormat,
 ) -> Result<UploadedWeight> {
-    let blocks = IntegerBlocks::new(parts, format)?;
+    let parts = matrices.concat();
+    let blocks = IntegerBlocks::new(&parts, matrices.len(), format)?;
     let layout = blocks.layout();
     let data = device.allocate(Elem::U8, layout.blocks() * layout.block_bytes())?;
     let scales = upload.integers(device, &blocks, data.view(Elem::U8))?;

@@ -7,7 +7,7 @@ use millrace_backend::{
 use millrace_numbers::tensor::stacked_shape;
 use millrace_numbers::{Part, WeightFormat};
 
-use super::buffers::{Buf, Vector};
+use super::buffers::{Buf, MatrixStorage, Vector};
 use super::cuda::Cuda;
 use super::loading::WeightUpload;
 use crate::ops::grouped::{ExpertWeights, GroupedGemm, RowOrder, grouped_gemm};
@@ -17,8 +17,7 @@ use crate::{Device, Elem, Memory, View};
 /// A matrix `[out, cols]` of each expert, one after the other.
 #[derive(Debug)]
 pub struct Experts {
-    memory: Memory,
-    elem: Elem,
+    storage: MatrixStorage,
     count: usize,
     out: usize,
     cols: usize,
@@ -31,17 +30,17 @@ impl Experts {
         experts: &[Vec<Part>],
         format: WeightFormat,
     ) -> Result<Experts> {
-        let WeightFormat::Dense(dtype) = format else {
-            let name = format.name();
-            return Err(Error::Unsupported(format!("experts as {name} on a GPU; omit --quantize {name}")));
-        };
-        let parts = experts.concat();
-        let (rows, cols) = stacked_shape(&parts)?;
-        let out = rows / experts.len();
-        let elem = Elem::from(dtype);
-        let memory = device.allocate(elem, rows * cols)?;
-        upload.dense(device, &parts, dtype, memory.view(elem))?;
-        Ok(Experts { memory, elem, count: experts.len(), out, cols })
+        let (out, cols) = stacked_shape(experts.first().map_or(&[][..], Vec::as_slice))?;
+        let matrices: Vec<&[Part]> = experts.iter().map(Vec::as_slice).collect();
+        let storage = MatrixStorage::load(device, upload, &matrices, format)?;
+        Ok(Experts { storage, count: experts.len(), out, cols })
+    }
+
+    fn weights(&self) -> ExpertWeights<'_> {
+        match &self.storage {
+            MatrixStorage::Dense(memory, elem) => ExpertWeights::Stored(memory.view(*elem)),
+            MatrixStorage::Packed(loaded) => ExpertWeights::Packed(loaded.weight()),
+        }
     }
 }
 
@@ -244,7 +243,7 @@ impl Cuda {
             out_order: RowOrder::Sorted,
             out,
         };
-        grouped_gemm(&self.device, ExpertWeights::Stored(weights.memory.view(weights.elem)), &product)
+        grouped_gemm(&self.device, weights.weights(), &product)
     }
 
     /// `out += sigmoid(gate) * x` over the first `n` rows.

@@ -6,12 +6,12 @@ use millrace_backend::{Error, Result};
 use super::product::PLAIN_PER_BLOCK;
 use super::select::{halved, typed};
 use super::shared::experts_h::RoutingParams;
-use super::shared::grouped_gemm::{ExpertsParams, GroupedGemmParams, GroupedInt4Params};
+use super::shared::grouped_gemm::{ExpertsParams, GroupedGemmParams, GroupedPackedParams};
 use super::shared::tile_h::{NARROW_ROWS, TILE_OUT, TILE_THREADS, WIDE_ROWS};
 use super::shared::weights_h::ProductParams;
 use super::sizes::{MAX_BLOCKS, countable, int};
 use super::tiles::TileStages;
-use crate::params::DevicePtr;
+use crate::params::{DevicePtr, Kernel};
 use crate::weights::{PackedFormat, QuantizedWeight};
 use crate::{Device, Elem, Grid, View};
 
@@ -33,8 +33,7 @@ pub enum RowOrder {
 pub enum ExpertWeights<'a> {
     /// `[experts, outputs, inputs]`, of the type of `x`.
     Stored(View<'a>),
-    /// Packed int4, one expert after the other, each padded to a multiple of 16 outputs; columns in
-    /// order.
+    /// Packed, one expert after the other, each padded to a multiple of 16 outputs; columns in order.
     Packed(QuantizedWeight<'a>),
 }
 
@@ -74,8 +73,8 @@ pub struct GroupedGemm<'a> {
 ///
 /// # Errors
 /// [`Error::Shape`] for views that are too short or of another type,
-/// [`Error::Unsupported`] for a type other than f32, f16 and bf16, or for packed weights that are
-/// not int4, or an error of the launch.
+/// [`Error::Unsupported`] for a type other than f32, f16 and bf16, or for packed weights whose
+/// columns have an order of their own, or an error of the launch.
 pub fn grouped_gemm(device: &Device, experts: ExpertWeights<'_>, g: &GroupedGemm<'_>) -> Result<()> {
     check(experts, g)?;
     let half = g.x.elem().size() == 2 && g.x.is_vectorizable(g.inputs) && g.out.address().is_multiple_of(16);
@@ -117,15 +116,35 @@ pub fn grouped_gemm(device: &Device, experts: ExpertWeights<'_>, g: &GroupedGemm
             unsafe { device.launch(kernel, grid(stages), &stored_params(weights, g)) }
         }
         ExpertWeights::Packed(weight) => {
-            let kernel = match wide {
-                false => halved!(GroupedInt4Params, "grouped_gemm", "grouped_int4_narrow", elem),
-                true => halved!(GroupedInt4Params, "grouped_gemm", "grouped_int4_wide", elem),
-            }?;
+            let stages = TileStages::of(device, weight.format.bits(), tile_rows);
+            let kernel = packed_kernel(weight.format, wide, stages, elem)?;
             // SAFETY: the views were checked against the shapes.
-            unsafe {
-                device.launch(kernel, grid(TileStages::of(device, 4, tile_rows)), &int4_params(&weight, g))
-            }
+            unsafe { device.launch(kernel, grid(stages), &packed_params(&weight, g)) }
         }
+    }
+}
+
+/// Returns the kernel on tiles for packed experts. Four stages of int4 fit every GPU.
+fn packed_kernel(
+    format: PackedFormat,
+    wide: bool,
+    stages: TileStages,
+    elem: Elem,
+) -> Result<Kernel<GroupedPackedParams>> {
+    macro_rules! grouped {
+        ($name:literal) => {
+            halved!(GroupedPackedParams, "grouped_gemm", $name, elem)
+        };
+    }
+    match (format, wide, stages.is_few) {
+        (PackedFormat::Int4, false, _) => grouped!("grouped_int4_narrow"),
+        (PackedFormat::Int4, true, _) => grouped!("grouped_int4_wide"),
+        (PackedFormat::Int8, false, _) => grouped!("grouped_int8_narrow"),
+        (PackedFormat::Int8, true, false) => grouped!("grouped_int8_wide"),
+        (PackedFormat::Int8, true, true) => grouped!("grouped_int8_wide_few_stages"),
+        (PackedFormat::Fp8, false, _) => grouped!("grouped_e4m3_narrow"),
+        (PackedFormat::Fp8, true, false) => grouped!("grouped_e4m3_wide"),
+        (PackedFormat::Fp8, true, true) => grouped!("grouped_e4m3_wide_few_stages"),
     }
 }
 
@@ -152,9 +171,20 @@ pub fn grouped_gemm_plain(device: &Device, experts: ExpertWeights<'_>, g: &Group
             unsafe { device.launch(kernel, grid, &stored_params(weights, g)) }
         }
         ExpertWeights::Packed(weight) => {
-            let kernel = typed!(GroupedInt4Params, "grouped_gemm", "grouped_int4_plain", g.x.elem())?;
+            let elem = g.x.elem();
+            let kernel = match weight.format {
+                PackedFormat::Int4 => {
+                    typed!(GroupedPackedParams, "grouped_gemm", "grouped_int4_plain", elem)
+                }
+                PackedFormat::Int8 => {
+                    typed!(GroupedPackedParams, "grouped_gemm", "grouped_int8_plain", elem)
+                }
+                PackedFormat::Fp8 => {
+                    typed!(GroupedPackedParams, "grouped_gemm", "grouped_e4m3_plain", elem)
+                }
+            }?;
             // SAFETY: the views were checked against the shapes.
-            unsafe { device.launch(kernel, grid, &int4_params(&weight, g)) }
+            unsafe { device.launch(kernel, grid, &packed_params(&weight, g)) }
         }
     }
 }
@@ -163,8 +193,8 @@ fn stored_params(weights: View<'_>, g: &GroupedGemm<'_>) -> GroupedGemmParams {
     GroupedGemmParams { product: product_params(g), weights: weights.into(), experts: experts_params(g) }
 }
 
-fn int4_params(weight: &QuantizedWeight<'_>, g: &GroupedGemm<'_>) -> GroupedInt4Params {
-    GroupedInt4Params { product: product_params(g), weight: weight.params(), experts: experts_params(g) }
+fn packed_params(weight: &QuantizedWeight<'_>, g: &GroupedGemm<'_>) -> GroupedPackedParams {
+    GroupedPackedParams { product: product_params(g), weight: weight.params(), experts: experts_params(g) }
 }
 
 fn product_params(g: &GroupedGemm<'_>) -> ProductParams {
@@ -211,9 +241,6 @@ fn check(experts: ExpertWeights<'_>, g: &GroupedGemm<'_>) -> Result<()> {
     g.out.expect("out", elem, pairs * g.outputs)?;
     match experts {
         ExpertWeights::Stored(weights) => weights.expect("weights", elem, g.experts * g.outputs * g.inputs),
-        ExpertWeights::Packed(weight) if weight.format != PackedFormat::Int4 => {
-            Err(Error::Unsupported(format!("experts packed as {:?}", weight.format)))
-        }
         ExpertWeights::Packed(weight) if weight.columns.is_some() => {
             Err(Error::Unsupported("packed experts with columns in an order of their own".to_owned()))
         }

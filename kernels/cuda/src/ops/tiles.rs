@@ -36,9 +36,7 @@ mod tests {
     /// Blocks have 99 KiB on Ada and smaller Ampere GPUs, and 163 KiB on an A100.
     #[test]
     fn every_tile_fits_the_smallest_and_the_largest_gpu() {
-        for (bits, rows) in
-            [(4, WIDE_ROWS), (8, WIDE_ROWS), (16, WIDE_ROWS), (4, NARROW_ROWS), (16, NARROW_ROWS)]
-        {
+        for (bits, rows) in [4, 8, 16].into_iter().flat_map(|bits| [(bits, WIDE_ROWS), (bits, NARROW_ROWS)]) {
             let small = TileStages::within(99 << 10, bits, rows);
             assert!(small.shared <= 99 << 10, "{bits} bits, {rows} rows: {}", small.shared);
             assert_eq!(small.is_few, bits >= 8 && rows == WIDE_ROWS, "{bits} bits, {rows} rows");

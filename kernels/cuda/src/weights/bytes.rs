@@ -2,8 +2,9 @@
 
 use millrace_backend::{Error, Result};
 
-use super::format::{DEPTH, PackedFormat};
+use super::format::{DEPTH, OUTPUTS, PackedFormat};
 use super::packed::{PackedWeight, expect_finite, expect_len};
+use super::tiles::pack_tiles;
 
 /// The scales of a weight's numbers.
 #[derive(Debug, Clone, Copy)]
@@ -16,7 +17,7 @@ pub enum WeightScales<'a> {
     Blocks {
         /// Outputs of a block.
         rows: usize,
-        /// Inputs of a block: a power of two, at least 64.
+        /// Inputs of a block: a power of two, at least 32 (integers) or 64 (FP8).
         columns: usize,
         /// The scales.
         values: &'a [f32],
@@ -80,9 +81,19 @@ fn pack(
             packed.scales[index] = values[output / rows * across + group].to_bits();
         }
     }
-    for (output, row) in packed.data.chunks_exact_mut(depth).take(outputs).enumerate() {
+    let mut rows = vec![0; packed.data.len()]; // [outputs rounded up, depth]
+    for (output, row) in rows.chunks_exact_mut(depth).take(outputs).enumerate() {
         for (column, to) in row[..inputs].iter_mut().enumerate() {
             *to = value(output * inputs + column);
+        }
+    }
+    match format {
+        PackedFormat::Fp8 => packed.data = rows,
+        _ => {
+            let block = OUTPUTS * depth;
+            for (rows, to) in rows.chunks_exact(block).zip(packed.data.chunks_exact_mut(block)) {
+                pack_tiles(format, rows, depth, to);
+            }
         }
     }
     Ok(packed)

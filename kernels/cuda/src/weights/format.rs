@@ -4,12 +4,10 @@ use crate::Elem;
 
 /// Outputs of one tile.
 pub(crate) const OUTPUTS: usize = 16;
-/// Columns of the smallest group of 4-bit numbers.
+/// Columns of the smallest group of integers.
 pub(super) const GROUP: usize = 32;
 /// The number of columns of a packed weight is padded to a multiple of this.
 pub(crate) const DEPTH: usize = 64;
-/// Bytes of a tile of 4-bit numbers.
-pub(super) const TILE_BYTES: usize = 512;
 
 /// How a packed weight stores one number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,8 +32,8 @@ impl PackedFormat {
     /// Columns of the smallest group that shares a scale.
     pub(crate) const fn least_group(self) -> usize {
         match self {
-            PackedFormat::Int4 => GROUP,
-            PackedFormat::Int8 | PackedFormat::Fp8 => 64,
+            PackedFormat::Int4 | PackedFormat::Int8 => GROUP,
+            PackedFormat::Fp8 => 64,
         }
     }
 }

@@ -4,11 +4,9 @@ use millrace_backend::{Error, Result};
 use millrace_numbers::{Encoding, Part};
 
 use super::arrange::arrange;
-use super::format::{DEPTH, OUTPUTS, PackedFormat, TILE_BYTES};
+use super::format::{OUTPUTS, PackedFormat};
 use super::packed::{PackedWeight, expect_finite};
-
-/// Numbers in one 32-bit word.
-const PER_WORD: usize = 8;
+use super::tiles::pack_tiles;
 
 /// Packs a matrix `[outputs, inputs]` that a checkpoint stores as integers of at most four bits.
 ///
@@ -50,32 +48,12 @@ pub fn int4(part: &Part) -> Result<PackedWeight> {
                 *code = column.map_or(0, |input| row[input]);
             }
         }
-        pack_tiles(&ordered, depth, data);
+        pack_tiles(PackedFormat::Int4, &ordered, depth, data);
     }
     if !arranged.is_identity(inputs) {
         packed.columns = Some(arranged.columns.iter().map(|c| c.map_or(-1, |c| c as i32)).collect());
     }
     Ok(packed)
-}
-
-/// Packs the codes of 16 outputs, `[16, depth]`, to the tiles of `to`, `[depth / 64]` tiles of 512
-/// bytes.
-pub(super) fn pack_tiles(codes: &[u8], depth: usize, to: &mut [u8]) {
-    for (tile, bytes) in to.chunks_exact_mut(TILE_BYTES).enumerate() {
-        for (place, to) in bytes.chunks_exact_mut(size_of::<u32>()).enumerate() {
-            // A lane has four words, two for each chunk of 32 columns. Lane 4g + t has eight
-            // columns of each chunk.
-            let (lane, half, chunk) = (place / 4, place % 2, place / 2 % 2);
-            let column = tile * DEPTH + chunk * 32 + lane % 4 * 8 + half * 4;
-            let mut bits = 0;
-            for i in 0..PER_WORD {
-                let (of_pair, lower, later) = (i % 2, i / 2 % 2, i / 4);
-                let code = codes[(lane / 4 + lower * 8) * depth + column + later * 2 + of_pair];
-                bits |= u32::from(code) << (4 * (later * 2 + lower) + 16 * of_pair);
-            }
-            to.copy_from_slice(&bits.to_le_bytes());
-        }
-    }
 }
 
 /// The scale, rounded to 18 bits of mantissa, with the zero point in the bits that this frees.

@@ -3,25 +3,31 @@
 //!
 //! The codes come from a checkpoint as they are, or weights are quantized while they are packed.
 
+use std::ops::Range;
+
 use millrace_backend::{Error, Result};
+use millrace_numbers::formats::ggml::{BlockRows, exact_blocks};
 use millrace_numbers::integers::{Group, IntegerRows, Offsets, exact_integers};
 use millrace_numbers::scales::NumberType;
 use millrace_numbers::tensor::{part_of_row, stacked_shape};
-use millrace_numbers::{DType, Encoding, IntFormat, Part};
+use millrace_numbers::{DType, Encoding, IntFormat, Part, WeightFormat};
 
 use super::format::{DEPTH, OUTPUTS, PackedFormat};
-use super::int4::pack_tiles;
 use super::packed::expect_finite;
+use super::tiles::pack_tiles;
 
 /// The offset of all groups of signed bytes.
 const MIDDLE_OF_BYTES: u8 = 128;
 /// The lowest bits of a 4-bit group's word, which hold the zero point instead of the scale.
 const ZERO_POINT: u32 = 31;
 
-/// The sizes of a matrix of integers in the kernels' layout.
+/// The sizes of one matrix of integers, or several, in the kernels' layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IntegerLayout {
     pub(crate) format: PackedFormat,
+    /// Matrices, one after the other.
+    count: usize,
+    /// Outputs of a matrix.
     outputs: usize,
     /// Columns of the codes, without the padding at the end of rows.
     cols: usize,
@@ -43,12 +49,24 @@ impl IntegerLayout {
             _ => format.group_cols(cols),
         };
         let fits = format.fits(inputs) && group.is_power_of_two() && group >= packed.least_group();
-        fits.then_some(IntegerLayout { format: packed, outputs, cols, depth, group })
+        fits.then_some(IntegerLayout { format: packed, count: 1, outputs, cols, depth, group })
     }
 
-    /// Returns the number of blocks of 16 outputs.
+    /// Returns the sizes of `count` such matrices, one after the other.
+    pub(crate) fn of_experts(self, count: usize) -> IntegerLayout {
+        IntegerLayout { count, ..self }
+    }
+
+    /// Returns the number of blocks of 16 outputs. Each matrix begins a block.
     pub(crate) fn blocks(&self) -> usize {
-        self.outputs.div_ceil(OUTPUTS)
+        self.count.saturating_mul(self.outputs.div_ceil(OUTPUTS))
+    }
+
+    /// Returns the rows of a block, counted through all matrices.
+    fn rows(&self, block: usize) -> Range<usize> {
+        let blocks = self.outputs.div_ceil(OUTPUTS);
+        let (first, output) = (block / blocks * self.outputs, block % blocks * OUTPUTS);
+        first + output..first + self.outputs.min(output + OUTPUTS)
     }
 
     /// Returns the bytes of the codes of a block.
@@ -71,6 +89,9 @@ impl IntegerLayout {
 /// There is none if the parts are not stored as integers, if the kernels lack their groups, if
 /// signed bytes have zero points, or if scales of 4-bit groups have more than 18 bits of mantissa.
 pub(crate) fn stored_integers(parts: &[Part]) -> Option<IntFormat> {
+    if let Some(WeightFormat::Int(format)) = exact_blocks(parts) {
+        return Some(format);
+    }
     let format = exact_integers(parts)?;
     let part = parts.first()?;
     let layout = IntegerLayout::of(format, part.rows.len(), part.cols.len())?;
@@ -89,7 +110,15 @@ pub(crate) fn stored_integers(parts: &[Part]) -> Option<IntFormat> {
     parts.iter().all(is_exact).then_some(format)
 }
 
-/// A matrix of integers that is packed in blocks of 16 outputs.
+/// Returns what [`stored_integers`] does, for the parts of a layer's experts. Their columns cannot
+/// have an order of their own.
+pub(crate) fn stored_expert_integers(parts: &[Part]) -> Option<IntFormat> {
+    let format = stored_integers(parts)?;
+    let is_ordered = IntegerRows::new(parts, format).is_some_and(|rows| rows.order().is_some());
+    (!is_ordered).then_some(format)
+}
+
+/// Matrices of integers that are packed in blocks of 16 outputs.
 #[derive(Debug)]
 pub(crate) struct IntegerBlocks<'a> {
     layout: IntegerLayout,
@@ -99,30 +128,35 @@ pub(crate) struct IntegerBlocks<'a> {
 /// Where the codes of a row come from.
 #[derive(Debug)]
 enum CodeSource<'a> {
-    /// A checkpoint.
+    /// A checkpoint of integers in groups.
     Stored(IntegerRows<'a>),
+    /// A GGUF file.
+    Blocks(BlockRows<'a>),
     /// Weights of any encoding, which are quantized.
     Quantized(&'a [Part], IntFormat),
 }
 
 impl<'a> IntegerBlocks<'a> {
-    /// Prepares the stacked `parts` for packing in `format`.
+    /// Prepares the stacked `parts` of `count` matrices of the same size for packing in `format`.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the kernels cannot multiply by the format, or if it is that of
     /// stored integers and the parts are stored otherwise.
-    pub(crate) fn new(parts: &'a [Part], format: IntFormat) -> Result<IntegerBlocks<'a>> {
-        let (outputs, inputs) = stacked_shape(parts)?;
+    pub(crate) fn new(parts: &'a [Part], count: usize, format: IntFormat) -> Result<IntegerBlocks<'a>> {
+        let (rows, inputs) = stacked_shape(parts)?;
         format.check_cols(inputs)?;
-        let Some(layout) = IntegerLayout::of(format, outputs, inputs) else {
+        let layout = IntegerLayout::of(format, rows / count.max(1), inputs);
+        let Some(layout) = layout.map(|one| one.of_experts(count)) else {
             return Err(Error::Unsupported(format!(
                 "{} weights in groups of {} columns; only the CPU has them",
                 format.name(),
                 format.group_cols(inputs)
             )));
         };
-        let rows = match (IntegerRows::new(parts, format), format) {
-            (Some(rows), _) => CodeSource::Stored(rows),
+        let stored = || IntegerRows::new(parts, format).map(CodeSource::Stored);
+        let blocks = || BlockRows::new(parts, WeightFormat::Int(format)).map(CodeSource::Blocks);
+        let rows = match (stored().or_else(blocks), format) {
+            (Some(rows), _) => rows,
             (None, IntFormat::Stored(_)) => {
                 return Err(Error::Unsupported(format!("other weights as {}", format.name())));
             }
@@ -160,16 +194,16 @@ impl<'a> IntegerBlocks<'a> {
     /// # Panics
     /// If the slices do not have the lengths of a block.
     pub(crate) fn pack(&self, block: usize, data: &mut [u8], words: &mut [u32]) -> Result<()> {
-        let IntegerLayout { format, outputs, cols, depth, group } = self.layout;
+        let IntegerLayout { format, cols, depth, group, .. } = self.layout;
         assert_eq!((data.len(), words.len()), (self.layout.block_bytes(), self.layout.block_scales()));
         let mut codes = vec![0; OUTPUTS * depth]; // [OUTPUTS, depth]
         let mut groups = vec![Group { scale: 0.0, offset: 0 }; cols.div_ceil(group)];
         let mut weights = Vec::new();
         words.fill(0);
-        let first = block * OUTPUTS;
-        for (output, codes) in (0..outputs - first).zip(codes.chunks_exact_mut(depth)) {
+        let rows = self.layout.rows(block).zip(codes.chunks_exact_mut(depth));
+        for (output, (row, codes)) in rows.enumerate() {
             let codes = &mut codes[..cols];
-            self.rows.read(first + output, &mut weights, codes, &mut groups)?;
+            self.rows.read(row, &mut weights, codes, &mut groups)?;
             for (words, group) in words.chunks_exact_mut(OUTPUTS).zip(&groups) {
                 words[output] = word(format, *group)?;
             }
@@ -177,10 +211,7 @@ impl<'a> IntegerBlocks<'a> {
                 codes.iter_mut().for_each(|code| *code ^= MIDDLE_OF_BYTES);
             }
         }
-        match format {
-            PackedFormat::Int4 => pack_tiles(&codes, depth, data),
-            _ => data.copy_from_slice(&codes),
-        }
+        pack_tiles(format, &codes, depth, data);
         Ok(())
     }
 }
@@ -190,6 +221,7 @@ impl CodeSource<'_> {
     fn read(&self, row: usize, weights: &mut Vec<f32>, codes: &mut [u8], groups: &mut [Group]) -> Result<()> {
         match self {
             CodeSource::Stored(rows) => rows.read(row, codes, groups),
+            CodeSource::Blocks(rows) => rows.read_groups(row, codes, groups)?,
             CodeSource::Quantized(parts, format) => {
                 let (part, row) = part_of_row(parts, row);
                 weights.resize(codes.len(), 0.0);

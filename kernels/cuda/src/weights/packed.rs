@@ -17,8 +17,8 @@ pub struct PackedWeight {
     pub depth: usize,
     /// The number of columns that share a scale: a power of two.
     pub group: usize,
-    /// 4 bits: `[outputs / 16][depth / 64]` tiles of 512 bytes. 8 bits: `[outputs rounded up to
-    /// 16][depth]`.
+    /// Integers: `[outputs / 16][depth / 64]` tiles of 512 bytes (4 bits) or 1024 bytes (8 bits).
+    /// FP8: `[outputs rounded up to 16][depth]`.
     pub data: Vec<u8>,
     /// `[outputs / 16][groups][16]`: the bits of each scale; for int4 the lowest five bits are the
     /// zero point.

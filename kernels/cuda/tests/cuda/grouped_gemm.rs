@@ -1,11 +1,13 @@
 //! One product per expert, with any number of rows for each.
 
 use millrace_cuda::ops::grouped::{ExpertWeights, GroupedGemm, RowOrder, grouped_gemm, grouped_gemm_plain};
-use millrace_cuda::weights::PackedWeight;
-use millrace_cuda::{Elem, Memory};
+use millrace_cuda::weights::PackedFormat;
+use millrace_cuda::{Device, Elem, Memory};
 
 use crate::common::*;
-use crate::quant_gemm::{Groups, gptq};
+use crate::quant_gemm::{Groups, QuantizedWeight, bytes, gptq};
+
+const FORMATS: [PackedFormat; 3] = [PackedFormat::Int4, PackedFormat::Int8, PackedFormat::Fp8];
 
 struct Case {
     elem: Elem,
@@ -166,9 +168,10 @@ fn many_rows_match_the_reference() {
 
 #[test]
 fn packed_experts_match_the_reference() {
-    for_seeds(6, |rng| {
+    for_seeds(12, |rng| {
         let (elem, rows) = (rng.pick(&ACTIVATIONS), rng.pick(&[3, 50, 100]));
-        check_packed(rng, elem, rows);
+        let format = rng.pick(&FORMATS);
+        check_packed(rng, format, elem, rows);
     });
 }
 
@@ -178,7 +181,7 @@ fn every_tile_and_type_matches_the_reference() {
     for elem in ACTIVATIONS {
         for rows in [3, 100] {
             let rng = &mut Rng(rows as u64);
-            check_packed(rng, elem, rows);
+            FORMATS.into_iter().for_each(|format| check_packed(rng, format, elem, rows));
             let case = loop {
                 let case = Case::random(rng, elem, rows);
                 if case.experts <= 8 && case.inputs.is_multiple_of(8) {
@@ -190,7 +193,22 @@ fn every_tile_and_type_matches_the_reference() {
     }
 }
 
-fn check_packed(rng: &mut Rng, elem: Elem, rows: usize) {
+/// Random weights of experts, `[experts * outputs, inputs]`; `outputs` is a multiple of 16.
+fn packed_experts(rng: &mut Rng, format: PackedFormat, case: &Case) -> QuantizedWeight {
+    let &Case { experts, inputs, outputs, .. } = case;
+    if format != PackedFormat::Int4 {
+        return bytes(rng, inputs, experts * outputs, format == PackedFormat::Fp8);
+    }
+    let mut part = || gptq(rng, inputs, outputs, inputs.min(64), Groups::Natural);
+    let mut all = part();
+    for next in (1..experts).map(|_| part()) {
+        all.packed.append(&next.packed).unwrap();
+        all.dense.extend(next.dense);
+    }
+    all
+}
+
+fn check_packed(rng: &mut Rng, format: PackedFormat, elem: Elem, rows: usize) {
     let mut case = Case::random(rng, elem, rows);
     while case.experts > 8 || !case.inputs.is_multiple_of(8) {
         case = Case::random(rng, elem, rows);
@@ -199,17 +217,15 @@ fn check_packed(rng: &mut Rng, elem: Elem, rows: usize) {
     case.outputs = case.outputs.next_multiple_of(16);
     let Case { experts, inputs, outputs, .. } = case;
     case.bias = Some(rng.values(Elem::F32, experts * outputs));
-    let parts: Vec<_> =
-        (0..experts).map(|_| gptq(rng, inputs, outputs, inputs.min(64), Groups::Natural)).collect();
-    let mut all: PackedWeight = parts[0].packed.clone();
-    parts[1..].iter().for_each(|part| all.append(&part.packed).unwrap());
-    let loaded = all.upload(&DEVICE).unwrap();
-    let want = case.reference(|e, o, i| parts[e].dense[o * inputs + i]);
+    let weights = packed_experts(rng, format, &case);
+    let loaded = weights.packed.upload(&DEVICE).unwrap();
+    let want = case.reference(|e, o, i| weights.dense[(e * outputs + o) * inputs + i]);
     let (relative, absolute) = (precision(elem) * 1.01 + 1e-6, inputs as f32 * 1e-6);
+    let name = |what: &str| case.name(&format!("{format:?}, {what}"));
     let fast = case.run(|g| grouped_gemm(&DEVICE, ExpertWeights::Packed(loaded.weight()), g).unwrap());
-    assert_close(&case.name("packed, fast"), &fast, &want, relative, absolute);
+    assert_close(&name("fast"), &fast, &want, relative, absolute);
     let plain = case.run(|g| grouped_gemm_plain(&DEVICE, ExpertWeights::Packed(loaded.weight()), g).unwrap());
-    assert_close(&case.name("packed, plain"), &plain, &want, relative, absolute);
+    assert_close(&name("plain"), &plain, &want, relative, absolute);
 }
 
 /// A row has the same bits in narrow tiles and in wide ones.
@@ -250,13 +266,29 @@ fn products_have_the_same_bits_on_gpus_with_little_shared_memory() {
         case.x = rng.values(elem, 80 * 392);
         let weights = rng.values(elem, 2 * 136 * 392);
         let loaded = put(elem, &weights);
-        let [small, large] = devices.each_ref().map(|device| {
-            case.run(|g| grouped_gemm(device, ExpertWeights::Stored(loaded.view(elem)), g).unwrap())
-        });
-        assert_eq!(small, large);
-        let want = case.reference(|e, o, i| f64::from(weights[(e * 136 + o) * 392 + i]));
-        assert_close(&case.name("few stages"), &small, &want, precision(elem) * 1.01 + 1e-6, 392.0 * 1e-7);
+        let stored = ExpertWeights::Stored(loaded.view(elem));
+        check_few_stages(&devices, &case, stored, |e, o, i| f64::from(weights[(e * 136 + o) * 392 + i]));
+        case.outputs = 144;
+        for format in [PackedFormat::Int8, PackedFormat::Fp8] {
+            let weights = packed_experts(&mut rng, format, &case);
+            let loaded = weights.packed.upload(&DEVICE).unwrap();
+            let packed = ExpertWeights::Packed(loaded.weight());
+            check_few_stages(&devices, &case, packed, |e, o, i| weights.dense[(e * 144 + o) * 392 + i]);
+        }
     }
+}
+
+fn check_few_stages(
+    devices: &[Device; 2],
+    case: &Case,
+    weights: ExpertWeights<'_>,
+    element: impl Fn(usize, usize, usize) -> f64,
+) {
+    let [small, large] =
+        devices.each_ref().map(|device| case.run(|g| grouped_gemm(device, weights, g).unwrap()));
+    assert_eq!(small, large);
+    let (relative, absolute) = (precision(case.elem) * 1.01 + 1e-6, case.inputs as f32 * 1e-6);
+    assert_close(&case.name("few stages"), &small, &case.reference(element), relative, absolute);
 }
 
 #[test]

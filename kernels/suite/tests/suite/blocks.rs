@@ -11,7 +11,7 @@ use crate::common::*;
 use crate::stored::product;
 
 /// Returns a matrix of random blocks whose scales are numbers near `scale`.
-fn matrix(kind: BlockType, rows: usize, cols: usize, seed: u64) -> HostTensor {
+pub(crate) fn matrix(kind: BlockType, rows: usize, cols: usize, seed: u64) -> HostTensor {
     let size = kind.bytes();
     let count = rows * (cols / kind.cols());
     let mut bytes: Vec<u8> =
@@ -43,7 +43,8 @@ fn halves(kind: BlockType) -> &'static [usize] {
     }
 }
 
-fn weights(parts: &[Part]) -> Vec<f32> {
+/// Returns the numbers of stacked parts.
+pub(crate) fn weights(parts: &[Part]) -> Vec<f32> {
     let row = |part: &Part, row: usize| {
         let mut values = vec![0.0; part.cols.len()];
         part.read_row(row, &mut values);

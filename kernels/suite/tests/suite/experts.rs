@@ -84,14 +84,24 @@ impl Case {
     }
 
     pub(crate) fn run<B: Backend>(&self, device: &B) -> Vec<f32> {
-        let RouterSpec { experts, .. } = self.router;
-        let load = |values: &[f32], cols: usize| {
+        let parts = |values: &[f32], cols: usize| -> Vec<Vec<Part>> {
             let of_expert =
                 |values: &[f32]| vec![Part::whole(tensor(&bytes(values), values.len() / cols, cols))];
-            let parts: Vec<Vec<Part>> = values.chunks_exact(values.len() / experts).map(of_expert).collect();
-            device.experts(&parts, self.format).unwrap()
+            values.chunks_exact(values.len() / self.router.experts).map(of_expert).collect()
         };
-        let (gate_up, down) = (load(&self.gate_up, self.hidden), load(&self.down, self.width));
+        let (gate_up, down) = (parts(&self.gate_up, self.hidden), parts(&self.down, self.width));
+        self.run_by(device, [(&gate_up, self.format), (&down, self.format)])
+    }
+
+    /// Runs the case with other weights: for gate and up, and for down, the parts of each expert,
+    /// and the format that the device keeps them in.
+    pub(crate) fn run_by<B: Backend>(
+        &self,
+        device: &B,
+        matrices: [(&[Vec<Part>], WeightFormat); 2],
+    ) -> Vec<f32> {
+        let RouterSpec { experts, .. } = self.router;
+        let [gate_up, down] = matrices.map(|(parts, format)| device.experts(parts, format).unwrap());
         let spec =
             RoutingSpec { tokens: self.n, hidden: self.hidden, width: self.width, router: self.router };
         let mut routing = device.routing(&spec).unwrap();

@@ -2,18 +2,19 @@
 //! weights are the numbers that the codes stand for.
 
 use millrace_backend::reference::Reference;
-use millrace_backend::{ProductShape, Segment, Sizing, WeightLoading};
+use millrace_backend::{ProductShape, RouterScores, RouterSpec, Segment, Sizing, WeightLoading};
 use millrace_numbers::integers::exact_integers;
-use millrace_numbers::{DType, HostTensor, IntFormat, KFormat, Part, WeightFormat};
+use millrace_numbers::{BlockType, DType, HostTensor, IntFormat, KFormat, Part, WeightFormat};
 use proptest::prelude::{prop_assert_eq, proptest};
 
 use crate::common::*;
 use crate::fp8::{assert_near, gpu, run};
 use crate::product::{Case, announced};
 use crate::stored::Quantized;
+use crate::{blocks, experts};
 
 /// The formats that weights are quantized to for a GPU.
-const QUANTIZED: [IntFormat; 3] = [IntFormat::Int8, IntFormat::Q4_0, IntFormat::Int4];
+const QUANTIZED: [IntFormat; 4] = IntFormat::ALL;
 
 proptest! {
     #![proptest_config(cases(24))]
@@ -21,7 +22,7 @@ proptest! {
     /// Few rows, many rows, and one method for all rows; activations are never rounded.
     #[test]
     fn quantized_weights_match_the_reference(
-        n in 1usize..40, blocks in 1usize..10, fewer in 0usize..32, out in 3usize..60, bias: bool, format in 0usize..3,
+        n in 1usize..40, blocks in 1usize..10, fewer in 0usize..32, out in 3usize..60, bias: bool, format in 0usize..4,
         dtype in 0usize..3, invariant: bool, seed: u64,
     ) {
         let (format, dtype) = (QUANTIZED[format], DTYPES[dtype]);
@@ -54,7 +55,8 @@ proptest! {
                 assert!(bits == 8 || shuffled && share, "{name}: {bits} bits in groups of {group} are not kept");
                 continue;
             };
-            prop_assert_eq!(device.stored_expert_format(&parts), None);
+            // The columns of experts are in order.
+            prop_assert_eq!(device.stored_expert_format(&parts), Some(format).filter(|_| !shuffled));
             let w = matrix.weights(0..rows, cut.clone());
             let mut case = Case::new((n, cut.len(), rows), false, DType::F32, seed).rounded(|x| dtype.round(x));
             case.w = w;
@@ -67,7 +69,7 @@ proptest! {
 /// Signed bytes with scales of rows and of groups are kept, whatever the type of the scales.
 #[test]
 fn signed_bytes_are_kept() {
-    for (group, dtype) in [(256, DType::F32), (128, DType::F16), (64, DType::BF16)] {
+    for (group, dtype) in [(256, DType::F32), (128, DType::F16), (64, DType::BF16), (32, DType::F32)] {
         let matrix = Quantized::new(24, 256, 8, group, dtype, 3).symmetric();
         let parts = [Part::whole(matrix.signed_bytes(true, 1.0))];
         let device = gpu(DType::BF16, false);
@@ -77,6 +79,94 @@ fn signed_bytes_are_kept() {
         let got = announced(&device, DType::BF16, &case.x, &parts, format, None);
         assert_near(&case, &got, &run(&case, &Reference, DType::F32), DType::BF16);
     }
+}
+
+/// Blocks of GGUF are kept with their numbers, also where types are mixed.
+#[test]
+fn blocks_of_gguf_match_the_reference() {
+    use BlockType::{IQ4_NL, Q4_0, Q5_0, Q8_0};
+    let formats = [
+        ([Q4_0, Q4_0], IntFormat::Q4_0),
+        ([Q8_0, Q8_0], IntFormat::Q8_0),
+        ([Q5_0, Q5_0], IntFormat::Q8_0),
+        ([Q4_0, Q8_0], IntFormat::Q8_0),
+        ([IQ4_NL, Q5_0], IntFormat::Q8_0),
+    ];
+    for (index, (kinds, want)) in formats.into_iter().enumerate() {
+        for (dtype, n) in DTYPES.into_iter().flat_map(|dtype| [(dtype, 3), (dtype, 70)]) {
+            let (rows, cols, seed) = (21, 32 * (index + 1), index as u64);
+            let parts = kinds.map(|kind| Part::whole(blocks::matrix(kind, rows, cols, seed)));
+            let device = gpu(dtype, false);
+            let format = device.stored_format(&parts).unwrap();
+            assert_eq!(format, WeightFormat::Int(want), "{kinds:?}");
+            let mut case =
+                Case::new((n, cols, 2 * rows), false, DType::F32, seed).rounded(|x| dtype.round(x));
+            case.w = blocks::weights(&parts);
+            let got = announced(&device, dtype, &case.x, &parts, format, None);
+            assert_near(&case, &got, &run(&case, &Reference, DType::F32), dtype);
+        }
+    }
+}
+
+/// A router of `experts` experts.
+fn router(experts: usize) -> RouterSpec {
+    RouterSpec {
+        experts,
+        top_k: 2,
+        scores: RouterScores::Softmax,
+        normalize: true,
+        factor: 1.0,
+        weighs_inputs: false,
+        groups: None,
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(12))]
+
+    /// Experts that are quantized while they are loaded. Sizes are not always multiples of 16, so that
+    /// each expert has padding.
+    #[test]
+    fn experts_in_few_bits_match_the_reference(
+        n in 1usize..60, sizes in (1usize..4, 1usize..4), fewer in 0usize..32, format in 0usize..5, biased: bool,
+        seed: u64,
+    ) {
+        let format = QUANTIZED.get(format).map_or(WeightFormat::Fp8, |&format| WeightFormat::Int(format));
+        let fewer = match format {
+            WeightFormat::Fp8 | WeightFormat::Int(IntFormat::Int8) => fewer,
+            _ => 0,
+        };
+        let sizes = (n, 32 * sizes.0 - fewer, 32 * sizes.1 - fewer);
+        let case = experts::Case::new(sizes, router(4), false, format, seed);
+        let case = if biased { case.biased(seed) } else { case };
+        let want = case.run(&Reference);
+        assert_close(&format.name(), &case.run(&gpu(DType::F32, false)), &want, 1e-4);
+        // Activations are rounded three times.
+        assert_close(&format.name(), &case.run(&gpu(DType::F16, false)), &want, 1e-2);
+    }
+}
+
+/// The experts of a file share a format, although one of them could have another by itself.
+#[test]
+fn experts_in_blocks_match_the_reference() {
+    use BlockType::{Q4_0, Q5_0, Q8_0};
+    let (hidden, width) = (64, 40);
+    let part = |kind, rows, cols, seed| Part::whole(blocks::matrix(kind, rows, cols, seed));
+    let up = |kinds: [BlockType; 2], seed| kinds.map(|kind| part(kind, width, hidden, seed)).to_vec();
+    let gate_up = [up([Q4_0, Q4_0], 1), up([Q5_0, Q8_0], 2), up([Q8_0, Q4_0], 3)];
+    let down = [4, 5, 6].map(|seed| vec![part(Q4_0, hidden, 64, seed)]);
+    let down =
+        down.map(|parts| parts.into_iter().map(|part| Part { cols: 0..32, ..part }).collect::<Vec<_>>());
+    let case = experts::Case::new((9, hidden, 32), router(3), false, DType::F32, 5);
+    // Gate and up have more rows than down has columns, so that each is cut to a share.
+    let gate_up =
+        gate_up.map(|parts| parts.into_iter().map(|part| Part { rows: 3..35, ..part }).collect::<Vec<_>>());
+    let device = gpu(DType::F32, false);
+    let formats = [&gate_up, &down].map(|parts| device.stored_expert_format(&parts.concat()).unwrap());
+    assert_eq!(formats, [IntFormat::Q8_0, IntFormat::Q4_0].map(WeightFormat::Int));
+    let got = case.run_by(&device, [(&gate_up, formats[0]), (&down, formats[1])]);
+    let dense = WeightFormat::Dense(DType::F32);
+    assert_close("blocks", &got, &case.run_by(&Reference, [(&gate_up, dense), (&down, dense)]), 1e-4);
 }
 
 /// In batch-invariant mode a row has the same bits alone as in a batch, with columns in any order.
@@ -102,7 +192,9 @@ fn weights_that_the_kernels_cannot_hold_are_not_kept() {
     assert!(kept(matrix(4, 32, DType::BF16).gptq(true, false)));
     assert!(!kept(matrix(4, 32, DType::F32).gptq(true, false)), "scales of 23 bits of mantissa");
     assert!(!kept(matrix(8, 64, DType::F16).signed_bytes(false, 1.0)), "zero points of bytes");
-    assert!(!kept(matrix(8, 32, DType::F16).symmetric().signed_bytes(true, 1.0)), "groups of 32 bytes");
+    let blocks = [BlockType::Q4K, BlockType::Q6K, BlockType::Q4_1, BlockType::IQ4_NL]
+        .map(|kind| kept(blocks::matrix(kind, 4, 256, 1)));
+    assert_eq!(blocks, [false; 4], "blocks with minima, small sub-blocks and tables");
 }
 
 #[test]
@@ -112,8 +204,6 @@ fn other_formats_are_refused_by_name() {
         let parts = [Part::whole(tensor(&bytes(values), values.len() / cols, cols))];
         device.matrix(&[Segment::new(&parts, format)]).unwrap_err().to_string()
     };
-    let q8_0 = refused(&[1.0; 64], 64, WeightFormat::Int(IntFormat::Q8_0));
-    assert!(q8_0.contains("q8_0 weights in groups of 32 columns; only the CPU has them"), "{q8_0}");
     let q4_k = refused(&[1.0; 256], 256, WeightFormat::K(KFormat::Q4K));
     assert!(q4_k.contains("q4_k weights; only the CPU has them"), "{q4_k}");
     let odd = refused(&[1.0; 48], 48, WeightFormat::Int(IntFormat::Int4));
@@ -133,7 +223,7 @@ fn other_formats_are_refused_by_name() {
 #[test]
 fn matrices_take_few_bytes() {
     let device = gpu(DType::BF16, false);
-    for (format, bits) in QUANTIZED.into_iter().zip([8.0 + 32.0 / 2048.0, 5.0, 4.25]) {
+    for (format, bits) in QUANTIZED.into_iter().zip([8.0 + 32.0 / 2048.0, 9.0, 5.0, 4.25]) {
         let bytes = device.matrix_bytes(512, 2048, WeightFormat::Int(format));
         assert_eq!(bytes as f64 * 8.0 / (512.0 * 2048.0), bits, "{}", format.name());
     }

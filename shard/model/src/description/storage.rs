@@ -47,7 +47,7 @@ pub enum Quantize {
     Fp8,
     /// 8-bit integers with one scale per output feature.
     Int8,
-    /// 8-bit integers in groups of 32 columns (GGUF's Q8_0), on the CPU.
+    /// 8-bit integers in groups of 32 columns (GGUF's Q8_0).
     Q8_0,
     /// 4-bit integers in groups of 32 columns (GGUF's Q4_0).
     Q4_0,
@@ -198,7 +198,7 @@ impl Quantize {
 
     /// Tells whether only the CPU multiplies by the format.
     pub const fn needs_cpu(self) -> bool {
-        matches!(self, Quantize::Q8_0 | Quantize::Q4K | Quantize::Q6K | Quantize::Nf4)
+        matches!(self, Quantize::Q4K | Quantize::Q6K | Quantize::Nf4)
     }
 
     /// Returns how matrices of a checkpoint are quantized while they are loaded, if they are.
@@ -252,7 +252,7 @@ impl WeightStorage {
             return Ok(storage);
         }
         let is_dense = |slot| match slot {
-            WeightSlot::Head => dense_head,
+            WeightSlot::Head => dense_head || !device.quantizes_heads(),
             WeightSlot::Embedding => head != Some(slot) || !device.quantizes_heads(),
             // Rows of tables are looked up. Matrices of single heads are always dense.
             slot => spec.is_looked_up(slot) || slot.is_of_single_heads(),

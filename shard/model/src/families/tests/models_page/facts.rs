@@ -117,34 +117,36 @@ pub(super) const QUANTIZATIONS: &[Fact] = &[
     Fact {
         what: "blocks of GGUF",
         cpu: "yes",
-        gpu: "untested",
+        gpu: "yes, Q4_0, Q5_0 and Q8_0 as stored",
         families: "llama",
         tests: &[
             ("kernels/numbers/src/formats/ggml/tests.rs", "every_type_is_decoded_by_its_formula"),
             ("kernels/numbers/src/formats/ggml/tests.rs", "codebooks_give_the_weights_of_the_package_gguf"),
             (MODEL_FORMATS, "gguf_files_give_what_their_weights_give_as_safetensors"),
             (MODEL_FORMATS, "super_blocks_give_what_their_weights_give_as_safetensors"),
+            ("integration-tests/tests/server/cuda_sim.rs", "blocks_of_gguf_score_close_to_the_cpu"),
         ],
     },
     Fact {
         what: "`--quantize fp8`",
         cpu: "yes",
         gpu: "yes",
-        families: "llama, mistral, qwen3_moe (CPU)",
+        families: "llama, mistral, qwen3_moe",
         tests: &[
             (
                 "shard/tests/suite/quantize_at_load.rs",
                 "matrices_that_do_not_fit_a_format_are_loaded_in_another",
             ),
             ("shard/tests/suite/quantize_at_load.rs", "experts_are_quantized"),
+            ("shard/tests/suite/quantize_at_load.rs", "a_gpu_multiplies_by_quantized_weights"),
             ("integration-tests/tests/server/cuda_sim.rs", "fp8_weights_score_close_to_the_cpu"),
         ],
     },
     Fact {
-        what: "`--quantize` int8, int4, q4_0",
+        what: "`--quantize` int8, q8_0, int4, q4_0",
         cpu: "yes",
-        gpu: "yes, without experts",
-        families: "llama, mistral, qwen3_moe (int8 on the CPU)",
+        gpu: "yes",
+        families: "llama, mistral, qwen3_moe (not q4_0)",
         tests: &[
             (
                 "shard/tests/suite/quantize_at_load.rs",
@@ -156,7 +158,7 @@ pub(super) const QUANTIZATIONS: &[Fact] = &[
         ],
     },
     Fact {
-        what: "`--quantize` q8_0, q6_k, q4_k, nf4",
+        what: "`--quantize` q6_k, q4_k, nf4",
         cpu: "yes",
         gpu: "no",
         families: "llama, mistral, qwen3_moe (nf4)",
