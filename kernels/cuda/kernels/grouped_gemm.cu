@@ -1,7 +1,7 @@
 // One product per expert: out[r] = x[r] · w[expert of r]ᵀ for rows sorted by expert. The weights,
-// [experts, outputs, inputs], are as they are stored, or packed with one expert after the other; see
-// tile.cuh. Only the device knows how many rows an expert has, so the grid is large
-// enough for any distribution of rows, and blocks without work end at once.
+// [experts, outputs, inputs], are as they are stored, or packed with one expert after the other;
+// see tile.cuh. Only the device knows how many rows an expert has, so the grid is large enough for
+// any distribution of rows, and blocks without work end at once.
 #include "experts.cuh"
 #include "tile.cuh"
 

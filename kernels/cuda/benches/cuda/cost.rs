@@ -121,12 +121,13 @@ pub(crate) fn gemv(elem: Elem, rows: usize, inputs: usize, outputs: usize) -> Co
     Cost { flops: 2.0 * rows as f64 * inputs as f64 * outputs as f64, ..Cost::moving(bytes) }
 }
 
-/// The cost of the product if `used` experts have rows.
-pub(crate) fn grouped(g: &GroupedGemm<'_>, bits: usize, used: usize) -> Cost {
+/// The cost of the product by weights of `bits` bits if `used` experts have rows.
+pub(crate) fn grouped(g: &GroupedGemm<'_>, bits: f64, used: usize) -> Cost {
     let pairs = g.rows * g.top_k;
     let rows_of_x = if g.x_order == RowOrder::Sorted { pairs } else { g.rows };
     let activations = (rows_of_x * g.inputs + pairs * g.outputs) * g.x.elem().size();
-    let bytes = used * g.outputs * g.inputs * bits / 8 + activations + pairs * 4;
+    let weights = (used * g.outputs * g.inputs) as f64 * bits / 8.0;
+    let bytes = weights as usize + activations + pairs * 4;
     Cost { flops: 2.0 * pairs as f64 * g.inputs as f64 * g.outputs as f64, ..Cost::moving(bytes) }
 }
 

@@ -5,6 +5,7 @@ use millrace_cuda::ops::grouped::{ExpertWeights, GroupedGemm, RowOrder, grouped_
 
 use crate::cost;
 use crate::harness::{Bench, Result};
+use crate::quant_gemm::{FORMATS, zeros};
 
 /// Name, experts, choices, inputs, outputs, order of x: the first product of an expert reads rows,
 /// the second one the results of the first.
@@ -21,8 +22,13 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         let (inputs, outputs) =
             if bench.is_simulated() { (inputs / 32, outputs / 32) } else { (inputs, outputs) };
         let elem = Elem::BF16;
-        let weights = bench.device.allocate(elem, experts * outputs * inputs)?;
-        bench.device.fill(weights.view(Elem::U8), 0)?;
+        let dense = bench.device.allocate(elem, experts * outputs * inputs)?;
+        bench.device.fill(dense.view(Elem::U8), 0)?;
+        // Outputs are a multiple of 16, so that an expert ends with a tile.
+        let packed = FORMATS.map(|(format, group)| {
+            Ok((format, group, zeros(&bench.device, format, group, inputs, experts * outputs)?))
+        });
+        let packed: Vec<_> = packed.into_iter().collect::<Result<_>>()?;
         for &rows in rows {
             let pairs = rows * top_k;
             // Pair p goes to expert p modulo the number of experts.
@@ -52,10 +58,18 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
                 out_order: if x_order == RowOrder::Sorted { RowOrder::Pairs } else { RowOrder::Sorted },
                 out: out.view(elem),
             };
-            let cost = cost::grouped(&grouped, 16, pairs.min(experts));
-            bench.measure(&format!("grouped {rows} x {name}"), cost, |device| {
-                grouped_gemm(device, ExpertWeights::Stored(weights.view(elem)), &grouped)
+            let used = pairs.min(experts);
+            let name = format!("{rows} x {name}");
+            bench.measure(&format!("grouped {name}"), cost::grouped(&grouped, 16.0, used), |device| {
+                grouped_gemm(device, ExpertWeights::Stored(dense.view(elem)), &grouped)
             })?;
+            for (format, group, weights) in &packed {
+                let bits = format.bits() as f64 + 32.0 / *group as f64;
+                let cost = cost::grouped(&grouped, bits, used);
+                bench.measure(&format!("grouped {format:?}/{group} {name}"), cost, |device| {
+                    grouped_gemm(device, ExpertWeights::Packed(weights.weight()), &grouped)
+                })?;
+            }
         }
     }
     Ok(())

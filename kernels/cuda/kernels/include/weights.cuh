@@ -5,10 +5,10 @@
 // agree. So lane 4g + t takes eight neighbors k = 8t … 8t + 7 of a chunk of 32, which are 16 bytes
 // of a row as it is stored, and they feed two instructions: the first four, then the last four.
 //
-// Integers are tiles of 16 outputs, [outputs / 16][k / 64] tiles of 512 bytes (4 bits) or 1024 bytes
-// (8 bits). 512 bytes are a load of 16 bytes for each lane, which the lane multiplies with, so that a
-// warp reads memory from end to end. FP8 numbers are rows, [outputs][k], which cuBLASLt takes too:
-// there lane 4g + t takes sixteen neighbors k = 16t … 16t + 15 of 64, and they feed four
+// Integers are tiles of 16 outputs, [outputs / 16][k / 64] tiles of 512 bytes (4 bits) or 1024
+// bytes (8 bits). 512 bytes are a load of 16 bytes for each lane, which the lane multiplies with,
+// so that a warp reads memory from end to end. FP8 numbers are rows, [outputs][k], which cuBLASLt
+// takes too: there lane 4g + t takes sixteen neighbors k = 16t … 16t + 15 of 64, and they feed four
 // instructions. Outputs and k are padded with zeros to multiples of 16 and 64.
 //
 // Groups of k have a power of two of members, at least 32 (FP8: 64, as a lane's share of an
@@ -59,8 +59,8 @@ struct GroupScale {
   uint32_t minus_zero;
 };
 
-// The layout that integers share: tiles of 16 outputs by 64 k, each of which has `Loads` times 16 bytes
-// for a lane. A lane's words feed its four instructions in order.
+// The layout that integers share: tiles of 16 outputs by 64 k, each of which has `Loads` times 16
+// bytes for a lane. A lane's words feed its four instructions in order.
 template <int Loads> struct IntegerTiles {
   using UnitOrder = ByChunk;
   struct Fragment {

@@ -33,7 +33,8 @@ pub enum RowOrder {
 pub enum ExpertWeights<'a> {
     /// `[experts, outputs, inputs]`, of the type of `x`.
     Stored(View<'a>),
-    /// Packed, one expert after the other, each padded to a multiple of 16 outputs; columns in order.
+    /// Packed, one expert after the other, each padded to a multiple of 16 outputs; columns in
+    /// order.
     Packed(QuantizedWeight<'a>),
 }
 

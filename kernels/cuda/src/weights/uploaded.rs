@@ -15,7 +15,8 @@ pub struct QuantizedWeight<'a> {
     pub format: PackedFormat,
     /// Columns, including padding: a multiple of 64.
     pub depth: usize,
-    /// The number of columns that share a scale: a power of two, at least 32 (integers) or 64 (FP8).
+    /// The number of columns that share a scale: a power of two, at least 32 (integers) or 64
+    /// (FP8).
     pub group: usize,
     /// u8. Integers: `[outputs / 16][depth / 64]` tiles of 512 bytes (4 bits) or 1024 bytes (8
     /// bits). FP8: `[outputs rounded up to 16][depth]`.
