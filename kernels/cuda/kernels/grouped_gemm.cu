@@ -30,13 +30,6 @@ template <class T> struct GroupedPackedParams {
   ExpertsParams experts;
 };
 
-// Returns the parameters of one expert's product.
-template <class T> DEVICE ProductParams<T> product_of(const ProductParams<T> &all, int expert) {
-  ProductParams<T> own = all;
-  if (own.bias) own.bias += int64_t(expert) * own.outputs;
-  return own;
-}
-
 // The grid is [pieces of rows, output tiles]. `make_stage(expert)` gives the expert's weights.
 template <class T, class S, class MakeStage>
 DEVICE void grouped(const ProductParams<T> &p, const ExpertsParams &e, int depth, MakeStage make_stage) {
@@ -46,8 +39,9 @@ DEVICE void grouped(const ProductParams<T> &p, const ExpertsParams &e, int depth
   auto x_row = [&](int i) { return work.first + i < work.end ? x_row_of(e.routing, work.first + i) : -1; };
   auto out_row = [&](int i) { return out_row_of(e.routing, work.first + i); };
   const auto stage = make_stage(work.expert);
-  const ProductParams<T> own = product_of(p, work.expert);
-  multiply_tile<T, decltype(make_stage(0)), S>(own, stage, depth, blockIdx.y * kTileOut, x_row, out_row);
+  // An index takes one register while the tile is computed, and a pointer would take two.
+  const int bias0 = work.expert * p.outputs;
+  multiply_tile<T, decltype(make_stage(0)), S>(p, stage, depth, blockIdx.y * kTileOut, x_row, out_row, bias0);
 }
 
 // Words of scales of one expert's output tile.
@@ -69,7 +63,7 @@ DEVICE void grouped_plain(const ProductParams<T> &p, const ExpertsParams &e, Wei
   for (int k = lane; k < p.inputs; k += kWarp) sum += to_float(x[k]) * weight(expert, output, k);
   sum = warp_reduce(sum, Add());
   if (lane != 0) return;
-  if (p.bias) sum += product_of(p, expert).bias[output];
+  if (p.bias) sum += p.bias[expert * p.outputs + output];
   p.out[int64_t(out_row_of(e.routing, i)) * p.outputs + output] = from_float<T>(sum);
 }
 

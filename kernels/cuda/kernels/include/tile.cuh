@@ -137,10 +137,10 @@ constexpr int kStageBytes = tile_shared_bytes(kWeightBits<W>, S::kRows, 1);
 constexpr int kDoneStride = kTileOut + 4;
 
 // `x_row(i)` is the row of x for the tile's row i, negative if there is none; `out_row(i)` is the
-// row of the result. `p.rows` is not read.
+// row of the result. The bias of output 0 is at `bias0`. `p.rows` is not read.
 template <class T, class W, class S, class XRow, class OutRow>
 DEVICE void multiply_tile(const ProductParams<T> &p, const W &weights, int depth, int output0, XRow x_row,
-                          OutRow out_row) {
+                          OutRow out_row, int bias0) {
   constexpr int kThreads = S::kThreads, kCopies = (S::kRows * 8 + kThreads - 1) / kThreads;
   static_assert(S::kRows * kDoneStride * 4 <= S::kStages * kStageBytes<W, S>,
                 "the finished tile takes the stages' place");
@@ -274,7 +274,7 @@ DEVICE void multiply_tile(const ProductParams<T> &p, const W &weights, int depth
 #pragma unroll
     for (int j = 0; j < 8; j++) {
       float value = done[row * kDoneStride + column + j];
-      if (p.bias && j < valid) value += p.bias[output + j];
+      if (p.bias && j < valid) value += p.bias[bias0 + output + j];
       if (p.residual && j < valid) value += to_float(old.at[j]);
       v.at[j] = from_float<T>(value);
     }

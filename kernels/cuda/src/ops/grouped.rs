@@ -232,7 +232,7 @@ fn check(experts: ExpertWeights<'_>, g: &GroupedGemm<'_>) -> Result<()> {
         )));
     }
     let pairs = g.rows * g.top_k;
-    countable(&[g.rows, pairs, g.experts, g.inputs, g.outputs])?;
+    countable(&[g.rows, pairs, g.experts, g.inputs, g.outputs, g.experts * g.outputs])?;
     g.expert_offsets.expect("expert_offsets", Elem::I32, g.experts + 1)?;
     if let Some(bias) = g.bias {
         bias.expect("bias", Elem::F32, g.experts * g.outputs)?;
