@@ -139,9 +139,9 @@ proptest! {
         let case = experts::Case::new(sizes, router(4), false, format, seed);
         let case = if biased { case.biased(seed) } else { case };
         let want = case.run(&Reference);
-        assert_close(&format.name(), &case.run(&gpu(DType::F32, false)), &want, 1e-4);
+        assert_close(format.name(), &case.run(&gpu(DType::F32, false)), &want, 1e-4);
         // Activations are rounded three times.
-        assert_close(&format.name(), &case.run(&gpu(DType::F16, false)), &want, 1e-2);
+        assert_close(format.name(), &case.run(&gpu(DType::F16, false)), &want, 1e-2);
     }
 }
 
