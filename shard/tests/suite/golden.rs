@@ -204,7 +204,7 @@ fn rounded_activations_change_the_logits_of_bf16_models_little() {
 #[test]
 fn experts_in_mxfp4_keep_their_codes() {
     let cpu = cpu(Activations::Exact, None);
-    let codes = |cols| WeightFormat::Codes(StoredCodes { codes: CodeType::FourBits, cols });
+    let codes = |cols| WeightFormat::Codes(StoredCodes { codes: CodeType::FourBits, cols, by_row: false });
     let slots = [LayerSlot::ExpertGateUp, LayerSlot::ExpertDown].map(|slot| WeightSlot::Layer(0, slot));
     let cases = [
         ("gpt_oss_mxfp4", (0, 1), codes(32)),

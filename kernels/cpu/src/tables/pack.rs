@@ -24,9 +24,10 @@ pub(super) const STEP: usize = 8;
 
 /// FP8 numbers that are quantized at load. The factor of a row is repeated for each group, which
 /// costs less than 1% of the memory, so that a group with its activations fits the caches.
-pub(crate) const QUANTIZED_FP8: StoredCodes = StoredCodes { codes: CodeType::E4m3, cols: 512 };
+pub(crate) const QUANTIZED_FP8: StoredCodes = StoredCodes { codes: CodeType::E4m3, cols: 512, by_row: true };
 /// NF4 codes that are quantized at load.
-pub(crate) const QUANTIZED_NF4: StoredCodes = StoredCodes { codes: CodeType::FourBits, cols: nf4::GROUP };
+pub(crate) const QUANTIZED_NF4: StoredCodes =
+    StoredCodes { codes: CodeType::FourBits, cols: nf4::GROUP, by_row: false };
 
 /// Panels of codes.
 #[derive(Debug)]

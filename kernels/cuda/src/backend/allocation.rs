@@ -20,7 +20,7 @@ use super::recurrent::States;
 use super::tuning::{TunedProducts, TuningPolicy};
 use crate::Elem;
 use crate::device::arena::ALIGNMENT;
-use crate::weights::{stored_expert_integers, stored_integers};
+use crate::weights::{stored_expert_format, stored_format};
 
 impl DeviceTypes for Cuda {
     type Buf = Buf;
@@ -59,11 +59,11 @@ impl Backend for Cuda {
 
 impl Sizing for Cuda {
     fn stored_format(&self, parts: &[Part]) -> Option<WeightFormat> {
-        stored_integers(parts).map(WeightFormat::Int)
+        stored_format(parts)
     }
 
     fn stored_expert_format(&self, parts: &[Part]) -> Option<WeightFormat> {
-        stored_expert_integers(parts).map(WeightFormat::Int)
+        stored_expert_format(parts)
     }
 
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize {
@@ -112,10 +112,10 @@ impl WeightLoading for Cuda {
 
     fn matrix(&self, segments: &[Segment<'_>]) -> Result<Matrix> {
         let (parts, format) = Segment::in_one_format(segments)?;
-        if format == WeightFormat::Fp8 {
+        let matrix = self.upload_weights(|upload| Matrix::new(&self.device, upload, &parts, format))?;
+        if matrix.is_fp8_by_row() {
             self.allocate_quantized_rows()?;
         }
-        let matrix = self.upload_weights(|upload| Matrix::new(&self.device, upload, &parts, format))?;
         if matrix.has_ordered_columns() {
             self.allocate_ordered_rows()?;
         }

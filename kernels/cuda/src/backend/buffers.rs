@@ -1,13 +1,14 @@
 //! The objects that stay in device memory for longer than a step.
 
 use millrace_backend::{Error, KvFormat, KvSpec, Result};
+use millrace_numbers::codes::{CodeType, StoredCodes};
 use millrace_numbers::tensor::{flatten, stacked_shape};
 use millrace_numbers::{IntFormat, Part, WeightFormat};
 
 use super::loading::WeightUpload;
 use crate::ops::latent::PagedLatents;
 use crate::ops::paged::PagedKv;
-use crate::weights::{DEPTH, IntegerBlocks, IntegerLayout, OUTPUTS, UploadedWeight};
+use crate::weights::{DEPTH, GroupBlocks, GroupLayout, OUTPUTS, UploadedWeight};
 use crate::{Device, Elem, Memory, View};
 
 /// Activations, `[rows, cols]`.
@@ -120,11 +121,6 @@ pub(super) enum MatrixStorage {
     Packed(UploadedWeight),
 }
 
-/// Returns the error for a format that only the CPU backend has.
-fn only_on_cpu(name: &str) -> Error {
-    Error::Unsupported(format!("{name} weights; only the CPU has them"))
-}
-
 impl MatrixStorage {
     /// Copies matrices of one shape to the device, one after the other. Packed ones are padded to a
     /// multiple of 16 rows each.
@@ -144,29 +140,20 @@ impl MatrixStorage {
                 Ok(MatrixStorage::Dense(memory, elem))
             }
             WeightFormat::Fp8 => Ok(MatrixStorage::Packed(upload_fp8(device, upload, matrices)?)),
-            WeightFormat::Int(format) => {
-                Ok(MatrixStorage::Packed(upload_integers(device, upload, matrices, format)?))
+            WeightFormat::Int(_) | WeightFormat::Codes(StoredCodes { codes: CodeType::E4m3, .. }) => {
+                Ok(MatrixStorage::Packed(upload_groups(device, upload, matrices, format)?))
             }
-            WeightFormat::Nf4 => Err(only_on_cpu("nf4")),
-            WeightFormat::K(format) => Err(only_on_cpu(format.name())),
-            WeightFormat::Codes(_) => Err(only_on_cpu("stored codes")),
+            WeightFormat::Nf4 | WeightFormat::K(_) | WeightFormat::Codes(_) => {
+                Err(Error::Unsupported(format!("{} weights; only the CPU has them", format.name())))
+            }
         }
     }
 
     /// Returns the bytes of a matrix `[out, cols]` whose columns are in order.
     pub(super) fn bytes(out: usize, cols: usize, format: WeightFormat) -> usize {
-        match format {
-            WeightFormat::Dense(_) | WeightFormat::Nf4 | WeightFormat::K(_) | WeightFormat::Codes(_) => {
-                format.bytes(out, cols)
-            }
-            WeightFormat::Int(integers) => match IntegerLayout::of(integers, out, cols) {
-                Some(layout) => layout.bytes(),
-                None => format.bytes(out, cols),
-            },
-            WeightFormat::Fp8 => {
-                let (padded, depth) = packed_shape(out, cols);
-                format.bytes(padded, depth)
-            }
+        match GroupLayout::of(format, out, cols) {
+            Some(layout) => layout.bytes(),
+            None => format.bytes(out, cols),
         }
     }
 }
@@ -186,12 +173,17 @@ impl Matrix {
     pub(super) fn bytes(out: usize, cols: usize, format: WeightFormat) -> usize {
         let columns = match format {
             // A checkpoint may have an order of columns.
-            WeightFormat::Int(integers @ IntFormat::Stored(_)) => {
-                IntegerLayout::of(integers, out, cols).map_or(0, |layout| layout.depth * Elem::I32.size())
+            WeightFormat::Int(IntFormat::Stored(_)) => {
+                GroupLayout::of(format, out, cols).map_or(0, |layout| layout.depth * Elem::I32.size())
             }
             _ => 0,
         };
         MatrixStorage::bytes(out, cols, format).saturating_add(columns)
+    }
+
+    /// Tells whether the device's library multiplies by the matrix if activations are quantized.
+    pub(super) fn is_fp8_by_row(&self) -> bool {
+        matches!(&self.storage, MatrixStorage::Packed(weight) if weight.is_fp8_by_row())
     }
 
     /// Tells whether the columns of the matrix have an order of their own.
@@ -230,24 +222,24 @@ fn upload_fp8(device: &Device, upload: &mut WeightUpload, matrices: &[&[Part]]) 
     Ok(UploadedWeight::fp8(depth, data, device.upload(&bytes)?))
 }
 
-/// Packs matrices as integers in groups, and copies them to the device.
-fn upload_integers(
+/// Packs matrices in groups that share a scale, and copies them to the device.
+fn upload_groups(
     device: &Device,
     upload: &mut WeightUpload,
     matrices: &[&[Part]],
-    format: IntFormat,
+    format: WeightFormat,
 ) -> Result<UploadedWeight> {
     let parts = matrices.concat();
-    let blocks = IntegerBlocks::new(&parts, matrices.len(), format)?;
+    let blocks = GroupBlocks::new(&parts, matrices.len(), format)?;
     let layout = blocks.layout();
     let data = device.allocate(Elem::U8, layout.blocks() * layout.block_bytes())?;
-    let scales = upload.integers(device, &blocks, data.view(Elem::U8))?;
+    let scales = upload.groups(device, &blocks, data.view(Elem::U8))?;
     let scales: Vec<u8> = scales.into_iter().flat_map(u32::to_le_bytes).collect();
     let columns = blocks.columns().map(|columns| {
         let bytes: Vec<u8> = columns.into_iter().flat_map(i32::to_le_bytes).collect();
         device.upload(&bytes)
     });
-    Ok(UploadedWeight::integers(layout, data, device.upload(&scales)?, columns.transpose()?))
+    Ok(UploadedWeight::groups(layout, data, device.upload(&scales)?, columns.transpose()?))
 }
 
 /// Returns the rows and columns of a packed matrix of eight bits, padding included.

@@ -5,7 +5,7 @@ use millrace_backend::staging::{Packer, upload_ranges};
 use millrace_backend::{Error, Result};
 use millrace_numbers::{DType, Part};
 
-use crate::weights::IntegerBlocks;
+use crate::weights::GroupBlocks;
 use crate::{Device, DeviceEvent, Pinned, View};
 
 /// Bytes of a pinned buffer. The copy of a buffer takes much longer than its launch.
@@ -98,18 +98,18 @@ impl WeightUpload {
         Ok(scales)
     }
 
-    /// Packs a matrix of integers and copies its codes to `to`. Returns the words of its groups.
-    pub(super) fn integers(
+    /// Packs matrices in groups and copies their codes to `to`. Returns the words of the groups.
+    pub(super) fn groups(
         &mut self,
         device: &Device,
-        blocks: &IntegerBlocks<'_>,
+        blocks: &GroupBlocks<'_>,
         to: View<'_>,
     ) -> Result<Vec<u32>> {
         let layout = blocks.layout();
         let (bytes, words) = (layout.block_bytes(), layout.block_scales());
         let most = BUFFER / bytes;
         if most == 0 {
-            return Err(Error::Shape(format!("a weight of integers with {} columns", layout.depth)));
+            return Err(Error::Shape(format!("a packed weight with {} columns", layout.depth)));
         }
         let mut scales = vec![0; layout.blocks() * words];
         for first in (0..layout.blocks()).step_by(most) {

@@ -8,7 +8,7 @@ use crate::ops::fp8::{QuantizeRows, ScaledMatmul, quantize_rows, scaled_matmul};
 use crate::ops::product::{ProductOperands, ProductWorkspace};
 use crate::ops::quant::{QuantGemmPath, quant_gemm};
 use crate::tuning::ProductMethod;
-use crate::weights::{DEPTH, IntegerLayout, PackedFormat, QuantizedWeight};
+use crate::weights::{DEPTH, GroupLayout, QuantizedWeight, WeightLayout};
 use crate::{Device, Elem, Memory, View};
 
 /// A buffer for activations that are quantized to FP8 for one product.
@@ -47,17 +47,17 @@ pub(super) struct PackedSizes {
 impl PackedSizes {
     /// Returns the sizes for the products whose activations may be quantized to FP8.
     pub(super) fn of(products: &[ProductShape]) -> PackedSizes {
-        Self::of_those(products, |format| format == WeightFormat::Fp8)
+        Self::of_those(products, |product| packed_layout(product) == Some(WeightLayout::FP8_ROWS))
     }
 
     /// Returns the sizes for the products by stored weights, whose columns may have an order of
     /// their own: the activations are then brought into this order.
     pub(super) fn ordered(products: &[ProductShape]) -> PackedSizes {
-        Self::of_those(products, |format| matches!(format, WeightFormat::Int(IntFormat::Stored(_))))
+        Self::of_those(products, |product| matches!(product.format, WeightFormat::Int(IntFormat::Stored(_))))
     }
 
-    fn of_those(products: &[ProductShape], is_counted: fn(WeightFormat) -> bool) -> PackedSizes {
-        let counted = || products.iter().filter(|p| is_counted(p.format));
+    fn of_those(products: &[ProductShape], is_counted: impl Fn(&ProductShape) -> bool) -> PackedSizes {
+        let counted = || products.iter().filter(|product| is_counted(product));
         let elements = |p: &ProductShape| p.rows.saturating_mul(packed_depth(p));
         PackedSizes {
             rows: counted().map(|p| p.rows).max().unwrap_or(0),
@@ -66,15 +66,10 @@ impl PackedSizes {
     }
 }
 
-/// Returns the format in which the weight of a product is packed, if it is.
-pub(super) fn packed_format(product: &ProductShape) -> Option<PackedFormat> {
-    match product.format {
-        WeightFormat::Fp8 => Some(PackedFormat::Fp8),
-        WeightFormat::Int(format) => {
-            IntegerLayout::of(format, product.outputs, product.inputs).map(|layout| layout.format)
-        }
-        _ => None,
-    }
+/// Returns how the weight of a product lies in device memory, if it is packed.
+pub(super) fn packed_layout(product: &ProductShape) -> Option<WeightLayout> {
+    let layout = GroupLayout::of(product.format, product.outputs, product.inputs)?;
+    Some(layout.weight_layout())
 }
 
 /// Returns the columns of a product's weight in device memory, padding included, if it is packed.

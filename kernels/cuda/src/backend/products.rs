@@ -11,7 +11,7 @@ use crate::ops::gemv::gemv;
 use crate::ops::matmul::{Matmul, matmul_by};
 use crate::ops::product::ProductOperands;
 use crate::tuning::{ProductMethod, TunedProduct};
-use crate::weights::{QuantizedWeight, WeightLayout};
+use crate::weights::QuantizedWeight;
 
 impl Cuda {
     /// `out = x · wᵀ + bias` over the first `n` rows.
@@ -54,7 +54,7 @@ impl Cuda {
     }
 
     fn multiply_packed(&self, p: &ProductOperands<'_>, weight: &QuantizedWeight<'_>) -> Result<()> {
-        let layout = WeightLayout::Packed(weight.format);
+        let layout = weight.layout();
         let shape =
             TunedProduct { inputs: p.inputs, outputs: p.outputs, weight: layout, out_elem: p.out.elem() };
         let tuned = self.tuned.get();

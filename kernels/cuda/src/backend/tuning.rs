@@ -1,16 +1,15 @@
 //! Timing of products on the device itself, in the shapes that steps will ask for.
 
 use millrace_backend::{ProductShape, Result};
-use millrace_numbers::WeightFormat;
 
 use super::packed::{
-    PackedBuffers, PackedSizes, QuantizedRows, multiply_packed, packed_depth, packed_format,
+    PackedBuffers, PackedSizes, QuantizedRows, multiply_packed, packed_depth, packed_layout,
 };
 use crate::ops::gemv::gemv;
 use crate::ops::matmul::{Matmul, matmul_by};
 use crate::ops::product::{ProductOperands, ProductWorkspace, counters, partials};
 use crate::tuning::{self, MethodTimer, ProductMethod, TunedProduct, TuningFile, TuningResults};
-use crate::weights::{DEPTH, OUTPUTS, PackedFormat, QuantizedWeight, WeightLayout};
+use crate::weights::{DEPTH, OUTPUTS, QuantizedWeight, SharedScale, WeightLayout};
 use crate::{Algorithm, Device, DeviceEvent, Elem, Gemm, Memory, View};
 
 /// Algorithms of the library that are timed for each shape.
@@ -24,7 +23,7 @@ const FEW_ROWS: usize = 16;
 const PACKED_ROWS: usize = 64;
 /// Rounds per algorithm; the median counts.
 const ROUNDS: usize = 5;
-/// Columns of the groups of 4-bit weights that are timed: the size that most checkpoints have.
+/// Columns of the groups that are timed: the size that most checkpoints have.
 const TIMED_GROUP: usize = 128;
 /// Seconds after which a single round is enough, because long rounds vary little.
 const LONG_ROUND: f64 = 2e-3;
@@ -66,14 +65,15 @@ impl TunedProducts {
         let (mut choices, warning) = file.as_ref().map(TuningFile::read).unwrap_or_default();
         let mut warnings = Vec::from_iter(warning);
         let library = device.product_library();
-        let has_fp8 = elem != Elem::F32 && products.iter().any(|product| product.format == WeightFormat::Fp8);
+        let is_fp8 = |product| packed_layout(product) == Some(WeightLayout::FP8_ROWS);
+        let has_fp8 = elem != Elem::F32 && products.iter().any(is_fp8);
         warnings.extend(fp8_notice(has_fp8, policy, &device.name(), library.as_deref()));
         let mut changed = false;
         for product in products.iter().filter(|product| file.is_some() || is_packed(product)) {
             let shape = TunedProduct {
                 inputs: product.inputs,
                 outputs: product.outputs,
-                weight: packed_format(product).map_or(WeightLayout::Dense(elem), WeightLayout::Packed),
+                weight: packed_layout(product).unwrap_or(WeightLayout::Dense(elem)),
                 out_elem: if product.logits { Elem::F32 } else { elem },
             };
             let is_timed = file.is_some();
@@ -136,7 +136,7 @@ fn fp8_notice(has_fp8: bool, policy: TuningPolicy, gpu: &str, library: Option<&s
 }
 
 fn is_packed(product: &ProductShape) -> bool {
-    packed_format(product).is_some()
+    packed_layout(product).is_some()
 }
 
 /// Returns the file with the stored choices for this device and policy; `None` if the device has no
@@ -188,12 +188,12 @@ impl TimingBuffers {
         let padded = outputs.next_multiple_of(OUTPUTS);
         let (elem, x_elem, elements, groups) = match weight {
             WeightLayout::Dense(elem) => (elem, elem, outputs * inputs, 0),
-            WeightLayout::Packed(format) => {
-                let groups = inputs.div_ceil(timed_group(format, inputs));
+            WeightLayout::Packed(format, shared) => {
+                let groups = inputs.div_ceil(timed_group(shared, inputs));
                 (Elem::U8, out_elem, padded * inputs * format.bits() / 8, padded * groups)
             }
         };
-        let is_quantized = weight == WeightLayout::Packed(PackedFormat::Fp8);
+        let is_quantized = weight == WeightLayout::FP8_ROWS;
         let zeroed = |elem, len| {
             let memory = device.allocate(elem, len)?;
             device.fill(memory.view(elem), 0)?;
@@ -230,12 +230,12 @@ impl TimingBuffers {
         let out = self.out.view(out_elem);
         let product = |x| ProductOperands { rows, inputs, outputs, x, bias: None, residual: None, out };
         match weight {
-            WeightLayout::Packed(format) => {
+            WeightLayout::Packed(format, shared) => {
                 let depth = depth_of(shape);
                 let weight = QuantizedWeight {
                     format,
                     depth,
-                    group: timed_group(format, depth),
+                    group: timed_group(shared, depth),
                     data: self.w.view(Elem::U8),
                     scales: self.scales.view(Elem::U32),
                     columns: None,
@@ -273,7 +273,7 @@ impl ProductContest<'_> {
         let TunedProduct { inputs, outputs, weight, out_elem } = self.shape;
         let rows = rows.min(self.rows);
         match weight {
-            WeightLayout::Packed(_) => {
+            WeightLayout::Packed(..) => {
                 let product = Gemm::scaled_fp8(rows, depth_of(self.shape), outputs, out_elem);
                 Gemm { algorithm, ..product }
             }
@@ -290,7 +290,7 @@ impl ProductContest<'_> {
         if one_for_all || self.shape.out_elem.size() != 2 {
             return Ok(vec![ProductMethod::Tiles]);
         }
-        let is_fp8 = self.shape.weight == WeightLayout::Packed(PackedFormat::Fp8);
+        let is_fp8 = self.shape.weight == WeightLayout::FP8_ROWS;
         let quantizes_rows = is_fp8 && quantizes_rows && rows > FEW_ROWS;
         let mut methods = if quantizes_rows { self.library_methods(rows)? } else { Vec::new() };
         if rows <= PACKED_ROWS {
@@ -308,7 +308,7 @@ impl ProductContest<'_> {
 
 impl MethodTimer for ProductContest<'_> {
     fn methods(&mut self, rows: usize) -> Result<Vec<ProductMethod>> {
-        if matches!(self.shape.weight, WeightLayout::Packed(_)) {
+        if matches!(self.shape.weight, WeightLayout::Packed(..)) {
             return self.packed_methods(rows);
         }
         let mut methods = self.library_methods(rows)?;
@@ -356,15 +356,15 @@ fn kernel_takes(shape: TunedProduct) -> bool {
 fn depth_of(shape: TunedProduct) -> usize {
     match shape.weight {
         WeightLayout::Dense(_) => shape.inputs,
-        WeightLayout::Packed(_) => shape.inputs.next_multiple_of(DEPTH),
+        WeightLayout::Packed(..) => shape.inputs.next_multiple_of(DEPTH),
     }
 }
 
 /// Returns the columns that share a scale in a weight that is timed.
-fn timed_group(format: PackedFormat, depth: usize) -> usize {
-    match format {
-        PackedFormat::Int4 => TIMED_GROUP,
-        PackedFormat::Int8 | PackedFormat::Fp8 => depth.next_power_of_two(),
+fn timed_group(shared: SharedScale, depth: usize) -> usize {
+    match shared {
+        SharedScale::Group => TIMED_GROUP,
+        SharedScale::Row => depth.next_power_of_two(),
     }
 }
 

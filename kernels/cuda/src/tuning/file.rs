@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::results::{ProductMethod, TunedProduct, TuningResults};
 use crate::cache_folder::user_folder;
-use crate::weights::{PackedFormat, WeightLayout};
+use crate::weights::{PackedFormat, SharedScale, WeightLayout};
 use crate::{Algorithm, Elem};
 
 /// The file of the results for one key. The key names everything that they depend on: the GPU, its
@@ -114,15 +114,16 @@ fn entry(line: &str) -> Option<(TunedProduct, usize, ProductMethod)> {
 fn layout_name(layout: WeightLayout) -> String {
     match layout {
         WeightLayout::Dense(elem) => format!("{elem:?}"),
-        WeightLayout::Packed(PackedFormat::Fp8) => "E4M3".to_owned(),
-        WeightLayout::Packed(format) => format!("{format:?}"),
+        WeightLayout::Packed(format, shared) => format!("{format:?}/{shared:?}"),
     }
 }
 
 fn layout(name: &str) -> Option<WeightLayout> {
-    let packed = [PackedFormat::Int4, PackedFormat::Int8, PackedFormat::Fp8].map(WeightLayout::Packed);
-    let found = packed.into_iter().find(|layout| layout_name(*layout) == name);
-    found.or_else(|| Some(WeightLayout::Dense(float(name)?)))
+    let formats = [PackedFormat::Int4, PackedFormat::Int8, PackedFormat::Fp8];
+    let packed = |shared| formats.map(|format| WeightLayout::Packed(format, shared));
+    let all = [SharedScale::Row, SharedScale::Group].into_iter().flat_map(packed);
+    let mut all = all.chain([Elem::F32, Elem::F16, Elem::BF16].map(WeightLayout::Dense));
+    all.find(|layout| layout_name(*layout) == name)
 }
 
 fn float(name: &str) -> Option<Elem> {
@@ -155,11 +156,7 @@ mod tests {
         results.insert(PRODUCT, 1, ProductMethod::Kernel);
         results.insert(PRODUCT, 24, library(7));
         results.insert(TunedProduct { out_elem: Elem::F32, ..PRODUCT }, 1, library(u64::MAX));
-        results.insert(
-            TunedProduct { weight: WeightLayout::Packed(PackedFormat::Fp8), ..PRODUCT },
-            24,
-            ProductMethod::Tiles,
-        );
+        results.insert(TunedProduct { weight: WeightLayout::FP8_ROWS, ..PRODUCT }, 24, ProductMethod::Tiles);
         results
     }
 

@@ -38,11 +38,31 @@ impl PackedFormat {
     }
 }
 
+/// Which numbers of a packed weight share a scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SharedScale {
+    /// All numbers of a row, as the device's library takes FP8.
+    Row,
+    /// Groups of columns.
+    Group,
+}
+
 /// How a weight lies in device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WeightLayout {
     /// Row after row, with numbers of this type.
     Dense(Elem),
     /// As an [`super::UploadedWeight`], with numbers in this format.
-    Packed(PackedFormat),
+    Packed(PackedFormat, SharedScale),
+}
+
+impl WeightLayout {
+    /// The layout of FP8 numbers that the device's library multiplies by.
+    pub(crate) const FP8_ROWS: WeightLayout = WeightLayout::Packed(PackedFormat::Fp8, SharedScale::Row);
+
+    /// Returns the layout of a packed weight of `depth` columns in groups of `group`.
+    pub(crate) fn packed(format: PackedFormat, depth: usize, group: usize) -> WeightLayout {
+        let shared = if group < depth { SharedScale::Group } else { SharedScale::Row };
+        WeightLayout::Packed(format, shared)
+    }
 }

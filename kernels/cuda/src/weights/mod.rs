@@ -8,16 +8,16 @@
 mod arrange;
 mod bytes;
 mod format;
+mod groups;
 mod int4;
-mod integers;
 mod packed;
 mod tiles;
 mod uploaded;
 
 pub use bytes::{WeightScales, e4m3, int8};
 pub(crate) use format::{DEPTH, OUTPUTS};
-pub use format::{PackedFormat, WeightLayout};
+pub use format::{PackedFormat, SharedScale, WeightLayout};
+pub(crate) use groups::{GroupBlocks, GroupLayout, stored_expert_format, stored_format};
 pub use int4::int4;
-pub(crate) use integers::{IntegerBlocks, IntegerLayout, stored_expert_integers, stored_integers};
 pub use packed::PackedWeight;
 pub use uploaded::{QuantizedWeight, UploadedWeight};

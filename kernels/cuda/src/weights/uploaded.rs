@@ -2,8 +2,8 @@
 
 use millrace_backend::{Error, Result};
 
-use super::format::{DEPTH, OUTPUTS, PackedFormat};
-use super::integers::IntegerLayout;
+use super::format::{DEPTH, OUTPUTS, PackedFormat, WeightLayout};
+use super::groups::GroupLayout;
 use super::packed::PackedWeight;
 use crate::{Device, Elem, Memory, View};
 
@@ -52,6 +52,11 @@ impl QuantizedWeight<'_> {
         }
     }
 
+    /// Returns how the weight lies in device memory.
+    pub(crate) fn layout(&self) -> WeightLayout {
+        WeightLayout::packed(self.format, self.depth, self.group)
+    }
+
     pub(crate) fn group_bits(&self) -> u32 {
         self.group.trailing_zeros()
     }
@@ -81,15 +86,20 @@ impl UploadedWeight {
         }
     }
 
-    /// A matrix of integers in this layout.
-    pub(crate) fn integers(
-        layout: &IntegerLayout,
+    /// A matrix of codes in this layout.
+    pub(crate) fn groups(
+        layout: &GroupLayout,
         data: Memory,
         scales: Memory,
         columns: Option<Memory>,
     ) -> UploadedWeight {
-        let &IntegerLayout { format, depth, group, .. } = layout;
+        let &GroupLayout { format, depth, group, .. } = layout;
         UploadedWeight { format, depth, group, data, scales, columns }
+    }
+
+    /// Whether the device's library multiplies by the weight.
+    pub(crate) fn is_fp8_by_row(&self) -> bool {
+        self.weight().layout() == WeightLayout::FP8_ROWS
     }
 
     /// Whether the columns have an order of their own.

@@ -27,6 +27,8 @@ pub struct StoredCodes {
     pub codes: CodeType,
     /// Columns of a group, a multiple of 8. The last group of a row may have fewer.
     pub cols: usize,
+    /// Whether all groups of a row have the same factor.
+    pub by_row: bool,
 }
 
 impl StoredCodes {

@@ -32,7 +32,8 @@ pub fn exact_codes(parts: &[Part]) -> Option<StoredCodes> {
         return None;
     }
     let cols = (SMALLEST_GROUP..=LARGEST_GROUP).rev().step_by(STEP).find(fits)?;
-    Some(StoredCodes { codes: first.code_type(), cols })
+    // Only a block that has the whole row has no end within a group of any size.
+    Some(StoredCodes { codes: first.code_type(), cols, by_row: fits(&usize::MAX) })
 }
 
 fn coded(part: &Part) -> Option<&dyn CodedWeights> {

@@ -125,7 +125,7 @@ proptest! {
         let x: Vec<f32> = Rng(seed).values(n * cols.len()).iter().map(|x| DType::BF16.round(*x)).collect();
         let want = product(&Reference, &x, &dense, DType::F32.into());
         let format = exact_format(&parts).unwrap();
-        prop_assert_eq!(format, WeightFormat::Codes(StoredCodes { codes: CodeType::FourBits, cols: 32 }));
+        prop_assert_eq!(format, WeightFormat::Codes(StoredCodes { codes: CodeType::FourBits, cols: 32, by_row: false }));
         for cpu in CPUS.iter() {
             assert_eq!(cpu.stored_format(&parts), Some(format));
             assert_close(&cpu.name(), &product(cpu, &x, &parts, format), &want, 1e-5);

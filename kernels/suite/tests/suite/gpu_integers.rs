@@ -1,16 +1,18 @@
-//! Tests of weights of 4 and 8 bits in groups on the GPU under test against the reference, whose
-//! weights are the numbers that the codes stand for.
+//! Tests of weights of 4 and 8 bits in groups on the GPU under test, integers and FP8, against the
+//! reference, whose weights are the numbers that the codes stand for.
 
 use millrace_backend::reference::Reference;
 use millrace_backend::{ProductShape, RouterScores, RouterSpec, Segment, Sizing, WeightLoading};
+use millrace_numbers::formats::fp8;
 use millrace_numbers::integers::exact_integers;
 use millrace_numbers::{BlockType, DType, HostTensor, IntFormat, KFormat, Part, WeightFormat};
-use proptest::prelude::{prop_assert, proptest};
+use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
 
 use crate::common::*;
 use crate::fp8::{assert_near, gpu, run};
 use crate::product::{Case, announced};
-use crate::stored::Quantized;
+use crate::stored::{Quantized, numbers};
+use crate::stored_codes::Coded;
 use crate::{blocks, experts};
 
 /// The formats that weights are quantized to for a GPU.
@@ -104,6 +106,82 @@ fn blocks_of_gguf_match_the_reference() {
             let got = announced(&device, dtype, &case.x, &parts, format, None);
             assert_near(&case, &got, &run(&case, &Reference, DType::F32), dtype);
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(24))]
+
+    /// FP8 numbers keep the scales of their blocks, and activations 16 bits. If a row has one scale,
+    /// many rows of activations may become FP8 too, so that such weights have few rows here.
+    #[test]
+    fn stored_fp8_matches_the_reference(
+        n in 1usize..17, more in 0usize..60, blocks in 1usize..5, fewer in 0usize..64, kind in 0usize..4,
+        dtype in 0usize..3, invariant: bool, seed: u64,
+    ) {
+        let (rows, cols, dtype) = (150, 128 * blocks - fewer, DTYPES[dtype]);
+        let block = [[1, cols], [128, 128], [32, 64], [150, cols]][kind];
+        let matrix = Coded::fp8(rows, cols, block, DType::BF16, seed);
+        let parts = [matrix.part(0..20, 0..cols), matrix.part(20..rows, 0..cols)];
+        let device = gpu(dtype, invariant);
+        let format = device.stored_format(&parts).unwrap();
+        prop_assert_eq!(device.stored_expert_format(&parts), Some(format));
+        let n = if cols > block[1] { n + more } else { n };
+        let mut case = Case::new((n, cols, rows), false, DType::F32, seed).rounded(|x| dtype.round(x));
+        case.w = parts.iter().flat_map(|part| matrix.weights(part, |x| x)).collect();
+        let got = announced(&device, dtype, &case.x, &parts, format, None);
+        assert_near(&case, &got, &run(&case, &Reference, DType::F32), dtype);
+    }
+}
+
+/// Experts of checkpoints in FP8, whose matrices have padding, and the two kinds of FP8 on the device.
+#[test]
+fn experts_in_stored_fp8_match_the_reference() {
+    let (hidden, width) = (200, 72);
+    let matrices = |rows, cols, block: [usize; 2], seed| {
+        [0u64, 1, 2].map(|expert| {
+            let matrix = Coded::fp8(rows, cols, block, DType::F32, seed + expert);
+            vec![matrix.part(0..rows, 0..cols)]
+        })
+    };
+    let gate_up = matrices(2 * width, hidden, [128, 128], 1);
+    let down = matrices(hidden, width, [1, width], 7);
+    let case = experts::Case::new((23, hidden, width), router(3), false, DType::F32, 5);
+    let device = gpu(DType::F32, false);
+    let formats = [&gate_up, &down].map(|parts| device.stored_expert_format(&parts.concat()).unwrap());
+    let got = case.run_by(&device, [(&gate_up, formats[0]), (&down, formats[1])]);
+    let dense = WeightFormat::Dense(DType::F32);
+    assert_close("fp8", &got, &case.run_by(&Reference, [(&gate_up, dense), (&down, dense)]), 1e-4);
+}
+
+/// Blocks that the kernels lack are not kept: of other than powers of two, and of less than 64 columns.
+/// A NaN is an error.
+#[test]
+fn other_blocks_of_fp8_are_not_kept() {
+    let device = gpu(DType::BF16, false);
+    for (block, is_kept) in [([128, 128], true), ([4, 256], true), ([128, 96], false), ([16, 32], false)] {
+        let matrix = Coded::fp8(32, 384, block, DType::F32, 1);
+        assert_eq!(device.stored_format(&[matrix.part(0..32, 0..384)]).is_some(), is_kept, "{block:?}");
+    }
+    let nan = fp8::matrix(1, 64, vec![0x7f; 64].into(), numbers(&[1.0], DType::F32), [1, 64]).unwrap();
+    let parts = [Part::whole(nan)];
+    let format = device.stored_format(&parts).unwrap();
+    let error = device.matrix(&[Segment::new(&parts, format)]).unwrap_err().to_string();
+    assert!(error.contains("is a NaN or an infinity"), "{error}");
+}
+
+/// The plan counts a byte for each number, and four for each scale.
+#[test]
+fn stored_fp8_takes_few_bytes() {
+    let device = gpu(DType::BF16, false);
+    for (block, bits) in [([128, 128], 8.25), ([1, 1024], 8.03125)] {
+        let parts = [Coded::fp8(64, 1024, block, DType::F32, 1).part(0..64, 0..1024)];
+        let format = device.stored_format(&parts).unwrap();
+        assert_eq!(device.matrix_bytes(64, 1024, format) as f64 * 8.0 / (64.0 * 1024.0), bits, "{block:?}");
+        let product = ProductShape { inputs: 1024, outputs: 64, format, logits: false, rows: 40 };
+        // Only where a row has one scale, activations may be quantized.
+        let scratch = if block[0] == 1 { 40 * (1024 + 4) } else { 0 };
+        assert!([0, scratch].contains(&device.scratch_bytes(&[product])), "{block:?}");
     }
 }
 

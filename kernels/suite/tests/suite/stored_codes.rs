@@ -17,7 +17,7 @@ use crate::common::*;
 use crate::stored::{DTYPES_OF_SCALES, numbers, product, range, read};
 
 /// A matrix of codes: what a checkpoint says, before it is packed.
-struct Coded {
+pub(crate) struct Coded {
     rows: usize,
     cols: usize,
     codes: Vec<u8>, // [rows, cols]
@@ -29,7 +29,7 @@ struct Coded {
 }
 
 impl Coded {
-    fn fp8(rows: usize, cols: usize, block: [usize; 2], dtype: DType, seed: u64) -> Coded {
+    pub(crate) fn fp8(rows: usize, cols: usize, block: [usize; 2], dtype: DType, seed: u64) -> Coded {
         let mut rng = Rng(seed);
         let code = |_| loop {
             let byte = rng.below(256) as u8;
@@ -81,12 +81,12 @@ impl Coded {
         Coded { rows, cols, codes, values: values.to_vec(), block_of, scales, tensor }
     }
 
-    fn part(&self, rows: std::ops::Range<usize>, cols: std::ops::Range<usize>) -> Part {
+    pub(crate) fn part(&self, rows: std::ops::Range<usize>, cols: std::ops::Range<usize>) -> Part {
         Part { tensor: self.tensor.clone(), rows, cols }
     }
 
     /// The weights of a part, with the values of codes rounded by `round`.
-    fn weights(&self, part: &Part, round: impl Fn(f32) -> f32) -> Vec<f32> {
+    pub(crate) fn weights(&self, part: &Part, round: impl Fn(f32) -> f32) -> Vec<f32> {
         let columns = |row: usize| part.cols.clone().map(move |col| row * self.cols + col);
         let weight =
             |at: usize| round(self.values[usize::from(self.codes[at])]) * self.scales[self.block_of[at]];
@@ -185,7 +185,7 @@ proptest! {
 }
 
 fn codes(codes: CodeType, cols: usize) -> Option<StoredCodes> {
-    Some(StoredCodes { codes, cols })
+    Some(StoredCodes { codes, cols, by_row: false })
 }
 
 /// Groups are as large as the blocks and the share of a rank allow.
@@ -193,10 +193,11 @@ fn codes(codes: CodeType, cols: usize) -> Option<StoredCodes> {
 fn groups_divide_blocks_and_shares() {
     let fp8 = |block, cols| exact_codes(&[Coded::fp8(2, 1024, block, DType::F32, 1).part(0..2, cols)]);
     let e4m3 = |cols| codes(CodeType::E4m3, cols);
-    assert_eq!([fp8([2, 1024], 0..1024), fp8([1, 1024], 3..999)], [e4m3(512), e4m3(512)]);
+    let by_row = codes(CodeType::E4m3, 512).map(|format| StoredCodes { by_row: true, ..format });
+    assert_eq!([fp8([2, 1024], 0..1024), fp8([1, 1024], 3..999)], [by_row, by_row]);
     assert_eq!([fp8([128, 128], 0..1024), fp8([128, 128], 192..1024)], [e4m3(128), e4m3(64)]);
     // A share within one block has one factor, wherever it begins.
-    assert_eq!([fp8([128, 128], 130..250), fp8([128, 128], 130..300)], [e4m3(512), None]);
+    assert_eq!([fp8([128, 128], 130..250), fp8([128, 128], 130..300)], [by_row, None]);
     assert_eq!([fp8([1, 768], 0..1024), fp8([1, 8], 0..1024)], [e4m3(384), None]);
     let four = |cols: usize, block, taken| {
         exact_codes(&[Coded::four_bits(4, cols, block, FP4, false, 1).part(0..4, taken)])
@@ -277,7 +278,7 @@ fn numbers_that_are_not_finite_are_refused() {
 
 #[test]
 fn dense_weights_do_not_become_stored_codes() {
-    let format = WeightFormat::Codes(StoredCodes { codes: CodeType::E4m3, cols: 128 });
+    let format = WeightFormat::Codes(StoredCodes { codes: CodeType::E4m3, cols: 128, by_row: false });
     let parts = [Part::whole(tensor(&bytes(&[1.0; 64]), 1, 64))];
     for error in [
         CPUS[0].matrix(&[Segment::new(&parts, format)]).map(|_| ()).unwrap_err(),

@@ -96,7 +96,7 @@ pub(super) const QUANTIZATIONS: &[Fact] = &[
     Fact {
         what: "`gptq`, `awq`, `compressed-tensors`, `bitsandbytes`, `fp8`, `fbgemm_fp8`",
         cpu: "yes",
-        gpu: "yes, some integers as stored",
+        gpu: "yes, some integers and FP8 as stored",
         families: "llama, chatglm",
         tests: &[
             (QUANTIZED, "logits_are_those_of_the_dequantized_weights"),

@@ -1,18 +1,21 @@
-//! Packs matrices of integers in groups, block after block, so that several threads can pack parts
-//! of one matrix at once.
+//! Packs matrices of codes in groups that share a scale, block after block, so that several threads
+//! can pack parts of one matrix at once.
 //!
-//! The codes come from a checkpoint as they are, or weights are quantized while they are packed.
+//! The codes are integers or FP8 numbers. They come from a checkpoint as they are, or weights are
+//! quantized to integers while they are packed.
 
 use std::ops::Range;
 
 use millrace_backend::{Error, Result};
-use millrace_numbers::formats::ggml::{BlockRows, exact_blocks};
-use millrace_numbers::integers::{Group, IntegerRows, Offsets, exact_integers};
+use millrace_numbers::codes::{CodeRows, CodeType, StoredCodes};
+use millrace_numbers::formats::exact_format;
+use millrace_numbers::formats::ggml::BlockRows;
+use millrace_numbers::integers::{Group, IntegerRows, Offsets};
 use millrace_numbers::scales::NumberType;
 use millrace_numbers::tensor::{part_of_row, stacked_shape};
 use millrace_numbers::{DType, Encoding, IntFormat, Part, WeightFormat};
 
-use super::format::{DEPTH, OUTPUTS, PackedFormat};
+use super::format::{DEPTH, OUTPUTS, PackedFormat, WeightLayout};
 use super::packed::expect_finite;
 use super::tiles::pack_tiles;
 
@@ -21,9 +24,9 @@ const MIDDLE_OF_BYTES: u8 = 128;
 /// The lowest bits of a 4-bit group's word, which hold the zero point instead of the scale.
 const ZERO_POINT: u32 = 31;
 
-/// The sizes of one matrix of integers, or several, in the kernels' layout.
+/// The sizes of one matrix of codes, or several, in the kernels' layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct IntegerLayout {
+pub(crate) struct GroupLayout {
     pub(crate) format: PackedFormat,
     /// Matrices, one after the other.
     count: usize,
@@ -37,24 +40,38 @@ pub(crate) struct IntegerLayout {
     pub(crate) group: usize,
 }
 
-impl IntegerLayout {
+impl GroupLayout {
     /// Returns the sizes of a matrix `[outputs, inputs]` in `format`. Returns `None` if the kernels
     /// cannot multiply by the format's groups.
-    pub(crate) fn of(format: IntFormat, outputs: usize, inputs: usize) -> Option<IntegerLayout> {
-        let packed = if format.bits() == 4 { PackedFormat::Int4 } else { PackedFormat::Int8 };
-        let cols = format.packed_cols(inputs);
-        let depth = cols.next_multiple_of(DEPTH);
-        let group = match format {
-            IntFormat::Int8 => depth.next_power_of_two(),
-            _ => format.group_cols(cols),
+    pub(crate) fn of(format: WeightFormat, outputs: usize, inputs: usize) -> Option<GroupLayout> {
+        // The columns, and those of a group if a row has several.
+        let (packed, cols, group) = match format {
+            WeightFormat::Int(format) if !format.fits(inputs) => return None,
+            WeightFormat::Int(format) => {
+                let packed = if format.bits() == 4 { PackedFormat::Int4 } else { PackedFormat::Int8 };
+                let cols = format.packed_cols(inputs);
+                (packed, cols, (format != IntFormat::Int8).then(|| format.group_cols(cols)))
+            }
+            WeightFormat::Fp8 => (PackedFormat::Fp8, inputs, None),
+            WeightFormat::Codes(StoredCodes { codes: CodeType::E4m3, cols, by_row }) => {
+                (PackedFormat::Fp8, inputs, (!by_row).then_some(cols))
+            }
+            _ => return None,
         };
-        let fits = format.fits(inputs) && group.is_power_of_two() && group >= packed.least_group();
-        fits.then_some(IntegerLayout { format: packed, count: 1, outputs, cols, depth, group })
+        let depth = cols.next_multiple_of(DEPTH);
+        let group = group.unwrap_or(depth.next_power_of_two());
+        let fits = group.is_power_of_two() && group >= packed.least_group();
+        fits.then_some(GroupLayout { format: packed, count: 1, outputs, cols, depth, group })
+    }
+
+    /// Returns how the matrix lies in device memory.
+    pub(crate) fn weight_layout(&self) -> WeightLayout {
+        WeightLayout::packed(self.format, self.depth, self.group)
     }
 
     /// Returns the sizes of `count` such matrices, one after the other.
-    pub(crate) fn of_experts(self, count: usize) -> IntegerLayout {
-        IntegerLayout { count, ..self }
+    pub(crate) fn of_experts(self, count: usize) -> GroupLayout {
+        GroupLayout { count, ..self }
     }
 
     /// Returns the number of blocks of 16 outputs. Each matrix begins a block.
@@ -85,18 +102,16 @@ impl IntegerLayout {
     }
 }
 
-/// Returns the format in which the kernels multiply by exactly the stored integers of `parts`.
-/// There is none if the parts are not stored as integers, if the kernels lack their groups, if
-/// signed bytes have zero points, or if scales of 4-bit groups have more than 18 bits of mantissa.
-pub(crate) fn stored_integers(parts: &[Part]) -> Option<IntFormat> {
-    if let Some(WeightFormat::Int(format)) = exact_blocks(parts) {
-        return Some(format);
-    }
-    let format = exact_integers(parts)?;
+/// Returns the format in which the kernels multiply by exactly the stored numbers of `parts`. There
+/// is none if the parts are not stored in such a format, if the kernels lack their groups, if signed
+/// bytes have zero points, or if scales of 4-bit groups have more than 18 bits of mantissa.
+pub(crate) fn stored_format(parts: &[Part]) -> Option<WeightFormat> {
+    let format = exact_format(parts)?;
     let part = parts.first()?;
-    let layout = IntegerLayout::of(format, part.rows.len(), part.cols.len())?;
+    let layout = GroupLayout::of(format, part.rows.len(), part.cols.len())?;
     let is_exact = |part: &Part| {
-        let Encoding::Integers(integers) = &part.tensor.encoding else { return false };
+        // The scales of GGUF's blocks are of type f16, and those of FP8 have a word of their own.
+        let Encoding::Integers(integers) = &part.tensor.encoding else { return true };
         let scales = &integers.scales;
         match layout.format {
             PackedFormat::Int4 => {
@@ -110,18 +125,18 @@ pub(crate) fn stored_integers(parts: &[Part]) -> Option<IntFormat> {
     parts.iter().all(is_exact).then_some(format)
 }
 
-/// Returns what [`stored_integers`] does, for the parts of a layer's experts. Their columns cannot
+/// Returns what [`stored_format`] does, for the parts of a layer's experts. Their columns cannot
 /// have an order of their own.
-pub(crate) fn stored_expert_integers(parts: &[Part]) -> Option<IntFormat> {
-    let format = stored_integers(parts)?;
-    let is_ordered = IntegerRows::new(parts, format).is_some_and(|rows| rows.order().is_some());
-    (!is_ordered).then_some(format)
+pub(crate) fn stored_expert_format(parts: &[Part]) -> Option<WeightFormat> {
+    let format = stored_format(parts)?;
+    let is_ordered = |format| IntegerRows::new(parts, format).is_some_and(|rows| rows.order().is_some());
+    (!matches!(format, WeightFormat::Int(format) if is_ordered(format))).then_some(format)
 }
 
-/// Matrices of integers that are packed in blocks of 16 outputs.
+/// Matrices of codes that are packed in blocks of 16 outputs.
 #[derive(Debug)]
-pub(crate) struct IntegerBlocks<'a> {
-    layout: IntegerLayout,
+pub(crate) struct GroupBlocks<'a> {
+    layout: GroupLayout,
     rows: CodeSource<'a>,
 }
 
@@ -132,40 +147,50 @@ enum CodeSource<'a> {
     Stored(IntegerRows<'a>),
     /// A GGUF file.
     Blocks(BlockRows<'a>),
+    /// A checkpoint of FP8 numbers, with the groups of the format.
+    Codes(CodeRows<'a>, StoredCodes),
     /// Weights of any encoding, which are quantized.
     Quantized(&'a [Part], IntFormat),
 }
 
-impl<'a> IntegerBlocks<'a> {
+impl<'a> GroupBlocks<'a> {
     /// Prepares the stacked `parts` of `count` matrices of the same size for packing in `format`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the kernels cannot multiply by the format, or if it is that of
-    /// stored integers and the parts are stored otherwise.
-    pub(crate) fn new(parts: &'a [Part], count: usize, format: IntFormat) -> Result<IntegerBlocks<'a>> {
+    /// [`Error::Unsupported`] if the kernels cannot multiply by the format, or if it is one of stored
+    /// numbers and the parts are stored otherwise.
+    pub(crate) fn new(parts: &'a [Part], count: usize, format: WeightFormat) -> Result<GroupBlocks<'a>> {
         let (rows, inputs) = stacked_shape(parts)?;
-        format.check_cols(inputs)?;
-        let layout = IntegerLayout::of(format, rows / count.max(1), inputs);
+        if let WeightFormat::Int(format) = format {
+            format.check_cols(inputs)?;
+        }
+        let layout = GroupLayout::of(format, rows / count.max(1), inputs);
         let Some(layout) = layout.map(|one| one.of_experts(count)) else {
             return Err(Error::Unsupported(format!(
-                "{} weights in groups of {} columns; only the CPU has them",
-                format.name(),
-                format.group_cols(inputs)
+                "{} weights in their groups of columns; only the CPU has them",
+                format.name()
             )));
         };
-        let stored = || IntegerRows::new(parts, format).map(CodeSource::Stored);
-        let blocks = || BlockRows::new(parts, WeightFormat::Int(format)).map(CodeSource::Blocks);
-        let rows = match (stored().or_else(blocks), format) {
-            (Some(rows), _) => rows,
-            (None, IntFormat::Stored(_)) => {
-                return Err(Error::Unsupported(format!("other weights as {}", format.name())));
+        let rows = match format {
+            WeightFormat::Codes(codes) => {
+                CodeRows::new(parts, codes).map(|rows| CodeSource::Codes(rows, codes))
             }
-            (None, _) => CodeSource::Quantized(parts, format),
+            WeightFormat::Int(integers) => {
+                let stored = IntegerRows::new(parts, integers).map(CodeSource::Stored);
+                let blocks = || BlockRows::new(parts, format).map(CodeSource::Blocks);
+                let is_stored = matches!(integers, IntFormat::Stored(_));
+                let quantized = || (!is_stored).then_some(CodeSource::Quantized(parts, integers));
+                stored.or_else(blocks).or_else(quantized)
+            }
+            _ => None,
         };
-        Ok(IntegerBlocks { layout, rows })
+        match rows {
+            Some(rows) => Ok(GroupBlocks { layout, rows }),
+            None => Err(Error::Unsupported(format!("other weights as {}", format.name()))),
+        }
     }
 
-    pub(crate) fn layout(&self) -> &IntegerLayout {
+    pub(crate) fn layout(&self) -> &GroupLayout {
         &self.layout
     }
 
@@ -194,7 +219,7 @@ impl<'a> IntegerBlocks<'a> {
     /// # Panics
     /// If the slices do not have the lengths of a block.
     pub(crate) fn pack(&self, block: usize, data: &mut [u8], words: &mut [u32]) -> Result<()> {
-        let IntegerLayout { format, cols, depth, group, .. } = self.layout;
+        let GroupLayout { format, cols, depth, group, .. } = self.layout;
         assert_eq!((data.len(), words.len()), (self.layout.block_bytes(), self.layout.block_scales()));
         let mut codes = vec![0; OUTPUTS * depth]; // [OUTPUTS, depth]
         let mut groups = vec![Group { scale: 0.0, offset: 0 }; cols.div_ceil(group)];
@@ -211,17 +236,28 @@ impl<'a> IntegerBlocks<'a> {
                 codes.iter_mut().for_each(|code| *code ^= MIDDLE_OF_BYTES);
             }
         }
-        pack_tiles(format, &codes, depth, data);
+        match format {
+            PackedFormat::Fp8 => data.copy_from_slice(&codes),
+            _ => pack_tiles(format, &codes, depth, data),
+        }
         Ok(())
     }
 }
 
 impl CodeSource<'_> {
-    /// Writes the codes and groups of a row; `weights` is scratch memory.
+    /// Writes the codes and groups of a row; `weights` is scratch memory for weights or factors.
     fn read(&self, row: usize, weights: &mut Vec<f32>, codes: &mut [u8], groups: &mut [Group]) -> Result<()> {
         match self {
             CodeSource::Stored(rows) => rows.read(row, codes, groups),
             CodeSource::Blocks(rows) => rows.read_groups(row, codes, groups)?,
+            CodeSource::Codes(rows, format) => {
+                weights.resize(codes.len().div_ceil(format.cols), 0.0);
+                rows.read(row, codes, weights)?;
+                // If a row is one group here, its factors are equal.
+                for (group, &scale) in groups.iter_mut().zip(&*weights) {
+                    *group = Group { scale, offset: 0 };
+                }
+            }
             CodeSource::Quantized(parts, format) => {
                 let (part, row) = part_of_row(parts, row);
                 weights.resize(codes.len(), 0.0);
@@ -243,7 +279,7 @@ fn word(format: PackedFormat, group: Group) -> Result<u32> {
             "a scale of {scale:e} for weights of 4 bits: it has more than 18 bits of mantissa"
         ))),
         PackedFormat::Int4 => Ok(bits | u32::from(offset)),
-        _ if offset != MIDDLE_OF_BYTES => {
+        PackedFormat::Int8 if offset != MIDDLE_OF_BYTES => {
             Err(Error::Unsupported(format!("a zero point of {offset} for weights of 8 bits: not 128")))
         }
         _ => Ok(bits),
