@@ -38,7 +38,7 @@ impl PackedFormat {
     }
 }
 
-/// Which numbers of a packed weight share a scale.
+/// The numbers of a packed weight that share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SharedScale {
     /// All numbers of a row, as the device's library takes FP8.

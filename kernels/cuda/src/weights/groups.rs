@@ -103,8 +103,8 @@ impl GroupLayout {
 }
 
 /// Returns the format in which the kernels multiply by exactly the stored numbers of `parts`. There
-/// is none if the parts are not stored in such a format, if the kernels lack their groups, if signed
-/// bytes have zero points, or if scales of 4-bit groups have more than 18 bits of mantissa.
+/// is none if the parts are not stored in such a format, if the kernels lack their groups, if
+/// signed bytes have zero points, or if scales of 4-bit groups have more than 18 bits of mantissa.
 pub(crate) fn stored_format(parts: &[Part]) -> Option<WeightFormat> {
     let format = exact_format(parts)?;
     let part = parts.first()?;
@@ -157,8 +157,8 @@ impl<'a> GroupBlocks<'a> {
     /// Prepares the stacked `parts` of `count` matrices of the same size for packing in `format`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the kernels cannot multiply by the format, or if it is one of stored
-    /// numbers and the parts are stored otherwise.
+    /// [`Error::Unsupported`] if the kernels cannot multiply by the format, or if it is one of
+    /// stored numbers and the parts are stored otherwise.
     pub(crate) fn new(parts: &'a [Part], count: usize, format: WeightFormat) -> Result<GroupBlocks<'a>> {
         let (rows, inputs) = stacked_shape(parts)?;
         if let WeightFormat::Int(format) = format {

@@ -112,8 +112,8 @@ fn blocks_of_gguf_match_the_reference() {
 proptest! {
     #![proptest_config(cases(24))]
 
-    /// FP8 numbers keep the scales of their blocks, and activations 16 bits. If a row has one scale,
-    /// many rows of activations may become FP8 too, so that such weights have few rows here.
+    /// FP8 numbers keep the scales of their blocks, and activations 16 bits. If a row has one
+    /// scale, many rows of activations may become FP8 too, so that such weights have few rows here.
     #[test]
     fn stored_fp8_matches_the_reference(
         n in 1usize..17, more in 0usize..60, blocks in 1usize..5, fewer in 0usize..64, kind in 0usize..4,
@@ -134,7 +134,8 @@ proptest! {
     }
 }
 
-/// Experts of checkpoints in FP8, whose matrices have padding, and the two kinds of FP8 on the device.
+/// Experts of checkpoints in FP8, whose matrices have padding, and the two kinds of FP8 on the
+/// device.
 #[test]
 fn experts_in_stored_fp8_match_the_reference() {
     let (hidden, width) = (200, 72);
@@ -154,8 +155,8 @@ fn experts_in_stored_fp8_match_the_reference() {
     assert_close("fp8", &got, &case.run_by(&Reference, [(&gate_up, dense), (&down, dense)]), 1e-4);
 }
 
-/// Blocks that the kernels lack are not kept: of other than powers of two, and of less than 64 columns.
-/// A NaN is an error.
+/// Blocks that the kernels lack are not kept: of other than powers of two, and of less than 64
+/// columns. A NaN is an error.
 #[test]
 fn other_blocks_of_fp8_are_not_kept() {
     let device = gpu(DType::BF16, false);
