@@ -54,6 +54,19 @@ fn assert_same(format: &str, [file, twin]: [&Path; 2], more: &[&str]) {
     assert!(want.iter().any(|logprob| *logprob < -0.1), "{want:?}");
 }
 
+/// Compares a model file on the simulated GPU, where some types are kept and others are not, with
+/// its twin there.
+fn assert_close_on_a_gpu(format: &str, [file, twin]: [&Path; 2]) {
+    let serve = |model: &Path| start_small_server(model.to_str().unwrap(), "cuda-sim", &["--dtype", "bfloat16"]);
+    let file_server = serve(file);
+    file_server.wait_for_log("quantized matrices (blocks of GGML) are converted to bfloat16");
+    let ((want, _), (found, _)) = (results(&serve(twin)), results(&file_server));
+    assert_eq!(found.len(), want.len());
+    let mean = found.iter().zip(&want).map(|(a, b)| (a - b).abs()).sum::<f64>() / want.len() as f64;
+    println!("{format} on a GPU: {mean:.2e} apart on average over {} tokens", want.len());
+    assert!(mean < 0.05, "{format}: {mean}");
+}
+
 #[test]
 #[ignore = "needs the clients, which `cargo xtask clients` installs and runs, and MILLRACE_TEST_DATA"]
 fn gguf_files_give_what_their_weights_give_as_safetensors() {
@@ -136,5 +149,6 @@ fn super_blocks_give_what_their_weights_give_as_safetensors() {
             // A rank's share of the columns may end within a super-block.
             assert_same(format, [&file.join("model.gguf"), &twin], &["--num-shard", shards]);
         }
+        assert_close_on_a_gpu(format, [&file.join("model.gguf"), &twin]);
     }
 }

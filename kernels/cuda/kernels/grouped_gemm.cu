@@ -24,6 +24,7 @@ template <class T> struct GroupedGemmParams {
 
 // Parameters of the product with packed weights.
 // Kernels: grouped_gemm/grouped_int4_*, grouped_gemm/grouped_int8_*, grouped_gemm/grouped_e4m3_*
+// Kernels: grouped_gemm/grouped_q4_k_*, grouped_gemm/grouped_q6_k_*
 template <class T> struct GroupedPackedParams {
   ProductParams<T> product;   // `rows` is not read
   PackedWeightParams weight;  // each expert is padded to a multiple of 16 outputs
@@ -104,7 +105,7 @@ template <class T, class Format> DEVICE void grouped_packed_plain(const GroupedP
     const int64_t group = (expert * padded + output) / kTileOutputs * groups_of(w) + (k >> w.group_bits);
     const uint32_t word = w.scales[group * kTileOutputs + output % kTileOutputs];
     const uint8_t *data = w.data + expert * padded * output_bytes<Format>(w);
-    return Format::element(data, output, k, w.depth, Format::minus_zero_of(word)) * Format::group(word).scale;
+    return Format::element(data, output, k, w.depth, word) * Format::group(word).scale;
   });
 }
 
@@ -126,7 +127,7 @@ template <class T, class Format> DEVICE void grouped_packed_plain(const GroupedP
     grouped_packed<T, Format<T>, Tile>(p);                                    \
   }
 
-// Four stages of int4 fit the shared memory of every GPU.
+// Four stages of four bits fit the shared memory of every GPU.
 #define PACKED(T, suffix)                                                           \
   GROUPED_PACKED(T, Int4, NarrowTile, 2, grouped_int4_narrow_##suffix)              \
   GROUPED_PACKED(T, Int4, WideTile, 1, grouped_int4_wide_##suffix)                  \
@@ -135,13 +136,20 @@ template <class T, class Format> DEVICE void grouped_packed_plain(const GroupedP
   GROUPED_PACKED(T, Int8, FewStagesTile, 1, grouped_int8_wide_few_stages_##suffix)  \
   GROUPED_PACKED(T, Fp8, NarrowTile, 2, grouped_e4m3_narrow_##suffix)               \
   GROUPED_PACKED(T, Fp8, WideTile, 1, grouped_e4m3_wide_##suffix)                   \
-  GROUPED_PACKED(T, Fp8, FewStagesTile, 1, grouped_e4m3_wide_few_stages_##suffix)
+  GROUPED_PACKED(T, Fp8, FewStagesTile, 1, grouped_e4m3_wide_few_stages_##suffix)   \
+  GROUPED_PACKED(T, Q4K, NarrowTile, 2, grouped_q4_k_narrow_##suffix)               \
+  GROUPED_PACKED(T, Q4K, WideTile, 1, grouped_q4_k_wide_##suffix)                   \
+  GROUPED_PACKED(T, Q6K, NarrowTile, 2, grouped_q6_k_narrow_##suffix)               \
+  GROUPED_PACKED(T, Q6K, WideTile, 1, grouped_q6_k_wide_##suffix)                   \
+  GROUPED_PACKED(T, Q6K, FewStagesTile, 1, grouped_q6_k_wide_few_stages_##suffix)
 
 #define GROUPED_PLAIN(T, suffix)                                                                       \
   KERNEL(grouped_plain_##suffix, GroupedGemmParams<T>) { grouped_stored_plain(p); }                    \
   KERNEL(grouped_int4_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Int4<T>>(p); } \
   KERNEL(grouped_int8_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Int8<T>>(p); } \
-  KERNEL(grouped_e4m3_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Fp8<T>>(p); }
+  KERNEL(grouped_e4m3_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Fp8<T>>(p); }  \
+  KERNEL(grouped_q4_k_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Q4K<T>>(p); }  \
+  KERNEL(grouped_q6_k_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Q6K<T>>(p); }
 
 GROUPED(bf16, bf16)
 GROUPED(f16, f16)

@@ -1,13 +1,15 @@
 //! Quantizes published architectures while they are loaded, and compares their logits with those of
 //! the dense weights.
 
+#[cfg(feature = "cpu-sim")]
+use crate::common::{MemoryWeights, specs};
 use crate::common::{Chunk, Harness, SMALL_LIMITS as LIMITS, SMALL_PROMPT as PROMPT, repository, row_error};
 use millrace_backend::Backend;
 use millrace_backend::reference::Reference;
 use millrace_cpu::{Activations, Cpu, CpuOptions};
 use millrace_formats::Source;
 use millrace_model::families::{self, Overrides};
-use millrace_model::{LayerSlot, Model, Quantize, WeightSlot, WeightStorage};
+use millrace_model::{DecoderSpec, LayerSlot, Model, Quantize, WeightSlot, WeightSource, WeightStorage};
 use millrace_numbers::DType;
 
 fn load(name: &str) -> Model {
@@ -16,8 +18,17 @@ fn load(name: &str) -> Model {
 }
 
 fn logits<B: Backend>(device: &B, model: &Model, storage: &WeightStorage) -> Vec<Vec<f32>> {
-    let mut harness = Harness::new(device, &model.spec, &*model.weights, storage.clone(), &LIMITS);
-    let tokens = PROMPT.map(|token| token % model.spec.vocab as u32);
+    logits_of(device, &model.spec, &*model.weights, storage)
+}
+
+fn logits_of<B: Backend>(
+    device: &B,
+    spec: &DecoderSpec,
+    weights: &dyn WeightSource,
+    storage: &WeightStorage,
+) -> Vec<Vec<f32>> {
+    let mut harness = Harness::new(device, spec, weights, storage.clone(), &LIMITS);
+    let tokens = PROMPT.map(|token| token % spec.vocab as u32);
     // A GPU keeps the tokens of a sequence.
     harness.admit(0, &tokens);
     harness.step(&[Chunk { tokens: &tokens, start: 0, blocks: &[0] }])
@@ -95,6 +106,28 @@ fn a_gpu_multiplies_by_quantized_weights() {
             let error = worst(&logits(&gpu, &model, &storage), &logits(&Reference, &model, &storage));
             assert!(error < 1e-4, "{name}, {quantize:?}: {error:e} between GPU and reference");
         }
+    }
+}
+
+/// All rows of this model are whole super-blocks.
+#[cfg(feature = "cpu-sim")]
+#[test]
+fn a_gpu_multiplies_by_super_blocks() {
+    use millrace_cuda::{Cuda, Device};
+
+    let spec = specs::wide_spec();
+    let weights = MemoryWeights::random(&spec, 3);
+    let exact = logits_of(&Reference, &spec, &weights, &WeightStorage::from(DType::F32));
+    // A GPU rounds the scales and zero points of q4_k.
+    for (quantize, bound) in [(Quantize::Q4K, 5e-3), (Quantize::Q6K, 1e-4)] {
+        let storage = WeightStorage::new(DType::F32, Some(quantize));
+        assert!(storage.warnings(&spec).is_empty(), "{:?}", storage.warnings(&spec));
+        let want = logits_of(&Reference, &spec, &weights, &storage);
+        assert!(worst(&want, &exact) > 2.0 * bound, "{quantize:?} changes logits");
+        let gpu = Cuda::new(Device::under_test().unwrap(), DType::F32);
+        let error = worst(&logits_of(&gpu, &spec, &weights, &storage), &want);
+        println!("{quantize:?}: {error:.2e} between GPU and reference");
+        assert!(error < bound, "{quantize:?}: {error:e} between GPU and reference");
     }
 }
 

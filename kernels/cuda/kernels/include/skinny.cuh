@@ -200,7 +200,7 @@ DEVICE void skinny(const ProductParams<T> &p, const Stored *weights, const uint3
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         uint32_t a[4];
-        W::unpack(f, c * 2 + half, upper.minus_zero, lower.minus_zero, magic, a);
+        W::unpack(f, c * 2 + half, upper.zero, lower.zero, magic, a);
 #pragma unroll
         for (int n = 0; n < Tiles; n++) mma_m16n8k16<T>(part[n], a, b[n][half]);
       }

@@ -189,8 +189,8 @@ DEVICE void multiply_tile(const ProductParams<T> &p, const W &weights, int depth
 #pragma unroll
       for (int m = 0; m < S::kTilesM; m++) {
         if (c % (W::kDepth / kChunk) == 0) f[m] = W::read(stage, first_m + m, c);
-        const uint32_t upper = W::kScaled ? W::group_of(word(m, c, 0)).minus_zero : 0;
-        const uint32_t lower = W::kScaled ? W::group_of(word(m, c, 8)).minus_zero : 0;
+        const uint32_t upper = W::kScaled ? W::group_of(word(m, c, 0)).zero : 0;
+        const uint32_t lower = W::kScaled ? W::group_of(word(m, c, 8)).zero : 0;
 #pragma unroll
         for (int half = 0; half < 2; half++)
           W::unpack(f[m], c % (W::kDepth / kChunk) * 2 + half, upper, lower, magic, a[m][half]);

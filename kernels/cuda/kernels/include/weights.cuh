@@ -15,7 +15,7 @@
 // instruction must be of one group); one group of all if that is not less than k. One word per
 // group and output, [outputs / 16][groups][16], holds the scale. int4 has the zero point (0 … 16)
 // in the scale's low 5 bits, which leaves 18 bits of mantissa: scales that were f16 or bf16 are
-// exact.
+// exact. The words of GGUF's K-quants are described at their types.
 #pragma once
 #include "ptx.cuh"
 
@@ -52,11 +52,11 @@ struct ByLane {
 // room for one.
 DEVICE uint32_t as_variable(uint32_t constant, int count) { return constant | uint32_t(count) >> 31; }
 
-// The scale and the zero point of one group of one output.
+// The scale of one group of one output, and what converts its numbers.
 struct GroupScale {
   float scale;
-  // Added to a stored number to convert it, in both halves. Only int4 needs it.
-  uint32_t minus_zero;
+  // int4: added to a stored number, in both halves. K-quants: the group's word.
+  uint32_t zero;
 };
 
 // The layout that integers share: tiles of 16 outputs by 64 k, each of which has `Loads` times 16
@@ -115,21 +115,53 @@ template <class T> struct Int4 : IntegerTiles<1> {
     return {__uint_as_float(word & ~31u), (kMagic | 0x80008000u) + (word & 31u) * 0x00010001u};
   }
   // Converts a lane's operand of an instruction. `magic` is kMagic, as a variable.
-  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t minus_zero_upper,
-                            uint32_t minus_zero_lower, uint32_t magic, uint32_t (&a)[4]) {
+  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t zero_upper, uint32_t zero_lower,
+                            uint32_t magic, uint32_t (&a)[4]) {
     const uint32_t packed = word(f, instruction);
 #pragma unroll
     for (int p = 0; p < 4; p++) {
       a[p] = fma2<T>((packed >> 4 * p & 0x000f000fu) | magic, kOne<T>,
-                     p % 2 == 0 ? minus_zero_upper : minus_zero_lower);
+                     p % 2 == 0 ? zero_upper : zero_lower);
     }
   }
-  // One element, with `minus_zero` added.
-  DEVICE static float element(const uint8_t *data, int output, int k, int depth, float minus_zero) {
+  DEVICE static float code(const uint8_t *data, int output, int k, int depth) {
     const Element e = element_at(data, output, k, depth);
-    return float(e.words[e.instruction] >> (4 * e.pair + 16 * e.of_pair) & 15u) + minus_zero;
+    return float(e.words[e.instruction] >> (4 * e.pair + 16 * e.of_pair) & 15u);
   }
-  DEVICE static float minus_zero_of(uint32_t word) { return -float(word & 31u); }
+  // One element, not yet scaled, of a group with this word.
+  DEVICE static float element(const uint8_t *data, int output, int k, int depth, uint32_t word) {
+    return code(data, output, k, depth) - float(word & 31u);
+  }
+};
+
+// Q4_K: four bits, unsigned, minus a zero point that is not a whole number, as a group of 32 k has
+// a scale and a minimum. The zero point is `whole - (1 + fraction / 128)`; a word has the fraction
+// in its low 7 bits, then 6 bits of `whole`, and the scale with 10 bits of mantissa above them. The
+// rounding of a number minus its zero point to T is an error of the size that weights stored as
+// T have.
+template <class T> struct Q4K : Int4<T> {
+  using typename Int4<T>::Fragment;
+  static constexpr int kWholeAt = 7;
+  static constexpr uint32_t kFraction = (1u << kWholeAt) - 1, kWhole = 63, kLowBits = 0x1fff;
+  // The lowest of seven bits of mantissa, in both halves.
+  static constexpr uint32_t kLowest = kOne<T> == kOne<bf16> ? 0x00010001u : 0x00080008u;
+
+  DEVICE static GroupScale group(uint32_t word) { return {__uint_as_float(word & ~kLowBits), word}; }
+  // Two additions, as a sum of seven and four bits would not fit the mantissa of bf16.
+  DEVICE static uint32_t minus_whole(uint32_t word) {
+    return (Int4<T>::kMagic | 0x80008000u) + (word >> kWholeAt & kWhole) * 0x00010001u;
+  }
+  DEVICE static uint32_t fraction(uint32_t word) { return kOne<T> + (word & kFraction) * kLowest; }
+  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower,
+                            uint32_t magic, uint32_t (&a)[4]) {
+    Int4<T>::unpack(f, instruction, minus_whole(upper), minus_whole(lower), magic, a);
+#pragma unroll
+    for (int p = 0; p < 4; p++) a[p] = fma2<T>(a[p], kOne<T>, fraction(p % 2 == 0 ? upper : lower));
+  }
+  DEVICE static float element(const uint8_t *data, int output, int k, int depth, uint32_t word) {
+    const float fraction = 1.0f + float(word & kFraction) / (kFraction + 1);
+    return Int4<T>::code(data, output, k, depth) - (float(word >> kWholeAt & kWhole) - fraction);
+  }
 };
 
 // Signed bytes. A lane has two words per instruction: the upper eight outputs, and the lower ones.
@@ -157,12 +189,39 @@ template <class T> struct Int8 : IntegerTiles<2> {
     a[2] = widen(upper >> 8, magic);
     a[3] = widen(lower >> 8, magic);
   }
-  DEVICE static float element(const uint8_t *data, int output, int k, int depth, float) {
+  DEVICE static float element(const uint8_t *data, int output, int k, int depth, uint32_t) {
     const Element e = element_at(data, output, k, depth);
     const uint32_t packed = e.words[e.instruction % 2 * 2 + e.pair % 2];
     return float(int8_t(packed >> (e.pair / 2 * 8 + e.of_pair * 16)));
   }
-  DEVICE static float minus_zero_of(uint32_t) { return 0.0f; }
+};
+
+// Q6_K: signed bytes whose scale is an integer times a number of type f16. A group of 32 k has two
+// integers, each for 16 k, in the low two bytes of its word, and the other factor in the upper half.
+// The number of type f16 scales sums. The integers scale the bytes before, as lanes 4g and 4g + 1
+// have the first 16 k of an instruction's output and 4g + 2 and 4g + 3 the last; products are
+// rounded to T.
+template <class T> struct Q6K : Int8<T> {
+  using typename Int8<T>::Fragment;
+  static constexpr int kSubBlock = 16;
+
+  DEVICE static GroupScale group(uint32_t word) { return {to_float(f16{uint16_t(word >> 16)}), word}; }
+  // The integer that scales this lane's bytes, in both halves.
+  DEVICE static uint32_t factor(uint32_t word, uint32_t magic) {
+    const int sub_block = threadIdx.x % 4 * 8 / kSubBlock;
+    return Int8<T>::widen((word >> sub_block * 8 & 0xffu) * 0x00010001u, magic);
+  }
+  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower,
+                            uint32_t magic, uint32_t (&a)[4]) {
+    const uint32_t factors[2] = {factor(upper, magic), factor(lower, magic)};
+    Int8<T>::unpack(f, instruction, upper, lower, magic, a);
+#pragma unroll
+    for (int p = 0; p < 4; p++) a[p] = fma2<T>(a[p], factors[p % 2], 0x80008000u);
+  }
+  DEVICE static float element(const uint8_t *data, int output, int k, int depth, uint32_t word) {
+    const int8_t factor = int8_t(word >> k % kChunk / kSubBlock * 8);
+    return Int8<T>::element(data, output, k, depth, word) * float(factor);
+  }
 };
 
 // FP8 (e4m3) in rows, of which a lane has sixteen k of output g, and sixteen of output g + 8.
@@ -186,7 +245,6 @@ template <class T> struct Fp8 {
   DEVICE static uint32_t word(const uint4 &v, int instruction) {
     return instruction == 0 ? v.x : instruction == 1 ? v.y : instruction == 2 ? v.z : v.w;
   }
-  DEVICE static float minus_zero_of(uint32_t) { return 0.0f; }
 
   // Converts two numbers in the high byte of each half: exponent and mantissa move to the places
   // that T has for them, and a factor corrects the difference of the biases. The conversion is
@@ -204,7 +262,7 @@ template <class T> struct Fp8 {
     a[2] = widen(__byte_perm(upper, 0, 0x3424));
     a[3] = widen(__byte_perm(lower, 0, 0x3424));
   }
-  DEVICE static float element(const uint8_t *data, int output, int k, int depth, float) {
+  DEVICE static float element(const uint8_t *data, int output, int k, int depth, uint32_t) {
     return to_float(e4m3{data[int64_t(output) * depth + k]});
   }
 };

@@ -140,10 +140,12 @@ impl MatrixStorage {
                 Ok(MatrixStorage::Dense(memory, elem))
             }
             WeightFormat::Fp8 => Ok(MatrixStorage::Packed(upload_fp8(device, upload, matrices)?)),
-            WeightFormat::Int(_) | WeightFormat::Codes(StoredCodes { codes: CodeType::E4m3, .. }) => {
+            WeightFormat::Int(_)
+            | WeightFormat::K(_)
+            | WeightFormat::Codes(StoredCodes { codes: CodeType::E4m3, .. }) => {
                 Ok(MatrixStorage::Packed(upload_groups(device, upload, matrices, format)?))
             }
-            WeightFormat::Nf4 | WeightFormat::K(_) | WeightFormat::Codes(_) => {
+            WeightFormat::Nf4 | WeightFormat::Codes(_) => {
                 Err(Error::Unsupported(format!("{} weights; only the CPU has them", format.name())))
             }
         }

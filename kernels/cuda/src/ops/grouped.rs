@@ -125,7 +125,7 @@ pub fn grouped_gemm(device: &Device, experts: ExpertWeights<'_>, g: &GroupedGemm
     }
 }
 
-/// Returns the kernel on tiles for packed experts. Four stages of int4 fit every GPU.
+/// Returns the kernel on tiles for packed experts. Four stages of four bits fit every GPU.
 fn packed_kernel(
     format: PackedFormat,
     wide: bool,
@@ -146,6 +146,11 @@ fn packed_kernel(
         (PackedFormat::Fp8, false, _) => grouped!("grouped_e4m3_narrow"),
         (PackedFormat::Fp8, true, false) => grouped!("grouped_e4m3_wide"),
         (PackedFormat::Fp8, true, true) => grouped!("grouped_e4m3_wide_few_stages"),
+        (PackedFormat::Q4K, false, _) => grouped!("grouped_q4_k_narrow"),
+        (PackedFormat::Q4K, true, _) => grouped!("grouped_q4_k_wide"),
+        (PackedFormat::Q6K, false, _) => grouped!("grouped_q6_k_narrow"),
+        (PackedFormat::Q6K, true, false) => grouped!("grouped_q6_k_wide"),
+        (PackedFormat::Q6K, true, true) => grouped!("grouped_q6_k_wide_few_stages"),
     }
 }
 
@@ -182,6 +187,12 @@ pub fn grouped_gemm_plain(device: &Device, experts: ExpertWeights<'_>, g: &Group
                 }
                 PackedFormat::Fp8 => {
                     typed!(GroupedPackedParams, "grouped_gemm", "grouped_e4m3_plain", elem)
+                }
+                PackedFormat::Q4K => {
+                    typed!(GroupedPackedParams, "grouped_gemm", "grouped_q4_k_plain", elem)
+                }
+                PackedFormat::Q6K => {
+                    typed!(GroupedPackedParams, "grouped_gemm", "grouped_q6_k_plain", elem)
                 }
             }?;
             // SAFETY: the views were checked against the shapes.

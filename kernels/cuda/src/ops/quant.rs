@@ -141,6 +141,8 @@ pub fn quant_gemm_plain(
         PackedFormat::Int4 => typed!(QuantPlainParams, "quant_gemv", "int4_plain", elem),
         PackedFormat::Int8 => typed!(QuantPlainParams, "quant_gemv", "int8_plain", elem),
         PackedFormat::Fp8 => typed!(QuantPlainParams, "quant_gemv", "e4m3_plain", elem),
+        PackedFormat::Q4K => typed!(QuantPlainParams, "quant_gemv", "q4_k_plain", elem),
+        PackedFormat::Q6K => typed!(QuantPlainParams, "quant_gemv", "q6_k_plain", elem),
     }?;
     let params =
         QuantPlainParams { product: p.params(), weight: weight.params(), columns: weight.columns.into() };
@@ -169,6 +171,10 @@ fn few(
         (PackedFormat::Int8, _) => halved!(QuantGemvParams, "quant_gemv", "int8_gemv16", elem),
         (PackedFormat::Fp8, 8) => halved!(QuantGemvParams, "quant_gemv", "e4m3_gemv8", elem),
         (PackedFormat::Fp8, _) => halved!(QuantGemvParams, "quant_gemv", "e4m3_gemv16", elem),
+        (PackedFormat::Q4K, 8) => halved!(QuantGemvParams, "quant_gemv", "q4_k_gemv8", elem),
+        (PackedFormat::Q4K, _) => halved!(QuantGemvParams, "quant_gemv", "q4_k_gemv16", elem),
+        (PackedFormat::Q6K, 8) => halved!(QuantGemvParams, "quant_gemv", "q6_k_gemv8", elem),
+        (PackedFormat::Q6K, _) => halved!(QuantGemvParams, "quant_gemv", "q6_k_gemv16", elem),
     }?;
     let params = QuantGemvParams {
         product: p.params(),
@@ -194,6 +200,9 @@ fn many(device: &Device, weight: &QuantizedWeight<'_>, p: &ProductOperands<'_>) 
         (PackedFormat::Int8, true) => halved!(QuantGemmParams, "quant_gemm", "int8_gemm_few_stages", elem),
         (PackedFormat::Fp8, false) => halved!(QuantGemmParams, "quant_gemm", "e4m3_gemm", elem),
         (PackedFormat::Fp8, true) => halved!(QuantGemmParams, "quant_gemm", "e4m3_gemm_few_stages", elem),
+        (PackedFormat::Q4K, _) => halved!(QuantGemmParams, "quant_gemm", "q4_k_gemm", elem),
+        (PackedFormat::Q6K, false) => halved!(QuantGemmParams, "quant_gemm", "q6_k_gemm", elem),
+        (PackedFormat::Q6K, true) => halved!(QuantGemmParams, "quant_gemm", "q6_k_gemm_few_stages", elem),
     }?;
     let tiles = p.outputs.div_ceil(TILE_OUT);
     if tiles > MAX_BLOCKS {

@@ -119,8 +119,7 @@ fn layout_name(layout: WeightLayout) -> String {
 }
 
 fn layout(name: &str) -> Option<WeightLayout> {
-    let formats = [PackedFormat::Int4, PackedFormat::Int8, PackedFormat::Fp8];
-    let packed = |shared| formats.map(|format| WeightLayout::Packed(format, shared));
+    let packed = |shared| PackedFormat::ALL.map(|format| WeightLayout::Packed(format, shared));
     let all = [SharedScale::Row, SharedScale::Group].into_iter().flat_map(packed);
     let mut all = all.chain([Elem::F32, Elem::F16, Elem::BF16].map(WeightLayout::Dense));
     all.find(|layout| layout_name(*layout) == name)

@@ -18,22 +18,40 @@ pub enum PackedFormat {
     Int8,
     /// `scale * q` with q in FP8 (e4m3).
     Fp8,
+    /// `scale * (q - zero)` with q in 0..=15 and a zero point that is not a whole number, in groups
+    /// of 32 columns: blocks of GGUF's `Q4_K`.
+    Q4K,
+    /// `scale * s * q` with signed 8-bit q and s, and an s for 16 columns, in groups of 32 columns:
+    /// blocks of GGUF's `Q6_K` and `Q3_K`.
+    Q6K,
 }
 
 impl PackedFormat {
+    /// All formats.
+    pub const ALL: [PackedFormat; 5] =
+        [PackedFormat::Int4, PackedFormat::Int8, PackedFormat::Fp8, PackedFormat::Q4K, PackedFormat::Q6K];
+
     /// Bits per number.
     pub const fn bits(self) -> usize {
         match self {
-            PackedFormat::Int4 => 4,
-            PackedFormat::Int8 | PackedFormat::Fp8 => 8,
+            PackedFormat::Int4 | PackedFormat::Q4K => 4,
+            PackedFormat::Int8 | PackedFormat::Fp8 | PackedFormat::Q6K => 8,
         }
     }
 
     /// Columns of the smallest group that shares a scale.
     pub(crate) const fn least_group(self) -> usize {
         match self {
-            PackedFormat::Int4 | PackedFormat::Int8 => GROUP,
             PackedFormat::Fp8 => 64,
+            _ => GROUP,
+        }
+    }
+
+    /// Columns of the largest group that shares a scale.
+    pub(crate) const fn largest_group(self) -> usize {
+        match self {
+            PackedFormat::Q4K | PackedFormat::Q6K => GROUP,
+            _ => 1 << 30,
         }
     }
 }

@@ -9,13 +9,14 @@ use std::ops::Range;
 use millrace_backend::{Error, Result};
 use millrace_numbers::codes::{CodeRows, CodeType, StoredCodes};
 use millrace_numbers::formats::exact_format;
-use millrace_numbers::formats::ggml::BlockRows;
+use millrace_numbers::formats::ggml::{BlockRows, SUPER_BLOCK, SuperBlock};
 use millrace_numbers::integers::{Group, IntegerRows, Offsets};
 use millrace_numbers::scales::NumberType;
 use millrace_numbers::tensor::{part_of_row, stacked_shape};
-use millrace_numbers::{DType, Encoding, IntFormat, Part, WeightFormat};
+use millrace_numbers::{DType, Encoding, IntFormat, KFormat, Part, WeightFormat};
 
-use super::format::{DEPTH, OUTPUTS, PackedFormat, WeightLayout};
+use super::format::{DEPTH, GROUP, OUTPUTS, PackedFormat, WeightLayout};
+use super::k_quants;
 use super::packed::expect_finite;
 use super::tiles::pack_tiles;
 
@@ -51,6 +52,9 @@ impl GroupLayout {
                 let packed = if format.bits() == 4 { PackedFormat::Int4 } else { PackedFormat::Int8 };
                 let cols = format.packed_cols(inputs);
                 (packed, cols, (format != IntFormat::Int8).then(|| format.group_cols(cols)))
+            }
+            WeightFormat::K(format) if inputs.is_multiple_of(SUPER_BLOCK) => {
+                (k_quants::packed_format(format), inputs, Some(GROUP))
             }
             WeightFormat::Fp8 => (PackedFormat::Fp8, inputs, None),
             WeightFormat::Codes(StoredCodes { codes: CodeType::E4m3, cols, by_row }) => {
@@ -102,9 +106,10 @@ impl GroupLayout {
     }
 }
 
-/// Returns the format in which the kernels multiply by exactly the stored numbers of `parts`. There
-/// is none if the parts are not stored in such a format, if the kernels lack their groups, if
-/// signed bytes have zero points, or if scales of 4-bit groups have more than 18 bits of mantissa.
+/// Returns the format in which the kernels multiply by the stored numbers of `parts`: exactly, or
+/// for `Q4_K` with smaller errors than in 16 bits. There is none if the parts are not stored in such
+/// a format, if the kernels lack their groups, if signed bytes have zero points, or if scales of
+/// 4-bit groups have more than 18 bits of mantissa.
 pub(crate) fn stored_format(parts: &[Part]) -> Option<WeightFormat> {
     let format = exact_format(parts)?;
     let part = parts.first()?;
@@ -145,12 +150,25 @@ pub(crate) struct GroupBlocks<'a> {
 enum CodeSource<'a> {
     /// A checkpoint of integers in groups.
     Stored(IntegerRows<'a>),
-    /// A GGUF file.
+    /// A GGUF file, with small blocks.
     Blocks(BlockRows<'a>),
+    /// A GGUF file, with super-blocks.
+    SuperBlocks(BlockRows<'a>, KFormat),
     /// A checkpoint of FP8 numbers, with the groups of the format.
     Codes(CodeRows<'a>, StoredCodes),
     /// Weights of any encoding, which are quantized.
     Quantized(&'a [Part], IntFormat),
+    /// The same, to super-blocks.
+    QuantizedBlocks(&'a [Part], KFormat),
+}
+
+/// Working memory for a row.
+#[derive(Debug, Default)]
+struct RowScratch {
+    /// Weights, or factors of groups.
+    weights: Vec<f32>,
+    groups: Vec<Group>,
+    blocks: Vec<SuperBlock>,
 }
 
 impl<'a> GroupBlocks<'a> {
@@ -161,8 +179,10 @@ impl<'a> GroupBlocks<'a> {
     /// stored numbers and the parts are stored otherwise.
     pub(crate) fn new(parts: &'a [Part], count: usize, format: WeightFormat) -> Result<GroupBlocks<'a>> {
         let (rows, inputs) = stacked_shape(parts)?;
-        if let WeightFormat::Int(format) = format {
-            format.check_cols(inputs)?;
+        match format {
+            WeightFormat::Int(format) => format.check_cols(inputs)?,
+            WeightFormat::K(format) => format.check_cols(inputs)?,
+            _ => {}
         }
         let layout = GroupLayout::of(format, rows / count.max(1), inputs);
         let Some(layout) = layout.map(|one| one.of_experts(count)) else {
@@ -181,6 +201,10 @@ impl<'a> GroupBlocks<'a> {
                 let is_stored = matches!(integers, IntFormat::Stored(_));
                 let quantized = || (!is_stored).then_some(CodeSource::Quantized(parts, integers));
                 stored.or_else(blocks).or_else(quantized)
+            }
+            WeightFormat::K(k) => {
+                let blocks = BlockRows::new(parts, format).map(|rows| CodeSource::SuperBlocks(rows, k));
+                Some(blocks.unwrap_or(CodeSource::QuantizedBlocks(parts, k)))
             }
             _ => None,
         };
@@ -222,18 +246,14 @@ impl<'a> GroupBlocks<'a> {
         let GroupLayout { format, cols, depth, group, .. } = self.layout;
         assert_eq!((data.len(), words.len()), (self.layout.block_bytes(), self.layout.block_scales()));
         let mut codes = vec![0; OUTPUTS * depth]; // [OUTPUTS, depth]
-        let mut groups = vec![Group { scale: 0.0, offset: 0 }; cols.div_ceil(group)];
-        let mut weights = Vec::new();
+        let mut of_row = vec![0; cols.div_ceil(group)];
+        let mut scratch = RowScratch::default();
         words.fill(0);
         let rows = self.layout.rows(block).zip(codes.chunks_exact_mut(depth));
         for (output, (row, codes)) in rows.enumerate() {
-            let codes = &mut codes[..cols];
-            self.rows.read(row, &mut weights, codes, &mut groups)?;
-            for (words, group) in words.chunks_exact_mut(OUTPUTS).zip(&groups) {
-                words[output] = word(format, *group)?;
-            }
-            if format == PackedFormat::Int8 {
-                codes.iter_mut().for_each(|code| *code ^= MIDDLE_OF_BYTES);
+            self.rows.read(row, format, &mut scratch, &mut codes[..cols], &mut of_row)?;
+            for (words, word) in words.chunks_exact_mut(OUTPUTS).zip(&of_row) {
+                words[output] = *word;
             }
         }
         match format {
@@ -245,8 +265,17 @@ impl<'a> GroupBlocks<'a> {
 }
 
 impl CodeSource<'_> {
-    /// Writes the codes and groups of a row; `weights` is scratch memory for weights or factors.
-    fn read(&self, row: usize, weights: &mut Vec<f32>, codes: &mut [u8], groups: &mut [Group]) -> Result<()> {
+    /// Writes the codes of a row as `format` has them, one per byte, and the words of its groups.
+    fn read(
+        &self,
+        row: usize,
+        format: PackedFormat,
+        scratch: &mut RowScratch,
+        codes: &mut [u8],
+        words: &mut [u32],
+    ) -> Result<()> {
+        let RowScratch { weights, groups, blocks } = scratch;
+        groups.resize(words.len(), Group { scale: 0.0, offset: 0 });
         match self {
             CodeSource::Stored(rows) => rows.read(row, codes, groups),
             CodeSource::Blocks(rows) => rows.read_groups(row, codes, groups)?,
@@ -259,18 +288,43 @@ impl CodeSource<'_> {
                 }
             }
             CodeSource::Quantized(parts, format) => {
-                let (part, row) = part_of_row(parts, row);
-                weights.resize(codes.len(), 0.0);
-                part.read_row(row, weights);
+                read_weights(parts, row, codes.len(), weights);
                 format.quantize_row(weights, codes, groups)?;
             }
+            CodeSource::SuperBlocks(rows, format) => {
+                rows.read_super_blocks(row, blocks)?;
+                k_quants::pack_row(*format, blocks, codes, words);
+                return Ok(());
+            }
+            CodeSource::QuantizedBlocks(parts, format) => {
+                read_weights(parts, row, codes.len(), weights);
+                blocks.clear();
+                for weights in weights.as_chunks::<SUPER_BLOCK>().0 {
+                    blocks.push(format.quantize(weights)?);
+                }
+                k_quants::pack_row(*format, blocks, codes, words);
+                return Ok(());
+            }
+        }
+        for (word, group) in words.iter_mut().zip(&*groups) {
+            *word = word_of(format, *group)?;
+        }
+        if format == PackedFormat::Int8 {
+            codes.iter_mut().for_each(|code| *code ^= MIDDLE_OF_BYTES);
         }
         Ok(())
     }
 }
 
+/// Reads the `cols` weights of a row of stacked parts.
+fn read_weights(parts: &[Part], row: usize, cols: usize, weights: &mut Vec<f32>) {
+    let (part, row) = part_of_row(parts, row);
+    weights.resize(cols, 0.0);
+    part.read_row(row, weights);
+}
+
 /// Returns the word of a group, which holds exactly its scale and its zero point.
-fn word(format: PackedFormat, group: Group) -> Result<u32> {
+fn word_of(format: PackedFormat, group: Group) -> Result<u32> {
     let Group { scale, offset } = group;
     expect_finite(&[scale])?;
     let bits = scale.to_bits();

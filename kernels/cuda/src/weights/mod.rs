@@ -10,6 +10,7 @@ mod bytes;
 mod format;
 mod groups;
 mod int4;
+mod k_quants;
 mod packed;
 mod tiles;
 mod uploaded;

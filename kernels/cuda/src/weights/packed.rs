@@ -1,8 +1,11 @@
 //! A weight in the kernels' layout, on the host.
 
 use millrace_backend::{Error, Result};
+use millrace_numbers::tensor::stacked_shape;
+use millrace_numbers::{Part, WeightFormat};
 
 use super::format::{OUTPUTS, PackedFormat};
+use super::groups::GroupBlocks;
 
 /// A weight in the kernels' layout, on the host.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,6 +32,28 @@ pub struct PackedWeight {
 }
 
 impl PackedWeight {
+    /// Packs the stacked `parts` of `count` matrices of the same size in `format`. Each matrix is
+    /// padded to a multiple of 16 outputs.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the kernels cannot multiply by the format, or if it is one of
+    /// stored numbers and the parts are stored otherwise.
+    pub fn pack(parts: &[Part], count: usize, format: WeightFormat) -> Result<PackedWeight> {
+        let (rows, inputs) = stacked_shape(parts)?;
+        let blocks = GroupBlocks::new(parts, count, format)?;
+        let layout = blocks.layout();
+        let (bytes, words) = (layout.block_bytes(), layout.block_scales());
+        let mut data = vec![0; layout.blocks() * bytes];
+        let mut scales = vec![0; layout.blocks() * words];
+        let to = data.chunks_exact_mut(bytes).zip(scales.chunks_exact_mut(words));
+        for (index, (data, scales)) in to.enumerate() {
+            blocks.pack(index, data, scales)?;
+        }
+        let (format, depth, group) = (layout.format, layout.depth, layout.group);
+        let outputs = if count == 1 { rows } else { layout.blocks() * OUTPUTS };
+        Ok(PackedWeight { format, outputs, inputs, depth, group, data, scales, columns: blocks.columns() })
+    }
+
     /// A weight of zeros. `group` is rounded up to a power of two.
     pub(super) fn zeros(
         format: PackedFormat,

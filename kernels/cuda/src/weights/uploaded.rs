@@ -16,7 +16,7 @@ pub struct QuantizedWeight<'a> {
     /// Columns, including padding: a multiple of 64.
     pub depth: usize,
     /// The number of columns that share a scale: a power of two, at least 32 (integers) or 64
-    /// (FP8).
+    /// (FP8); 32 for K-quants.
     pub group: usize,
     /// u8. Integers: `[outputs / 16][depth / 64]` tiles of 512 bytes (4 bits) or 1024 bytes (8
     /// bits). FP8: `[outputs rounded up to 16][depth]`.
@@ -35,10 +35,10 @@ impl QuantizedWeight<'_> {
         if !depth.is_multiple_of(DEPTH) || depth == 0 {
             return Err(Error::Shape(format!("{depth} columns are not a multiple of 64")));
         }
-        let least = format.least_group();
-        if !group.is_power_of_two() || !(least..=1 << 30).contains(&group) {
+        let (least, largest) = (format.least_group(), format.largest_group());
+        if !group.is_power_of_two() || !(least..=largest).contains(&group) {
             return Err(Error::Shape(format!(
-                "groups of {group} columns: not a power of two from {least} to 2^30"
+                "groups of {group} columns: not a power of two from {least} to {largest}"
             )));
         }
         check_countable(&[depth, outputs.next_multiple_of(OUTPUTS) * depth.div_ceil(group), experts])?;

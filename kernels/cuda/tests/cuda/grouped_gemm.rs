@@ -3,11 +3,10 @@
 use millrace_cuda::ops::grouped::{ExpertWeights, GroupedGemm, RowOrder, grouped_gemm, grouped_gemm_plain};
 use millrace_cuda::weights::PackedFormat;
 use millrace_cuda::{Device, Elem, Memory};
+use millrace_numbers::KFormat;
 
 use crate::common::*;
-use crate::quant_gemm::{Groups, QuantizedWeight, bytes, gptq};
-
-const FORMATS: [PackedFormat; 3] = [PackedFormat::Int4, PackedFormat::Int8, PackedFormat::Fp8];
+use crate::quant_gemm::{Groups, QuantizedWeight, bytes, gptq, k_quants, of_size};
 
 struct Case {
     elem: Elem,
@@ -170,7 +169,7 @@ fn many_rows_match_the_reference() {
 fn packed_experts_match_the_reference() {
     for_seeds(12, |rng| {
         let (elem, rows) = (rng.pick(&ACTIVATIONS), rng.pick(&[3, 50, 100]));
-        let format = rng.pick(&FORMATS);
+        let format = rng.pick(&PackedFormat::ALL);
         check_packed(rng, format, elem, rows);
     });
 }
@@ -181,7 +180,7 @@ fn every_tile_and_type_matches_the_reference() {
     for elem in ACTIVATIONS {
         for rows in [3, 100] {
             let rng = &mut Rng(rows as u64);
-            FORMATS.into_iter().for_each(|format| check_packed(rng, format, elem, rows));
+            PackedFormat::ALL.into_iter().for_each(|format| check_packed(rng, format, elem, rows));
             let case = loop {
                 let case = Case::random(rng, elem, rows);
                 if case.experts <= 8 && case.inputs.is_multiple_of(8) {
@@ -196,8 +195,13 @@ fn every_tile_and_type_matches_the_reference() {
 /// Random weights of experts, `[experts * outputs, inputs]`; `outputs` is a multiple of 16.
 fn packed_experts(rng: &mut Rng, format: PackedFormat, case: &Case) -> QuantizedWeight {
     let &Case { experts, inputs, outputs, .. } = case;
-    if format != PackedFormat::Int4 {
-        return bytes(rng, inputs, experts * outputs, format == PackedFormat::Fp8);
+    match format {
+        PackedFormat::Int4 => {}
+        PackedFormat::Int8 | PackedFormat::Fp8 => {
+            return bytes(rng, inputs, experts * outputs, format == PackedFormat::Fp8);
+        }
+        PackedFormat::Q4K => return k_quants::blocks(rng, KFormat::Q4K, experts, inputs, outputs),
+        PackedFormat::Q6K => return k_quants::blocks(rng, KFormat::Q6K, experts, inputs, outputs),
     }
     let mut part = || gptq(rng, inputs, outputs, inputs.min(64), Groups::Natural);
     let mut all = part();
@@ -210,7 +214,9 @@ fn packed_experts(rng: &mut Rng, format: PackedFormat, case: &Case) -> Quantized
 
 fn check_packed(rng: &mut Rng, format: PackedFormat, elem: Elem, rows: usize) {
     let mut case = Case::random(rng, elem, rows);
-    while case.experts > 8 || !case.inputs.is_multiple_of(8) {
+    let in_super_blocks = matches!(format, PackedFormat::Q4K | PackedFormat::Q6K);
+    let multiple = if in_super_blocks { 256 } else { 8 };
+    while case.experts > 8 || !case.inputs.is_multiple_of(multiple) {
         case = Case::random(rng, elem, rows);
     }
     // A part ends at a multiple of 16 outputs.
@@ -220,7 +226,8 @@ fn check_packed(rng: &mut Rng, format: PackedFormat, elem: Elem, rows: usize) {
     let weights = packed_experts(rng, format, &case);
     let loaded = weights.packed.upload(&DEVICE).unwrap();
     let want = case.reference(|e, o, i| weights.dense[(e * outputs + o) * inputs + i]);
-    let (relative, absolute) = (precision(elem) * 1.01 + 1e-6, inputs as f32 * 1e-6);
+    let (relative, absolute) =
+        (precision(elem) * 1.01 + 1e-6, inputs as f32 * of_size(format, elem).max(1e-6));
     let name = |what: &str| case.name(&format!("{format:?}, {what}"));
     let fast = case.run(|g| grouped_gemm(&DEVICE, ExpertWeights::Packed(loaded.weight()), g).unwrap());
     assert_close(&name("fast"), &fast, &want, relative, absolute);

@@ -1,9 +1,11 @@
 //! Products with weights of 4 and 8 bits: from the layouts of checkpoints through packing to the
 //! result.
 
+pub(crate) mod k_quants;
+
 use millrace_cuda::Elem;
 use millrace_cuda::ops::quant::{QuantGemmPath, quant_gemm, quant_gemm_plain};
-use millrace_cuda::weights::{self, PackedWeight, WeightScales};
+use millrace_cuda::weights::{self, PackedFormat, PackedWeight, WeightScales};
 use millrace_numbers::formats::awq::{self, AwqTensors};
 use millrace_numbers::formats::gptq::{self, GptqTensors};
 use millrace_numbers::scales::{NumberType, Numbers};
@@ -201,6 +203,15 @@ fn size(case: &Case, dense: &[f64]) -> f32 {
     dense.iter().fold(0.0, |m: f64, w| m.max(w.abs())) as f32 * case.inputs as f32
 }
 
+/// The part of that size by which a result may be off. The weights of K-quants are rounded to the
+/// type of x; a sum of such errors is much smaller than their bound.
+pub(crate) fn of_size(format: PackedFormat, elem: Elem) -> f32 {
+    match format {
+        PackedFormat::Q4K | PackedFormat::Q6K if elem != Elem::F32 => precision(elem) / 8.0,
+        _ => 1e-7,
+    }
+}
+
 fn check(rng: &mut Rng, rows: usize, path: QuantGemmPath) {
     let (inputs, outputs, weight) = random_weight(rng);
     let elem = rng.pick(&ACTIVATIONS);
@@ -216,8 +227,9 @@ fn check_weight(
 ) {
     let case = Case::random(rng, elem, rows, inputs, outputs);
     let want = case.reference(|o, i| weight.dense[o * inputs + i]);
-    let (relative, absolute) = (precision(elem) * 1.01 + 1e-6, size(&case, &weight.dense) * 1e-7 + 1e-6);
     let PackedWeight { format, group, ref columns, .. } = weight.packed;
+    let absolute = size(&case, &weight.dense) * of_size(format, elem) + 1e-6;
+    let relative = precision(elem) * 1.01 + 1e-6;
     let name = |what: &str| {
         let columns = columns.is_some();
         format!("{what} {format:?} in groups of {group}, ordered: {columns}; {}", case.name(""))

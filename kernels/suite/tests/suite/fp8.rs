@@ -76,6 +76,11 @@ pub(crate) fn assert_near(case: &Case, got: &[f32], want: &[f32], dtype: DType) 
     assert_eq!(difference(case, got, want, dtype, 0.0), None);
 }
 
+/// As [`assert_near`], with weights that are rounded: `of_terms` times all magnitudes are allowed.
+pub(crate) fn assert_near_by(case: &Case, got: &[f32], want: &[f32], dtype: DType, of_terms: f32) {
+    assert_eq!(difference(case, got, want, dtype, of_terms), None);
+}
+
 /// Tensor cores keep about 14 bits of the sums of FP8 products (DeepSeek-V3 Technical Report,
 /// 3.3.2).
 const OF_TERMS: f32 = 1.0 / 4096.0;

@@ -1,15 +1,16 @@
-//! Tests of weights of 4 and 8 bits in groups on the GPU under test, integers and FP8, against the
-//! reference, whose weights are the numbers that the codes stand for.
+//! Tests of weights of 4 and 8 bits in groups on the GPU under test, integers, K-quants and FP8,
+//! against the reference, whose weights are the numbers that the codes stand for.
 
 use millrace_backend::reference::Reference;
 use millrace_backend::{ProductShape, RouterScores, RouterSpec, Segment, Sizing, WeightLoading};
 use millrace_numbers::formats::fp8;
+use millrace_numbers::formats::ggml::SUPER_BLOCK;
 use millrace_numbers::integers::exact_integers;
 use millrace_numbers::{BlockType, DType, HostTensor, IntFormat, KFormat, Part, WeightFormat};
 use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
 
 use crate::common::*;
-use crate::fp8::{assert_near, gpu, run};
+use crate::fp8::{assert_near, assert_near_by, gpu, run};
 use crate::product::{Case, announced};
 use crate::stored::{Quantized, numbers};
 use crate::stored_codes::Coded;
@@ -106,6 +107,47 @@ fn blocks_of_gguf_match_the_reference() {
             let got = announced(&device, dtype, &case.x, &parts, format, None);
             assert_near(&case, &got, &run(&case, &Reference, DType::F32), dtype);
         }
+    }
+}
+
+/// The part of all magnitudes by which a product with K-quants may be off. Scale and zero point of
+/// `Q4_K` are rounded, and then each weight is, as in a matrix of 16 bits.
+fn of_terms(dtype: DType) -> f32 {
+    match dtype {
+        DType::F32 | DType::F16 => 1.0 / 512.0,
+        DType::BF16 => 1.0 / 256.0,
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(24))]
+
+    /// Blocks of K-quants of a GGUF file, whole and cut, and weights that are quantized to them.
+    #[test]
+    fn k_quants_match_the_reference(
+        n in 1usize..80, blocks in 1usize..4, rows in 3usize..40, kind in 0usize..5, dtype in 0usize..3,
+        invariant: bool, cut: bool, seed: u64,
+    ) {
+        let (dtype, whole) = (DTYPES[dtype], SUPER_BLOCK * blocks);
+        let device = gpu(dtype, invariant);
+        let kinds = [BlockType::Q4K, BlockType::Q6K, BlockType::Q3K];
+        let Some(kind) = kinds.get(kind) else {
+            let format = WeightFormat::K(KFormat::ALL[kind - kinds.len()]);
+            let case = Case::new((n, whole, rows), false, format, seed).rounded(|x| dtype.round(x));
+            let want = run(&case, &Reference, DType::F32);
+            assert_near_by(&case, &run(&case, &device, dtype), &want, dtype, of_terms(dtype));
+            return Ok(());
+        };
+        let cols = if cut { whole - SUPER_BLOCK..whole } else { 0..whole };
+        let part = |seed| Part { cols: cols.clone(), ..Part::whole(blocks::matrix(*kind, rows, whole, seed)) };
+        let parts = [part(seed), part(seed ^ 1)];
+        let format = device.stored_format(&parts).unwrap();
+        prop_assert_eq!(device.stored_expert_format(&parts), Some(format));
+        let mut case =
+            Case::new((n, cols.len(), 2 * rows), false, DType::F32, seed).rounded(|x| dtype.round(x));
+        case.w = blocks::weights(&parts);
+        let got = announced(&device, dtype, &case.x, &parts, format, None);
+        assert_near_by(&case, &got, &run(&case, &Reference, DType::F32), dtype, of_terms(dtype));
     }
 }
 
@@ -206,19 +248,25 @@ proptest! {
     /// that each expert has padding.
     #[test]
     fn experts_in_few_bits_match_the_reference(
-        n in 1usize..60, sizes in (1usize..4, 1usize..4), fewer in 0usize..32, format in 0usize..5, biased: bool,
+        n in 1usize..60, sizes in (1usize..4, 1usize..4), fewer in 0usize..32, format in 0usize..7, biased: bool,
         seed: u64,
     ) {
-        let format = QUANTIZED.get(format).map_or(WeightFormat::Fp8, |&format| WeightFormat::Int(format));
-        let fewer = match format {
-            WeightFormat::Fp8 | WeightFormat::Int(IntFormat::Int8) => fewer,
-            _ => 0,
+        let format = match format {
+            4 => WeightFormat::Fp8,
+            5 | 6 => WeightFormat::K(KFormat::ALL[format - 5]),
+            _ => WeightFormat::Int(QUANTIZED[format]),
         };
-        let sizes = (n, 32 * sizes.0 - fewer, 32 * sizes.1 - fewer);
+        let (unit, fewer) = match format {
+            WeightFormat::Fp8 | WeightFormat::Int(IntFormat::Int8) => (32, fewer),
+            WeightFormat::K(_) => (SUPER_BLOCK, 0),
+            _ => (32, 0),
+        };
+        let sizes = (n, unit * sizes.0.div_ceil(unit / 32) - fewer, unit * sizes.1.div_ceil(unit / 32) - fewer);
         let case = experts::Case::new(sizes, router(4), false, format, seed);
         let case = if biased { case.biased(seed) } else { case };
         let want = case.run(&Reference);
-        assert_close(format.name(), &case.run(&gpu(DType::F32, false)), &want, 1e-4);
+        let bound = if format == WeightFormat::K(KFormat::Q4K) { 2e-3 } else { 1e-4 };
+        assert_close(format.name(), &case.run(&gpu(DType::F32, false)), &want, bound);
         // Activations are rounded three times.
         assert_close(format.name(), &case.run(&gpu(DType::F16, false)), &want, 1e-2);
     }
@@ -270,9 +318,11 @@ fn weights_that_the_kernels_cannot_hold_are_not_kept() {
     assert!(kept(matrix(4, 32, DType::BF16).gptq(true, false)));
     assert!(!kept(matrix(4, 32, DType::F32).gptq(true, false)), "scales of 23 bits of mantissa");
     assert!(!kept(matrix(8, 64, DType::F16).signed_bytes(false, 1.0)), "zero points of bytes");
-    let blocks = [BlockType::Q4K, BlockType::Q6K, BlockType::Q4_1, BlockType::IQ4_NL]
+    let blocks = [BlockType::Q2K, BlockType::Q5K, BlockType::Q4_1, BlockType::IQ4_NL]
         .map(|kind| kept(blocks::matrix(kind, 4, 256, 1)));
-    assert_eq!(blocks, [false; 4], "blocks with minima, small sub-blocks and tables");
+    assert_eq!(blocks, [false; 4], "blocks with other minima, and tables");
+    let mixed = [BlockType::Q4K, BlockType::Q6K].map(|kind| Part::whole(blocks::matrix(kind, 4, 256, 1)));
+    assert_eq!(device.stored_format(&mixed), None, "a matrix has one format");
     let shuffled = [Part::whole(matrix(4, 32, DType::F16).shuffled(3).gptq(true, true))];
     assert!(device.stored_format(&shuffled).is_some());
     assert_eq!(device.stored_expert_format(&shuffled), None, "the columns of experts are in order");
@@ -285,8 +335,18 @@ fn other_formats_are_refused_by_name() {
         let parts = [Part::whole(tensor(&bytes(values), values.len() / cols, cols))];
         device.matrix(&[Segment::new(&parts, format)]).unwrap_err().to_string()
     };
-    let q4_k = refused(&[1.0; 256], 256, WeightFormat::K(KFormat::Q4K));
-    assert!(q4_k.contains("q4_k weights; only the CPU has them"), "{q4_k}");
+    let nf4 = refused(&[1.0; 256], 256, WeightFormat::Nf4);
+    assert!(nf4.contains("nf4 weights; only the CPU has them"), "{nf4}");
+    let short = refused(&[1.0; 96], 96, WeightFormat::K(KFormat::Q4K));
+    assert!(short.contains("a matrix of 96 columns as q4_k"), "{short}");
+    let huge = refused(&[2e9; 256], 256, WeightFormat::K(KFormat::Q6K));
+    assert!(huge.contains("a weight of 2e9 as q6_k"), "{huge}");
+    let mut stored = blocks::matrix(BlockType::Q4K, 1, 256, 1);
+    stored.bytes = [&[0x00, 0x7c], &stored.bytes[2..]].concat().into();
+    let parts = [Part::whole(stored)];
+    let error =
+        device.matrix(&[Segment::new(&parts, WeightFormat::K(KFormat::Q4K))]).unwrap_err().to_string();
+    assert!(error.contains("is a NaN or an infinity"), "{error}");
     let odd = refused(&[1.0; 48], 48, WeightFormat::Int(IntFormat::Int4));
     assert!(odd.contains("48 columns as int4"), "{odd}");
     let nan = refused(&[f32::NAN; 32], 32, WeightFormat::Int(IntFormat::Int4));
@@ -307,6 +367,10 @@ fn matrices_take_few_bytes() {
     for (format, bits) in QUANTIZED.into_iter().zip([8.0 + 32.0 / 2048.0, 9.0, 5.0, 4.25]) {
         let bytes = device.matrix_bytes(512, 2048, WeightFormat::Int(format));
         assert_eq!(bytes as f64 * 8.0 / (512.0 * 2048.0), bits, "{}", format.name());
+    }
+    for (format, bits) in KFormat::ALL.into_iter().zip([5, 9]) {
+        let bytes = device.matrix_bytes(512, 2048, WeightFormat::K(format));
+        assert_eq!(bytes, 512 * 2048 * bits / 8, "{}", format.name());
     }
     let parts = [Part::whole(Quantized::new(32, 256, 4, 128, DType::F16, 1).shuffled(2).gptq(true, true))];
     let format = device.stored_format(&parts).unwrap();

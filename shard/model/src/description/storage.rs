@@ -198,7 +198,7 @@ impl Quantize {
 
     /// Tells whether only the CPU multiplies by the format.
     pub const fn needs_cpu(self) -> bool {
-        matches!(self, Quantize::Q4K | Quantize::Q6K | Quantize::Nf4)
+        matches!(self, Quantize::Nf4)
     }
 
     /// Returns how matrices of a checkpoint are quantized while they are loaded, if they are.

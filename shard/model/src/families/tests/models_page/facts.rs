@@ -117,7 +117,7 @@ pub(super) const QUANTIZATIONS: &[Fact] = &[
     Fact {
         what: "blocks of GGUF",
         cpu: "yes",
-        gpu: "yes, Q4_0, Q5_0 and Q8_0 as stored",
+        gpu: "yes, Q4_0, Q5_0, Q8_0, Q3_K, Q4_K and Q6_K as stored",
         families: "llama",
         tests: &[
             ("kernels/numbers/src/formats/ggml/tests.rs", "every_type_is_decoded_by_its_formula"),
@@ -158,7 +158,21 @@ pub(super) const QUANTIZATIONS: &[Fact] = &[
         ],
     },
     Fact {
-        what: "`--quantize` q6_k, q4_k, nf4",
+        what: "`--quantize` q6_k, q4_k",
+        cpu: "yes",
+        gpu: "yes",
+        families: "llama, mistral",
+        tests: &[
+            (
+                "shard/tests/suite/quantize_at_load.rs",
+                "matrices_that_do_not_fit_a_format_are_loaded_in_another",
+            ),
+            ("shard/tests/suite/quantize_at_load.rs", "a_gpu_multiplies_by_super_blocks"),
+            ("integration-tests/tests/server/quantized.rs", "quantized_weights_score_close_to_16_bits"),
+        ],
+    },
+    Fact {
+        what: "`--quantize` nf4",
         cpu: "yes",
         gpu: "no",
         families: "llama, mistral, qwen3_moe (nf4)",
