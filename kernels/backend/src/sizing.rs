@@ -85,6 +85,11 @@ pub trait Sizing {
         self.stored_format(parts)
     }
 
+    /// Tells whether the device keeps rows of a matrix in this format beside rows in others.
+    fn stacks(&self, _format: WeightFormat) -> bool {
+        false
+    }
+
     /// Returns the bytes of a matrix `[out, cols]`, padding included.
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize;
 

@@ -1,7 +1,5 @@
 //! The weights of a model, as a device loads them.
 
-use std::borrow::Cow;
-
 use millrace_numbers::tensor::{flatten, stacked_shape};
 use millrace_numbers::{DType, Part, WeightFormat};
 
@@ -26,25 +24,14 @@ impl<'a> Segment<'a> {
         Segment { parts, format: format.into() }
     }
 
-    /// Returns the parts of all `segments` and their format, for a device that keeps a matrix in
-    /// one format.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] if the formats differ, [`Error::Shape`] if there is no segment.
-    pub fn in_one_format(segments: &[Segment<'a>]) -> Result<(Cow<'a, [Part]>, WeightFormat)> {
-        match segments {
-            [] => Err(Error::Shape("a weight of no segments".to_owned())),
-            [segment] => Ok((Cow::Borrowed(segment.parts), segment.format)),
-            [first, rest @ ..] => {
-                if let Some(other) = rest.iter().find(|segment| segment.format != first.format) {
-                    let (one, other) = (first.format, other.format);
-                    return Err(Error::Unsupported(format!(
-                        "a matrix with segments in the formats {one:?} and {other:?}"
-                    )));
-                }
-                let parts = segments.iter().flat_map(|segment| segment.parts).cloned().collect();
-                Ok((Cow::Owned(parts), first.format))
+    /// Returns the error of a segment that comes after `before` parts of others. Parts are counted
+    /// through all segments.
+    pub fn error_after(before: usize, error: Error) -> Error {
+        match error {
+            Error::Numbers(millrace_numbers::Error::StoredNumber { part, row, col }) => {
+                millrace_numbers::Error::StoredNumber { part: before + part, row, col }.into()
             }
+            other => other,
         }
     }
 }
@@ -163,21 +150,13 @@ pub trait WeightLoading: DeviceTypes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use millrace_numbers::{DType, HostTensor};
 
     #[test]
-    fn segments_of_one_format_are_one_list_of_parts() {
-        let part =
-            |rows: usize| Part::whole(HostTensor::dense(DType::F32, rows, 1, vec![0; 4 * rows].into()));
-        let (gate, up) = ([part(1)], [part(2), part(3)]);
-        let segments = [Segment::new(&gate, DType::F16), Segment::new(&up, DType::F16)];
-        let (parts, format) = Segment::in_one_format(&segments).unwrap();
-        assert_eq!(parts.iter().map(|part| part.rows.len()).collect::<Vec<_>>(), [1, 2, 3]);
-        assert_eq!(format, WeightFormat::Dense(DType::F16));
-
-        let mixed = [Segment::new(&gate, DType::F16), Segment::new(&up, WeightFormat::Fp8)];
-        let error = Segment::in_one_format(&mixed).unwrap_err().to_string();
-        assert!(error.contains("Dense(F16) and Fp8"), "{error}");
-        assert!(Segment::in_one_format(&[]).is_err());
+    fn errors_count_the_parts_of_all_segments() {
+        let stored = |part| Error::Numbers(millrace_numbers::Error::StoredNumber { part, row: 3, col: 5 });
+        let found = Segment::error_after(4, stored(1)).to_string();
+        assert_eq!(found, stored(5).to_string());
+        let other = Error::Shape("of another kind".to_owned());
+        assert_eq!(Segment::error_after(4, other).to_string(), Error::Shape("of another kind".to_owned()).to_string());
     }
 }

@@ -63,7 +63,7 @@ impl Kernel for Linear<'_> {
                     by_rows::<S, Pair>(&self, panels.start().cast());
                 }
                 Packed::Bf16Pairs(_) => unreachable!("pairs without an instruction; this is a bug"),
-                Packed::Int(_) | Packed::SuperBlocks(_) | Packed::Table(..) => {
+                Packed::Int(_) | Packed::SuperBlocks(_) | Packed::Table(..) | Packed::Stack(_) => {
                     unreachable!("other formats have products of their own; this is a bug")
                 }
                 Packed::Stored(_) => unreachable!("tables of rows are not multiplied; this is a bug"),

@@ -7,11 +7,11 @@ use millrace_backend::{
 use millrace_numbers::codes::CodeRows;
 use millrace_numbers::codes::StoredCodes;
 use millrace_numbers::formats::exact_format;
-use millrace_numbers::tensor::flatten;
+use millrace_numbers::tensor::{flatten, stacked_shape};
 use millrace_numbers::{DType, Part, WeightFormat};
 
 use super::inputs::{InputWords, Inputs};
-use super::matrix::PanelLayout;
+use super::matrix::{Packed, PanelLayout};
 use super::memory::Memory;
 use super::quant::{self, IntPanels};
 use super::queue::Queue;
@@ -39,6 +39,10 @@ impl Sizing for Cpu {
 
     fn quantizes_heads(&self) -> bool {
         true
+    }
+
+    fn stacks(&self, format: WeightFormat) -> bool {
+        !matches!(format, WeightFormat::Dense(_))
     }
 
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize {
@@ -118,40 +122,20 @@ impl WeightLoading for Cpu {
     }
 
     fn matrix(&self, segments: &[Segment<'_>]) -> Result<Matrix> {
-        let (parts, format) = Segment::in_one_format(segments)?;
-        match format {
-            WeightFormat::Int(format) => {
-                let matrix = Matrix::pack_int(&parts, format, self.target, self.packing())?;
-                if self.rounds_to_bytes() {
-                    lock(&self.quantized).reserve(0, format.packed_cols(matrix.cols))?;
-                } else {
-                    self.reserve_inputs(0, matrix.cols)?;
-                }
-                Ok(matrix)
-            }
-            WeightFormat::K(format) => {
-                let matrix = Matrix::pack_super_blocks(&parts, format, self.target, self.packing())?;
-                if self.rounds_to_bytes() {
-                    lock(&self.super_blocks).reserve(0, matrix.cols)?;
-                } else {
-                    self.reserve_inputs(0, matrix.cols)?;
-                }
-                Ok(matrix)
-            }
-            WeightFormat::Fp8 => self.coded(&parts, QUANTIZED_FP8, None),
-            WeightFormat::Nf4 => self.coded(&parts, QUANTIZED_NF4, None),
-            WeightFormat::Codes(format) => {
-                let Some(stored) = CodeRows::new(&parts, format) else {
-                    return Err(Error::Unsupported("other weights as stored codes".to_owned()));
-                };
-                self.coded(&parts, format, Some(stored))
-            }
-            WeightFormat::Dense(dtype) => {
-                let matrix = Matrix::pack(&parts, dtype, self.panel_layout(), self.packing())?;
-                self.reserve_inputs(0, matrix.cols)?;
-                Ok(matrix)
-            }
+        if let &[Segment { parts, format }] = segments {
+            return self.segment(parts, format);
         }
+        let (out, cols) = stacked_shape(segments.iter().flat_map(|segment| segment.parts))?;
+        let (mut stack, mut before) = (Vec::with_capacity(segments.len()), 0);
+        for &Segment { parts, format } in segments {
+            if !self.stacks(format) {
+                return Err(Error::Unsupported(format!("rows of {} among others", format.name())));
+            }
+            let segment = self.segment(parts, format);
+            stack.push(segment.map_err(|error| Segment::error_after(before, error))?);
+            before += parts.len();
+        }
+        Ok(Matrix { out, cols, packed: Packed::Stack(stack) })
     }
 
     fn experts(&self, experts: &[Vec<Part>], format: WeightFormat) -> Result<Vec<Matrix>> {
@@ -170,6 +154,45 @@ impl WeightLoading for Cpu {
 
     fn copies_embedding(&self) -> bool {
         false
+    }
+}
+
+impl Cpu {
+    /// Packs rows in one format, and makes room for the activations that are multiplied by them.
+    fn segment(&self, parts: &[Part], format: WeightFormat) -> Result<Matrix> {
+        match format {
+            WeightFormat::Int(format) => {
+                let matrix = Matrix::pack_int(parts, format, self.target, self.packing())?;
+                if self.rounds_to_bytes() {
+                    lock(&self.quantized).reserve(0, format.packed_cols(matrix.cols))?;
+                } else {
+                    self.reserve_inputs(0, matrix.cols)?;
+                }
+                Ok(matrix)
+            }
+            WeightFormat::K(format) => {
+                let matrix = Matrix::pack_super_blocks(parts, format, self.target, self.packing())?;
+                if self.rounds_to_bytes() {
+                    lock(&self.super_blocks).reserve(0, matrix.cols)?;
+                } else {
+                    self.reserve_inputs(0, matrix.cols)?;
+                }
+                Ok(matrix)
+            }
+            WeightFormat::Fp8 => self.coded(parts, QUANTIZED_FP8, None),
+            WeightFormat::Nf4 => self.coded(parts, QUANTIZED_NF4, None),
+            WeightFormat::Codes(format) => {
+                let Some(stored) = CodeRows::new(parts, format) else {
+                    return Err(Error::Unsupported("other weights as stored codes".to_owned()));
+                };
+                self.coded(parts, format, Some(stored))
+            }
+            WeightFormat::Dense(dtype) => {
+                let matrix = Matrix::pack(parts, dtype, self.panel_layout(), self.packing())?;
+                self.reserve_inputs(0, matrix.cols)?;
+                Ok(matrix)
+            }
+        }
     }
 }
 

@@ -43,6 +43,8 @@ pub(super) enum Packed {
     SuperBlocks(KPanels),
     /// Codes that stand for numbers.
     Table(TablePanels, InputWords),
+    /// Successive rows in other formats than dense ones, each with its own inner loop.
+    Stack(Vec<Matrix>),
     /// The rows of an embedding, not packed.
     Stored(StoredRows),
 }
@@ -211,7 +213,7 @@ impl Matrix {
 
     /// Tells whether the weights are numbers of one type, which can be read by rows.
     pub(super) fn is_dense(&self) -> bool {
-        !matches!(self.packed, Packed::Int(_) | Packed::SuperBlocks(_) | Packed::Table(..))
+        !matches!(self.packed, Packed::Int(_) | Packed::SuperBlocks(_) | Packed::Table(..) | Packed::Stack(_))
     }
 
     /// Returns the bytes of a packed matrix.
@@ -227,7 +229,9 @@ impl Matrix {
             Packed::Int(_) | Packed::SuperBlocks(_) => InputWords::F32,
             Packed::Bf16Pairs(_) => InputWords::Bf16Pairs,
             Packed::Table(_, words) => words,
-            Packed::Stored(_) => unreachable!("rows of an embedding are not multiplied; this is a bug"),
+            Packed::Stack(_) | Packed::Stored(_) => {
+                unreachable!("rows of an embedding, or of several formats, have no inner loop; this is a bug")
+            }
         }
     }
 
@@ -243,7 +247,7 @@ impl Matrix {
                 part.read_row(row, to);
                 to.iter_mut().for_each(|x| *x = dtype.round(*x));
             }
-            Packed::Int(_) | Packed::SuperBlocks(_) | Packed::Table(..) => {
+            Packed::Int(_) | Packed::SuperBlocks(_) | Packed::Table(..) | Packed::Stack(_) => {
                 unreachable!("only rows of dense matrices are looked up; this is a bug")
             }
         }

@@ -424,12 +424,13 @@ impl Cpu {
             return Ok(());
         }
         match &w.packed {
-            Packed::Int(panels) if self.rounds_to_bytes() => {
-                self.int_linear(n, x, panels, bias, out);
-                return Ok(());
-            }
-            Packed::SuperBlocks(panels) if self.rounds_to_bytes() => {
-                self.super_block_linear(n, x, panels, bias, out);
+            Packed::Stack(segments) => {
+                let mut first = 0;
+                for segment in segments {
+                    let cols = first..first + segment.out;
+                    first = cols.end;
+                    self.multiply_columns(n, x, segment, Outputs::new(out, n, cols, bias));
+                }
                 return Ok(());
             }
             #[cfg(target_arch = "x86_64")]
@@ -440,34 +441,39 @@ impl Cpu {
             Packed::Stored(_) => return Err(Error::Unsupported("a product by an embedding".to_owned())),
             _ => (),
         }
+        self.multiply_columns(n, x, w, Outputs::new(out, n, 0..w.out, bias));
+        Ok(())
+    }
+
+    /// Computes `x · wᵀ` and the bias over the first `n` rows, at least one, into some columns of a
+    /// buffer.
+    fn multiply_columns(&self, n: usize, x: &Buf, w: &Matrix, outputs: Outputs<'_>) {
+        match &w.packed {
+            Packed::Int(panels) if self.rounds_to_bytes() => return self.int_linear(n, x, panels, outputs),
+            Packed::SuperBlocks(panels) if self.rounds_to_bytes() => {
+                return self.super_block_linear(n, x, panels, outputs);
+            }
+            _ => (),
+        }
         let mut packed = lock(&self.inputs);
         let highest = match &w.packed {
             Packed::Table(panels, words) => self.table_rows(panels, *words),
             _ => self.target.tile_rows(),
         };
         let inputs = self.pack_inputs(n, x, w.words(), highest, &mut packed);
-        let outputs = Outputs { out: Shared::new(out.rows_mut(n)), cols: w.out, bias };
         match &w.packed {
-            Packed::Table(panels, words) => {
-                self.table_linear((inputs, *words), panels, outputs);
-                return Ok(());
+            Packed::Table(panels, words) => self.table_linear((inputs, *words), panels, outputs),
+            Packed::Int(panels) => self.exact_linear(inputs, panels, outputs),
+            Packed::SuperBlocks(panels) => self.exact_linear(inputs, panels, outputs),
+            _ => {
+                assert_eq!(outputs.stride, w.out, "dense rows are not stacked");
+                let Outputs { out, bias, .. } = outputs;
+                self.for_panels(w.out, BLOCK_PANELS, n * w.cols * w.out, |panels, thread| {
+                    let (_guard, scratch) = self.scratch(thread);
+                    self.target.dispatch(Linear { inputs, w, bias, out, panels, scratch });
+                });
             }
-            Packed::Int(panels) => {
-                self.exact_linear(inputs, panels, outputs);
-                return Ok(());
-            }
-            Packed::SuperBlocks(panels) => {
-                self.exact_linear(inputs, panels, outputs);
-                return Ok(());
-            }
-            _ => (),
         }
-        let out = outputs.out;
-        self.for_panels(w.out, BLOCK_PANELS, n * w.cols * w.out, |panels, thread| {
-            let (_guard, scratch) = self.scratch(thread);
-            self.target.dispatch(Linear { inputs, w, bias, out, panels, scratch });
-        });
-        Ok(())
     }
 
     /// Packs the first `n` rows of `x` into tiles of at most `highest` rows.

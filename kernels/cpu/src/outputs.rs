@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::Cpu;
+use super::{Buf, Cpu};
 use super::memory::Shared;
 use super::simd::{LARGEST_LANES, Simd};
 
@@ -11,7 +11,20 @@ use super::simd::{LARGEST_LANES, Simd};
 pub(super) struct Outputs<'a> {
     pub(super) out: Shared<f32>,
     pub(super) cols: usize,
+    /// Elements from one row to the next: more than `cols` for a part of the columns of a buffer.
+    pub(super) stride: usize,
     pub(super) bias: Option<&'a [f32]>,
+}
+
+impl<'a> Outputs<'a> {
+    /// Returns the columns `cols` of the first `n` rows of `out`, at least one, to which as many
+    /// columns of `bias` are added.
+    pub(super) fn new(out: &mut Buf, n: usize, cols: Range<usize>, bias: Option<&'a [f32]>) -> Self {
+        let stride = out.cols;
+        assert!(n > 0 && cols.end <= stride, "columns {cols:?} of {n} rows of {stride}");
+        let bias = bias.map(|bias| &bias[cols.clone()]);
+        Outputs { out: Shared::new(&mut out.rows_mut(n)[cols.start..]), cols: cols.len(), stride, bias }
+    }
 }
 
 impl Outputs<'_> {
@@ -25,7 +38,7 @@ impl Outputs<'_> {
         let rest = self.cols.saturating_sub(col);
         // SAFETY: as the caller guarantees. The bias is as long as a row.
         unsafe {
-            let p = self.out.as_ptr().wrapping_add(row * self.cols + col);
+            let p = self.out.as_ptr().wrapping_add(row * self.stride + col);
             if rest >= S::LANES {
                 let sums = self.bias.map_or(sums, |bias| S::add(sums, S::load(bias.as_ptr().add(col))));
                 S::store(p, sums);
@@ -76,7 +89,7 @@ impl Outputs<'_> {
         let rest = self.cols.saturating_sub(col);
         // SAFETY: as the caller guarantees.
         unsafe {
-            let p = self.out.as_ptr().wrapping_add(row * self.cols + col);
+            let p = self.out.as_ptr().wrapping_add(row * self.stride + col);
             S::load_up_to(p, rest)
         }
     }

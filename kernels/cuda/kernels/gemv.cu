@@ -1,4 +1,4 @@
-// out = x · wᵀ (+ bias, + residual) for weights [outputs, inputs] as they are stored.
+// out = x · wᵀ (+ bias) for weights [outputs, inputs] as they are stored.
 //
 // The fast kernels are for 16-bit types and few rows; see skinny.cuh. The plain kernels take any
 // type, shape and number of rows.
@@ -34,8 +34,7 @@ template <class T> DEVICE void gemv_plain(const ProductParams<T> &p, const T *we
   sum = warp_reduce(sum, Add());
   if (lane != 0) return;
   if (p.bias) sum += p.bias[output];
-  if (p.residual) sum += to_float(p.residual[index]);
-  p.out[index] = from_float<T>(sum);
+  p.out[int64_t(row) * p.stride + output] = from_float<T>(sum);
 }
 
 // A weight as it is stored has no scales: all of k is one group.

@@ -65,7 +65,7 @@ DEVICE void grouped_plain(const ProductParams<T> &p, const ExpertsParams &e, Wei
   sum = warp_reduce(sum, Add());
   if (lane != 0) return;
   if (p.bias) sum += p.bias[expert * p.outputs + output];
-  p.out[int64_t(out_row_of(e.routing, i)) * p.outputs + output] = from_float<T>(sum);
+  p.out[int64_t(out_row_of(e.routing, i)) * p.stride + output] = from_float<T>(sum);
 }
 
 template <class T, class S> DEVICE void grouped_stored(const GroupedGemmParams<T> &params) {

@@ -1,4 +1,4 @@
-// out = x · wᵀ (+ bias, + residual) for packed weights and many rows, on the tensor cores; see
+// out = x · wᵀ (+ bias) for packed weights and many rows, on the tensor cores; see
 // weights.cuh and tile.cuh.
 #include "tile.cuh"
 

@@ -1,4 +1,4 @@
-// out = x · wᵀ (+ bias, + residual) for packed weights of 4 and 8 bits; see weights.cuh.
+// out = x · wᵀ (+ bias) for packed weights of 4 and 8 bits; see weights.cuh.
 //
 // The fast kernels are for few rows; see skinny.cuh. The plain kernels take any type and number of
 // rows.
@@ -51,8 +51,7 @@ template <class T, class Format> DEVICE void quant_plain(const QuantPlainParams<
   sum = warp_reduce(sum, Add());
   if (lane != 0) return;
   if (p.bias) sum += p.bias[output];
-  if (p.residual) sum += to_float(p.residual[index]);
-  p.out[index] = from_float<T>(sum);
+  p.out[int64_t(row) * p.stride + output] = from_float<T>(sum);
 }
 
 #define QUANT_GEMV(T, Format, Tiles, name)                                                  \

@@ -29,7 +29,7 @@ pub use description::{
     LatentPlan, LayerSlot, LayerSpec, LearnedPositions, Mlp, Model, ModelWarnings, NormKind, NormPlace,
     NormPlan, PerLayerEmbedding, Positions, PrefixRule, ProjectionFactors, Quantize, QuantizeError,
     QuantizeRequest, QueryScale, RecurrentBlock, RecurrentLayer, RecurrentRule, RecurrentSlot, Residual,
-    ResultPlan, RopeScaling, RopeTable, SharedExpert, SlopeRule, StorageError, StoredTensors, TensorPlace,
+    ResultPlan, RopeScaling, RopeTable, RowsInFormat, SharedExpert, SlopeRule, StorageError, StoredTensors, TensorPlace,
     WeightError, WeightInfo, WeightKind, WeightSlot, WeightSource, WeightStorage, take_parts,
 };
 pub use millrace_backend::KvFormat;

@@ -9,8 +9,8 @@ use millrace_backend::{Activation, Backend, HeadNorm, HeadRows, Norm, NormKind, 
 use millrace_model::memory_plan::head_matrices_bytes;
 use millrace_model::{
     Attention, AttentionHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LatentPlan, LayerSlot, LayerSpec,
-    LearnedPositions, Mlp, Positions, RecurrentLayer, RecurrentSlot, RopeTable, SharedExpert, TensorPlace,
-    WeightError, WeightSlot, WeightSource, WeightStorage, take_parts,
+    LearnedPositions, Mlp, Positions, RecurrentLayer, RecurrentSlot, RopeTable, RowsInFormat, SharedExpert,
+    TensorPlace, WeightError, WeightSlot, WeightSource, WeightStorage, take_parts,
 };
 use millrace_numbers::tensor::flatten;
 use millrace_numbers::{DType, HostTensor, Part};
@@ -532,13 +532,18 @@ impl<'a, B: Backend> WeightLoader<'a, B> {
     }
 
     fn matrix_of(&mut self, slot: WeightSlot, parts: &[Part]) -> Result<B::Matrix, Error> {
-        let (rows, cols) = self.spec.shape(slot);
-        let format = self.storage.matrix(slot, cols);
-        let matrix = self
-            .backend
-            .matrix(&[Segment::new(parts, format)])
-            .map_err(|source| self.matrix_error(slot, parts, source))?;
-        self.advance(self.backend.matrix_bytes(rows, cols, format))?;
+        let shape = self.spec.shape(slot);
+        let (mut segments, mut bytes, mut rest) = (Vec::new(), 0, parts);
+        let formats = self.storage.rows(slot, shape);
+        for (index, &RowsInFormat { rows, format }) in formats.iter().enumerate() {
+            let is_last = index + 1 == formats.len();
+            let (of_segment, others) = if is_last { (rest, &[][..]) } else { first_rows(rest, rows) };
+            segments.push(Segment::new(of_segment, format));
+            (bytes, rest) = (bytes + self.backend.matrix_bytes(rows, shape.1, format), others);
+        }
+        let loaded = self.backend.matrix(&segments);
+        let matrix = loaded.map_err(|source| self.matrix_error(slot, parts, source))?;
+        self.advance(bytes)?;
         Ok(matrix)
     }
 
@@ -737,4 +742,15 @@ fn rope<B: Backend>(
         cos: vector(&values.cos)?,
         sin: vector(&values.sin)?,
     })
+}
+
+/// Divides stacked parts after those that have the first `rows` rows.
+fn first_rows(parts: &[Part], rows: usize) -> (&[Part], &[Part]) {
+    let mut missing = rows;
+    let is_before = |part: &&Part| {
+        let is_wanted = missing > 0;
+        missing = missing.saturating_sub(part.rows.len());
+        is_wanted
+    };
+    parts.split_at(parts.iter().take_while(is_before).count())
 }

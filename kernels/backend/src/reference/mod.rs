@@ -66,6 +66,10 @@ impl Sizing for Reference {
         true
     }
 
+    fn stacks(&self, _format: WeightFormat) -> bool {
+        true
+    }
+
     fn matrix_bytes(&self, out: usize, cols: usize, _format: WeightFormat) -> usize {
         out * cols * size_of::<f32>()
     }

@@ -14,7 +14,7 @@ const PIECE: usize = 1024;
 
 impl Cpu {
     /// `out = x · wᵀ + bias` over the first `n` rows, at least one.
-    pub(crate) fn int_linear(&self, n: usize, x: &Buf, w: &IntPanels, bias: Option<&[f32]>, out: &mut Buf) {
+    pub(crate) fn int_linear(&self, n: usize, x: &Buf, w: &IntPanels, outputs: Outputs<'_>) {
         let cols = x.cols;
         let packed_cols = w.format.packed_cols(cols);
         let on_unit = self.has_unit_for(n, w.format.activation_cols(packed_cols));
@@ -34,7 +34,6 @@ impl Cpu {
             let quantize = QuantizeTile { x, inputs: cols, layout, order, tile, groups, bytes, scales };
             self.target.dispatch(quantize);
         });
-        let outputs = Outputs { out: Shared::new(out.rows_mut(n)), cols: out.cols, bias };
         self.for_panels(outputs.cols, BLOCK_PANELS, n * cols * outputs.cols, |panels, thread| {
             let (x, scales) = (bytes.as_ptr().cast_const(), scales.as_ptr().cast_const());
             let product = Product { n, layout, x, scales, w, outputs, panels };

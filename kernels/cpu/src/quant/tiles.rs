@@ -186,7 +186,7 @@ impl Product<'_> {
                     if let Some(bias) = self.outputs.bias {
                         sum = _mm512_add_ps(sum, load(bias));
                     }
-                    let to = self.outputs.out.as_ptr().wrapping_add(row * self.outputs.cols + col);
+                    let to = self.outputs.out.as_ptr().wrapping_add(row * self.outputs.stride + col);
                     _mm512_mask_storeu_ps(to, mask, sum);
                 }
             }

@@ -21,8 +21,7 @@ impl Cpu {
         n: usize,
         x: &Buf,
         w: &KPanels,
-        bias: Option<&[f32]>,
-        out: &mut Buf,
+        outputs: Outputs<'_>,
     ) {
         let cols = x.cols;
         let blocks = cols / SUPER_BLOCK;
@@ -35,7 +34,6 @@ impl Cpu {
             let rows = tiles.rows(tile);
             self.target.dispatch(QuantizeTile { format: w.format, x, cols, rows, blocks, to });
         });
-        let outputs = Outputs { out: Shared::new(out.rows_mut(n)), cols: out.cols, bias };
         self.for_panels(outputs.cols, BLOCK_PANELS, n * cols * outputs.cols, |panels, _| {
             self.target.dispatch(Product { n, blocks, x: to.as_ptr(), tiles, w, outputs, panels });
         });

@@ -58,8 +58,8 @@ impl Room {
             outputs: self.outputs,
             x: self.x.view(Elem::BF16),
             bias: None,
-            residual: None,
             out: self.out.view(Elem::BF16),
+            out_stride: self.outputs,
         }
     }
 

@@ -231,10 +231,8 @@ DEVICE void skinny(const ProductParams<T> &p, const Stored *weights, const uint3
 
   auto finish = [&](int row, int output, float value) {
     if (row >= p.rows || output >= p.outputs) return;
-    const int64_t at = int64_t(row) * p.outputs + output;
     if (p.bias) value += p.bias[output];
-    if (p.residual) value += to_float(p.residual[at]);
-    p.out[at] = from_float<T>(value);
+    p.out[int64_t(row) * p.stride + output] = from_float<T>(value);
   };
   const int slices = gridDim.z;
   if (slices == 1) {

@@ -259,23 +259,18 @@ DEVICE void multiply_tile(const ProductParams<T> &p, const W &weights, int depth
     }
   }
   __syncthreads();
-  const bool whole = p.outputs % 8 == 0;
+  const bool whole = p.outputs % 8 == 0 && p.stride % 8 == 0;
 #pragma unroll 1
   for (int i = threadIdx.x; i < S::kRows * (kTileOut / 8); i += kThreads) {
     const int row = i / (kTileOut / 8), column = i % (kTileOut / 8) * 8, output = output0 + column;
     if (output >= p.outputs || x_row(row) < 0) continue;
-    const int64_t at = int64_t(out_row(row)) * p.outputs + output;
+    const int64_t at = int64_t(out_row(row)) * p.stride + output;
     const int valid = min(8, p.outputs - output);
-    Vec<T, 8> old, v;
-    if (p.residual) {
-      if (whole) old = load_vec<T, 8>(p.residual + at);
-      else for (int j = 0; j < valid; j++) old.at[j] = p.residual[at + j];
-    }
+    Vec<T, 8> v;
 #pragma unroll
     for (int j = 0; j < 8; j++) {
       float value = done[row * kDoneStride + column + j];
       if (p.bias && j < valid) value += p.bias[bias0 + output + j];
-      if (p.residual && j < valid) value += to_float(old.at[j]);
       v.at[j] = from_float<T>(value);
     }
     if (whole) store_vec(p.out + at, v);

@@ -281,10 +281,10 @@ template <class T> struct ProductParams {
   T *out;             // [rows, outputs]
   const T *x;         // [rows, inputs]
   const float *bias;  // null or [outputs]
-  const T *residual;  // null or [rows, outputs]; added to the result before it is rounded
   int rows;
   int outputs;
   int inputs;
+  int stride;  // elements from one row of `out` to the next
 };
 
 // A packed weight.

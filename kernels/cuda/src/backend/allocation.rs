@@ -9,7 +9,7 @@ use millrace_backend::{
 };
 use millrace_numbers::{DType, Part, WeightFormat};
 
-use super::buffers::{Buf, Kv, Matrix, MatrixStorage, Vector};
+use super::buffers::{self, Buf, Kv, Matrix, MatrixStorage, Vector};
 use super::cuda::Cuda;
 use super::experts::{Experts, Routing};
 use super::latent::HeadMatrices;
@@ -66,6 +66,10 @@ impl Sizing for Cuda {
         stored_expert_format(parts)
     }
 
+    fn stacks(&self, format: WeightFormat) -> bool {
+        buffers::stacks(format)
+    }
+
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize {
         Matrix::bytes(out, cols, format)
     }
@@ -111,8 +115,7 @@ impl WeightLoading for Cuda {
     }
 
     fn matrix(&self, segments: &[Segment<'_>]) -> Result<Matrix> {
-        let (parts, format) = Segment::in_one_format(segments)?;
-        let matrix = self.upload_weights(|upload| Matrix::new(&self.device, upload, &parts, format))?;
+        let matrix = self.upload_weights(|upload| Matrix::new(&self.device, upload, segments))?;
         if matrix.is_fp8_by_row() {
             self.allocate_quantized_rows()?;
         }

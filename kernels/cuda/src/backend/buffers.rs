@@ -1,6 +1,6 @@
 //! The objects that stay in device memory for longer than a step.
 
-use millrace_backend::{Error, KvFormat, KvSpec, Result};
+use millrace_backend::{Error, KvFormat, KvSpec, Result, Segment};
 use millrace_numbers::codes::{CodeType, StoredCodes};
 use millrace_numbers::tensor::{flatten, stacked_shape};
 use millrace_numbers::{IntFormat, Part, WeightFormat};
@@ -107,9 +107,17 @@ impl Vector {
 /// A weight matrix `[out, cols]`.
 #[derive(Debug)]
 pub struct Matrix {
-    pub(super) storage: MatrixStorage,
+    /// The rows, from the first to the last. Rows of other than one format are all packed.
+    pub(super) segments: Vec<MatrixSegment>,
     pub(super) out: usize,
     pub(super) cols: usize,
+}
+
+/// Rows of a matrix that lie in one format in device memory.
+#[derive(Debug)]
+pub(super) struct MatrixSegment {
+    pub(super) storage: MatrixStorage,
+    pub(super) rows: usize,
 }
 
 /// The layout of a matrix in device memory, or of several, one after the other.
@@ -161,14 +169,19 @@ impl MatrixStorage {
 }
 
 impl Matrix {
-    pub(super) fn new(
-        device: &Device,
-        upload: &mut WeightUpload,
-        parts: &[Part],
-        format: WeightFormat,
-    ) -> Result<Matrix> {
-        let (out, cols) = stacked_shape(parts)?;
-        Ok(Matrix { storage: MatrixStorage::load(device, upload, &[parts], format)?, out, cols })
+    pub(super) fn new(device: &Device, upload: &mut WeightUpload, stacked: &[Segment<'_>]) -> Result<Matrix> {
+        let (out, cols) = stacked_shape(stacked.iter().flat_map(|segment| segment.parts))?;
+        let (mut segments, mut before) = (Vec::with_capacity(stacked.len()), 0);
+        for &Segment { parts, format } in stacked {
+            if stacked.len() > 1 && !stacks(format) {
+                return Err(Error::Unsupported(format!("rows of {} among others", format.name())));
+            }
+            let storage = MatrixStorage::load(device, upload, &[parts], format)
+                .map_err(|error| Segment::error_after(before, error))?;
+            before += parts.len();
+            segments.push(MatrixSegment { storage, rows: stacked_shape(parts)?.0 });
+        }
+        Ok(Matrix { segments, out, cols })
     }
 
     /// Returns the bytes of a matrix `[out, cols]`.
@@ -185,12 +198,19 @@ impl Matrix {
 
     /// Tells whether the device's library multiplies by the matrix if activations are quantized.
     pub(super) fn is_fp8_by_row(&self) -> bool {
-        matches!(&self.storage, MatrixStorage::Packed(weight) if weight.is_fp8_by_row())
+        self.packed().any(UploadedWeight::is_fp8_by_row)
     }
 
     /// Tells whether the columns of the matrix have an order of their own.
     pub(super) fn has_ordered_columns(&self) -> bool {
-        matches!(&self.storage, MatrixStorage::Packed(weight) if weight.has_ordered_columns())
+        self.packed().any(UploadedWeight::has_ordered_columns)
+    }
+
+    fn packed(&self) -> impl Iterator<Item = &UploadedWeight> {
+        self.segments.iter().filter_map(|segment| match &segment.storage {
+            MatrixStorage::Packed(weight) => Some(weight),
+            MatrixStorage::Dense(..) => None,
+        })
     }
 
     /// Returns the numbers of a dense matrix.
@@ -198,11 +218,17 @@ impl Matrix {
     /// # Errors
     /// [`Error::Unsupported`] for a packed matrix.
     pub(super) fn dense(&self) -> Result<View<'_>> {
-        match &self.storage {
-            MatrixStorage::Dense(memory, elem) => Ok(memory.view(*elem)),
-            MatrixStorage::Packed(_) => Err(Error::Unsupported("rows of a packed matrix".to_owned())),
+        match &self.segments[..] {
+            [MatrixSegment { storage: MatrixStorage::Dense(memory, elem), .. }] => Ok(memory.view(*elem)),
+            _ => Err(Error::Unsupported("rows of a packed matrix".to_owned())),
         }
     }
+}
+
+/// Tells whether rows in this format can be multiplied by beside rows in others: our own kernels
+/// write a part of the columns of a result, and the device's library does not.
+pub(super) fn stacks(format: WeightFormat) -> bool {
+    matches!(format, WeightFormat::Int(_) | WeightFormat::K(_))
 }
 
 /// Quantizes matrices to FP8, and copies them to the device.

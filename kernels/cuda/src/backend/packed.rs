@@ -111,6 +111,7 @@ pub(super) fn multiply_packed(
         }
         ProductMethod::Library(algorithm) => algorithm,
     };
+    p.expect_dense()?;
     let Some(QuantizedRows { bytes, scales }) = quantized else {
         return Err(Error::Unsupported("FP8 activations without a buffer for them".to_owned()));
     };

@@ -23,22 +23,29 @@ impl Cuda {
         bias: Option<&Vector>,
         out: &Buf,
     ) -> Result<()> {
-        let product = ProductOperands {
-            rows: n,
-            inputs: w.cols,
-            outputs: w.out,
-            x: x.rows(n),
-            bias: bias.map(Vector::view),
-            residual: None,
-            out: out.rows(n),
-        };
-        match &w.storage {
-            MatrixStorage::Dense(memory, elem) => self.multiply_dense(&product, memory.view(*elem)),
-            MatrixStorage::Packed(loaded) => self.multiply_packed(&product, &loaded.weight()),
+        let (out, mut first) = (out.rows(n), 0);
+        for segment in &w.segments {
+            let end = first + segment.rows;
+            let product = ProductOperands {
+                rows: n,
+                inputs: w.cols,
+                outputs: segment.rows,
+                x: x.rows(n),
+                bias: bias.map(|bias| bias.view().slice(first..end)),
+                out: out.slice(first.min(out.len())..out.len()),
+                out_stride: w.out,
+            };
+            match &segment.storage {
+                MatrixStorage::Dense(memory, elem) => self.multiply_dense(&product, memory.view(*elem))?,
+                MatrixStorage::Packed(loaded) => self.multiply_packed(&product, &loaded.weight())?,
+            }
+            first = end;
         }
+        Ok(())
     }
 
     fn multiply_dense(&self, p: &ProductOperands<'_>, w: View<'_>) -> Result<()> {
+        p.expect_dense()?;
         let &ProductOperands { rows, inputs, outputs, x, out, .. } = p;
         let tuned = self.tuned.get();
         let method = tuned.and_then(|tuned| tuned.method(shape_of(inputs, outputs, x, out), rows));

@@ -228,7 +228,7 @@ impl TimingBuffers {
             counters: self.counters.view(Elem::U32),
         };
         let out = self.out.view(out_elem);
-        let product = |x| ProductOperands { rows, inputs, outputs, x, bias: None, residual: None, out };
+        let product = |x| ProductOperands { rows, inputs, outputs, x, bias: None, out, out_stride: outputs };
         match weight {
             WeightLayout::Packed(format, shared) => {
                 let depth = depth_of(shape);

@@ -8,7 +8,7 @@ use super::shared::gemv::{GemvParams, GemvPlainParams};
 use super::shared::skinny_h::SKINNY_THREADS;
 use crate::{Device, Grid, View};
 
-/// Computes `p.out = p.x · weightᵀ + p.bias + p.residual` at the speed of memory for 1 to 16 rows;
+/// Computes `p.out = p.x · weightᵀ + p.bias` at the speed of memory for 1 to 16 rows;
 /// more rows take as long as that many groups of 16.
 ///
 /// `weight` is `[outputs, inputs]`, of the type of `x`. Rows whose length is no multiple of 16

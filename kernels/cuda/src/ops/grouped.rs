@@ -11,7 +11,7 @@ use super::shared::tile_h::{NARROW_ROWS, TILE_OUT, TILE_THREADS, WIDE_ROWS};
 use super::shared::weights_h::ProductParams;
 use super::sizes::{MAX_BLOCKS, countable, int};
 use super::tiles::TileStages;
-use crate::params::{DevicePtr, Kernel};
+use crate::params::Kernel;
 use crate::weights::{PackedFormat, QuantizedWeight};
 use crate::{Device, Elem, Grid, View};
 
@@ -214,10 +214,10 @@ fn product_params(g: &GroupedGemm<'_>) -> ProductParams {
         out: g.out.into(),
         x: g.x.into(),
         bias: g.bias.into(),
-        residual: DevicePtr::NULL,
         rows: 0,
         outputs: int(g.outputs),
         inputs: int(g.inputs),
+        stride: int(g.outputs),
     }
 }
 

@@ -24,7 +24,7 @@ const SLICE_OF_MANY: usize = 1024;
 /// A divisor of k of a slice.
 pub(crate) const DEPTH: usize = PADDED_TO;
 
-/// The operands of `out = x · wᵀ + bias + residual` besides the weight. The result is rounded once.
+/// The operands of `out = x · wᵀ + bias` besides the weight. The result is rounded once.
 #[derive(Debug, Clone, Copy)]
 pub struct ProductOperands<'a> {
     /// Rows of `x`; 0 is allowed and does nothing.
@@ -37,10 +37,11 @@ pub struct ProductOperands<'a> {
     pub x: View<'a>,
     /// `[outputs]`, f32.
     pub bias: Option<View<'a>>,
-    /// `[rows, outputs]`, of the type of `x`. May be `out`.
-    pub residual: Option<View<'a>>,
-    /// `[rows, outputs]`, of the type of `x`.
+    /// `[rows, outputs]`, of the type of `x`, in rows of `out_stride` elements.
     pub out: View<'a>,
+    /// Elements from one row of `out` to the next, at least `outputs`: more if `out` is a part of
+    /// the columns of a matrix.
+    pub out_stride: usize,
 }
 
 impl ProductOperands<'_> {
@@ -50,23 +51,32 @@ impl ProductOperands<'_> {
         if self.inputs == 0 || self.outputs == 0 {
             return Err(Error::Shape(format!("a weight of {} by {} elements", self.outputs, self.inputs)));
         }
-        countable(&[self.rows, self.inputs, self.outputs, self.rows * self.outputs.div_ceil(8)])?;
-        self.x.expect("x", elem, self.rows * self.inputs)?;
-        self.out.expect("out", elem, self.rows * self.outputs)?;
-        if let Some(bias) = self.bias {
-            bias.expect("bias", Elem::F32, self.outputs)?;
+        if self.out_stride < self.outputs {
+            return Err(Error::Shape(format!("{} outputs in rows of {}", self.outputs, self.out_stride)));
         }
-        match self.residual {
-            Some(residual) => residual.expect("residual", elem, self.rows * self.outputs),
+        countable(&[self.rows, self.inputs, self.out_stride, self.rows * self.outputs.div_ceil(8)])?;
+        self.x.expect("x", elem, self.rows * self.inputs)?;
+        let last = self.rows.saturating_sub(1) * self.out_stride;
+        self.out.expect("out", elem, last + if self.rows == 0 { 0 } else { self.outputs })?;
+        match self.bias {
+            Some(bias) => bias.expect("bias", Elem::F32, self.outputs),
             None => Ok(()),
+        }
+    }
+
+    /// Returns an error unless `out` has rows of `outputs` elements, as the device's library and
+    /// element-wise kernels need them.
+    pub(crate) fn expect_dense(&self) -> Result<()> {
+        match self.out_stride == self.outputs {
+            true => Ok(()),
+            false => Err(Error::Unsupported("a part of a matrix that is not in few bits".to_owned())),
         }
     }
 
     /// Whether the tensor cores can compute it, as far as this does not depend on x's rows: types
     /// of 16 bits, at multiples of 16 bytes.
     pub(crate) fn is_half(&self) -> bool {
-        let aligned = |view: View<'_>| view.address().is_multiple_of(16);
-        self.x.elem().size() == 2 && aligned(self.out) && self.residual.is_none_or(aligned)
+        self.x.elem().size() == 2 && self.out.address().is_multiple_of(16)
     }
 
     /// The operands as kernels take them.
@@ -75,10 +85,10 @@ impl ProductOperands<'_> {
             out: self.out.into(),
             x: self.x.into(),
             bias: self.bias.into(),
-            residual: self.residual.into(),
             rows: int(self.rows),
             outputs: int(self.outputs),
             inputs: int(self.inputs),
+            stride: int(self.out_stride),
         }
     }
 }

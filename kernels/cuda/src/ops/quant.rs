@@ -54,7 +54,7 @@ impl QuantizedWeight<'_> {
     }
 }
 
-/// Computes `p.out = p.x · weightᵀ + p.bias + p.residual`.
+/// Computes `p.out = p.x · weightᵀ + p.bias`.
 ///
 /// [`QuantGemmPath::Many`] needs `ordered`, `[rows, depth]` of the type of `x`, if the weight's
 /// columns are not in the order of x's; the operation writes x in their order to it.

@@ -14,37 +14,35 @@ pub(crate) struct Case {
     pub(crate) outputs: usize,
     pub(crate) x: Vec<f32>,
     bias: Option<Vec<f32>>,
-    residual: Option<Vec<f32>>,
-    in_place: bool,
+    /// Columns of the matrix that has the result, before and after it.
+    around: [usize; 2],
 }
 
 impl Case {
     pub(crate) fn random(rng: &mut Rng, elem: Elem, rows: usize, inputs: usize, outputs: usize) -> Case {
         let x = rng.values(elem, rows * inputs);
         let bias = (rng.below(2) == 1).then(|| rng.values(Elem::F32, outputs));
-        let residual = (rng.below(2) == 1).then(|| rng.values(elem, rows * outputs));
-        Case { elem, rows, inputs, outputs, x, bias, residual, in_place: rng.below(2) == 1 }
+        let around = rng.pick(&[[0, 0], [0, 0], [8, 16], [16, 3], [5, 0]]);
+        Case { elem, rows, inputs, outputs, x, bias, around }
     }
 
-    /// x is zero, and there is neither bias nor residual.
+    /// x is zero, and there is no bias.
     fn zeros(elem: Elem, rows: usize, inputs: usize, outputs: usize) -> Case {
         let x = vec![0.0; rows * inputs];
-        Case { elem, rows, inputs, outputs, x, bias: None, residual: None, in_place: false }
+        Case { elem, rows, inputs, outputs, x, bias: None, around: [0, 0] }
     }
 
     /// Row i of x picks input i.
     pub(crate) fn identity(elem: Elem, inputs: usize, outputs: usize) -> Case {
         let mut x = vec![0.0; inputs * inputs];
         (0..inputs).for_each(|i| x[i * inputs + i] = 1.0);
-        Case { elem, rows: inputs, inputs, outputs, x, bias: None, residual: None, in_place: false }
+        Case { elem, rows: inputs, inputs, outputs, x, bias: None, around: [0, 0] }
     }
 
     pub(crate) fn name(&self, what: &str) -> String {
-        let &Case { elem, rows, inputs, outputs, in_place, .. } = self;
-        let (bias, residual) = (self.bias.is_some(), self.residual.is_some());
-        format!(
-            "{what} {elem:?} {rows} x {inputs} to {outputs}, bias: {bias}, residual: {residual}, in place: {in_place}"
-        )
+        let &Case { elem, rows, inputs, outputs, around, .. } = self;
+        let bias = self.bias.is_some();
+        format!("{what} {elem:?} {rows} x {inputs} to {outputs}, bias: {bias}, around: {around:?}")
     }
 
     /// The result by the definition. `weight(o, i)` is an element of the weight.
@@ -55,33 +53,38 @@ impl Case {
                 let x = &self.x[row * self.inputs..][..self.inputs];
                 let mut sum: f64 = x.iter().enumerate().map(|(i, &x)| f64::from(x) * weight(o, i)).sum();
                 sum += self.bias.as_ref().map_or(0.0, |b| f64::from(b[o]));
-                sum += self.residual.as_ref().map_or(0.0, |r| f64::from(r[row * self.outputs + o]));
                 out.push(sum as f32);
             }
         }
         out
     }
 
-    /// Runs `product` and returns `out`, which is garbage before.
+    /// Runs `product` and returns its result, which is garbage before. Columns around it must stay.
     pub(crate) fn run(&self, product: impl Fn(&ProductOperands<'_>)) -> Vec<f32> {
         let x = put(self.elem, &self.x);
         let bias = self.bias.as_ref().map(|b| put(Elem::F32, b));
-        let residual = self.residual.as_ref().map(|r| put(self.elem, r));
-        let out = garbage(self.elem, self.rows * self.outputs);
-        let out = match (&residual, self.in_place) {
-            (Some(residual), true) => residual.view(self.elem),
-            _ => out.view(self.elem),
-        };
+        let [before, after] = self.around;
+        let stride = before + self.outputs + after;
+        let memory = garbage(self.elem, self.rows * stride);
+        let out = memory.view(self.elem);
+        let old = get(out);
         product(&ProductOperands {
             rows: self.rows,
             inputs: self.inputs,
             outputs: self.outputs,
             x: x.view(self.elem),
             bias: bias.as_ref().map(|b| b.view(Elem::F32)),
-            residual: residual.as_ref().map(|r| r.view(self.elem)),
-            out,
+            out: out.slice(before.min(out.len())..out.len()),
+            out_stride: stride,
         });
-        get(out)
+        let mut result = Vec::new();
+        for (row, old) in get(out).chunks_exact(stride).zip(old.chunks_exact(stride)) {
+            let columns = before..before + self.outputs;
+            let is_same = |at: usize| row[at].to_bits() == old[at].to_bits();
+            assert!((0..stride).all(|at| columns.contains(&at) || is_same(at)), "{}", self.name("around"));
+            result.extend_from_slice(&row[columns]);
+        }
+        result
     }
 
     /// The case with only the first `rows` rows.
@@ -90,7 +93,6 @@ impl Case {
             rows,
             x: self.x[..rows * self.inputs].to_vec(),
             bias: self.bias.clone(),
-            residual: self.residual.as_ref().map(|r| r[..rows * self.outputs].to_vec()),
             ..*self
         }
     }
@@ -219,14 +221,16 @@ fn wrong_shapes_are_refused() {
         outputs: 16,
         x: x.view(Elem::BF16),
         bias: None,
-        residual: None,
         out: out.view(Elem::BF16),
+        out_stride: 16,
     };
     let ok = |p: &ProductOperands<'_>| gemv(&DEVICE, w.view(Elem::BF16), p, &room.workspace());
     assert!(ok(&p).is_ok());
     let refused = |p: ProductOperands<'_>| ok(&p).unwrap_err().to_string();
     assert!(refused(ProductOperands { rows: 2, ..p }).contains("x has 1024 elements, not 2048"));
-    assert!(refused(ProductOperands { outputs: 32, ..p }).contains("out has 16 elements, not 32"));
+    assert!(refused(ProductOperands { outputs: 32, ..p }).contains("32 outputs in rows of 16"));
+    let wide = ProductOperands { outputs: 32, out_stride: 32, ..p };
+    assert!(refused(wide).contains("out has 16 elements, not 32"));
     assert!(refused(ProductOperands { inputs: 0, ..p }).contains("a weight of 16 by 0"));
     assert!(refused(ProductOperands { out: x.view(Elem::F16), ..p }).contains("out holds F16"));
     let small = ProductWorkspace { partials: room.workspace().partials.slice(0..8), ..room.workspace() };

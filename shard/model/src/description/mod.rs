@@ -40,7 +40,7 @@ pub use spec::{
     HeadPlan, LatentPlan, LayerSpec, LearnedPositions, NormKind, NormPlace, NormPlan, PerLayerEmbedding,
     Positions, Residual,
 };
-pub use storage::{Quantize, QuantizeError, QuantizeRequest, StorageError, WeightStorage};
+pub use storage::{Quantize, QuantizeError, QuantizeRequest, RowsInFormat, StorageError, WeightStorage};
 
 /// A model that can be loaded.
 pub struct Model {

@@ -11,7 +11,7 @@ use millrace_numbers::formats::compressed_tensors::CompressedTensors;
 use millrace_numbers::formats::fp8::Fp8;
 use millrace_numbers::formats::ggml::SUPER_BLOCK;
 use millrace_numbers::formats::gptq::Gptq;
-use millrace_numbers::{DType, IntFormat, KFormat, WeightFormat};
+use millrace_numbers::{DType, IntFormat, KFormat, Part, WeightFormat};
 use serde::{Deserialize, Serialize};
 
 use super::slots::{WeightKind, WeightSlot};
@@ -33,9 +33,18 @@ pub struct WeightStorage {
     checkpoint: Option<&'static str>,
     /// The formats of the head, if it is quantized, and of matrices that are kept as the checkpoint
     /// stores them.
-    stored: Arc<BTreeMap<WeightSlot, WeightFormat>>,
+    stored: Arc<BTreeMap<WeightSlot, Vec<RowsInFormat>>>,
     /// Number of quantized matrices that the device cannot keep as they are.
     converted: usize,
+}
+
+/// Successive rows of a matrix that a device keeps in one format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowsInFormat {
+    /// The number of rows.
+    pub rows: usize,
+    /// Their format.
+    pub format: WeightFormat,
 }
 
 /// A value of `--quantize`: a way to quantize matrices while they are loaded, or a format that the
@@ -53,9 +62,9 @@ pub enum Quantize {
     Q4_0,
     /// 4-bit integers in groups of up to 128 columns with zero points.
     Int4,
-    /// 4-bit integers in super-blocks of 256 columns (GGUF's Q4_K), on the CPU.
+    /// 4-bit integers in super-blocks of 256 columns (GGUF's Q4_K).
     Q4K,
-    /// 6-bit integers in super-blocks of 256 columns (GGUF's Q6_K), on the CPU.
+    /// 6-bit integers in super-blocks of 256 columns (GGUF's Q6_K).
     Q6K,
     /// 4-bit codes into a table of quantiles, in groups of 64 columns, on the CPU.
     Nf4,
@@ -246,7 +255,8 @@ impl WeightStorage {
             let format = quantize.and_then(Quantize::head_format).filter(|_| device.quantizes_heads());
             let format = format.zip(head).and_then(|(format, head)| {
                 let format = format.for_cols(spec.shape(head).1, dtype);
-                (!matches!(format, WeightFormat::Dense(_))).then_some((head, format))
+                let rows = spec.shape(head).0;
+                (!matches!(format, WeightFormat::Dense(_))).then(|| (head, vec![RowsInFormat { rows, format }]))
             });
             storage.stored = Arc::new(format.into_iter().collect());
             return Ok(storage);
@@ -264,13 +274,14 @@ impl WeightStorage {
             if !parts.iter().any(|part| part.tensor.encoding.is_quantized()) {
                 continue;
             }
-            let format = if slot.info().per_expert {
-                device.stored_expert_format(&parts)
+            let formats = if slot.info().per_expert {
+                let rows = spec.shape(slot).0;
+                device.stored_expert_format(&parts).map(|format| vec![RowsInFormat { rows, format }])
             } else {
-                device.stored_format(&parts)
+                stored_formats(&parts, device)
             };
-            match format.filter(|_| !is_dense(slot)) {
-                Some(format) => _ = stored.insert(slot, format),
+            match formats.filter(|_| !is_dense(slot)) {
+                Some(formats) => _ = stored.insert(slot, formats),
                 None => storage.converted += 1,
             }
         }
@@ -278,11 +289,21 @@ impl WeightStorage {
         Ok(storage)
     }
 
-    /// Returns the format of the matrix in `slot`, which has `cols` columns. A format that they do
-    /// not fit is replaced, see [`WeightFormat::for_cols`].
+    /// Returns the formats of the rows of the matrix `[rows, cols]` in `slot`. A file may store
+    /// query, key and value, or gate and up, in different ones.
+    pub fn rows(&self, slot: WeightSlot, (rows, cols): (usize, usize)) -> Vec<RowsInFormat> {
+        match self.stored.get(&slot).map(Vec::as_slice) {
+            Some(several @ [_, _, ..]) => several.to_vec(),
+            _ => vec![RowsInFormat { rows, format: self.matrix(slot, cols) }],
+        }
+    }
+
+    /// Returns the format of the matrix in `slot`, which has `cols` columns, or of its first rows:
+    /// see [`WeightStorage::rows`]. A format that they do not fit is replaced, see
+    /// [`WeightFormat::for_cols`].
     pub fn matrix(&self, slot: WeightSlot, cols: usize) -> WeightFormat {
-        if let Some(format) = self.stored.get(&slot) {
-            return *format;
+        if let Some(first) = self.stored.get(&slot).and_then(|formats| formats.first()) {
+            return first.format;
         }
         match self.requested(slot) {
             Some(format) => format.for_cols(cols, self.dtype),
@@ -299,12 +320,12 @@ impl WeightStorage {
     /// Returns the formats of a model that has only the layers `layers` of this one, numbered from
     /// 0.
     pub fn of_layers(&self, layers: &Range<usize>) -> Self {
-        let renumbered = |(&slot, &format): (&WeightSlot, &WeightFormat)| match slot {
+        let renumbered = |(&slot, formats): (&WeightSlot, &Vec<RowsInFormat>)| match slot {
             WeightSlot::Layer(index, _) if !layers.contains(&index) => None,
             WeightSlot::Layer(index, of_layer) => {
-                Some((WeightSlot::Layer(index - layers.start, of_layer), format))
+                Some((WeightSlot::Layer(index - layers.start, of_layer), formats.clone()))
             }
-            slot => Some((slot, format)),
+            slot => Some((slot, formats.clone())),
         };
         WeightStorage {
             stored: Arc::new(self.stored.iter().filter_map(renumbered).collect()),
@@ -322,7 +343,7 @@ impl WeightStorage {
     /// Returns the name of the format of the head of `spec`, if it is quantized.
     pub fn head_quantization(&self, spec: &DecoderSpec) -> Option<&'static str> {
         let head = spec.head_slot().filter(|_| !spec.head.is_absent);
-        head.and_then(|slot| self.stored.get(&slot)).map(|format| format.name())
+        head.and_then(|slot| self.stored.get(&slot)?.first()).map(|first| first.format.name())
     }
 
     /// Returns the name of the quantization, if matrices of layers are quantized.
@@ -375,6 +396,27 @@ impl WeightStorage {
     }
 }
 
+/// Returns the formats in which `device` keeps all rows of `parts`, stacked, as they are stored: one
+/// if it can be, and otherwise those of successive parts.
+fn stored_formats(parts: &[Part], device: &impl Sizing) -> Option<Vec<RowsInFormat>> {
+    let rows = |parts: &[Part]| parts.iter().map(|part| part.rows.len()).sum();
+    if let Some(format) = device.stored_format(parts) {
+        return Some(vec![RowsInFormat { rows: rows(parts), format }]);
+    }
+    let own = |part: &Part| device.stored_format(std::slice::from_ref(part)).filter(|format| device.stacks(*format));
+    let own: Vec<WeightFormat> = parts.iter().map(own).collect::<Option<_>>()?;
+    let mut formats = Vec::new();
+    let mut start = 0;
+    for run in own.chunk_by(|a, b| a == b) {
+        let parts = &parts[start..start + run.len()];
+        start += run.len();
+        // Parts that have one format each may need another one together.
+        let format = device.stored_format(parts).filter(|format| device.stacks(*format))?;
+        formats.push(RowsInFormat { rows: rows(parts), format });
+    }
+    Some(formats)
+}
+
 impl From<DType> for WeightStorage {
     fn from(dtype: DType) -> Self {
         WeightStorage::new(dtype, None)
@@ -401,6 +443,7 @@ mod tests {
             WeightSlot::Layer(layer, crate::description::LayerSlot::Down)
         });
         let stored = [(slot(0), WeightFormat::Fp8), (slot(2), int8), (WeightSlot::Head, WeightFormat::Fp8)];
+        let stored = stored.map(|(slot, format)| (slot, vec![RowsInFormat { rows: 64, format }]));
         let storage =
             WeightStorage { stored: Arc::new(stored.into()), ..WeightStorage::new(DType::F16, None) };
         let part = storage.of_layers(&(1..3));

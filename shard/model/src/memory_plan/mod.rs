@@ -11,7 +11,7 @@ use millrace_numbers::formats::exact_format;
 use millrace_numbers::{DType, Part, WeightFormat};
 
 use crate::adapters::adaptable;
-use crate::description::{AttentionHeads, DecoderSpec, HeadNormPlan, KeyChoice, WeightSlot, WeightStorage};
+use crate::description::{AttentionHeads, DecoderSpec, HeadNormPlan, KeyChoice, RowsInFormat, WeightSlot, WeightStorage};
 use crate::step_sizes::{activation_elements, attention, products, routing_bytes, step_size};
 use crate::{AdapterLimits, KEPT_STATES, ShardLimits};
 
@@ -246,8 +246,9 @@ fn bytes_of(
         (rows, cols) if spec.is_looked_up(slot) => device.embedding_bytes(rows, cols, storage.dtype),
         _ if slot.is_of_single_heads() => head_matrices_bytes(spec, slot, storage.dtype, device),
         (rows, cols) => {
-            let (experts, format) = (spec.stacked_experts(slot), storage.matrix(slot, cols));
-            device.experts_bytes(experts, rows / experts, cols, format)
+            let experts = spec.stacked_experts(slot);
+            let of_rows = |RowsInFormat { rows, format }| device.experts_bytes(experts, rows, cols, format);
+            storage.rows(slot, (rows / experts, cols)).into_iter().map(of_rows).sum()
         }
     };
     slots.into_iter().map(bytes).sum()
@@ -553,6 +554,10 @@ impl Sizing for UnpaddedDevice {
 
     fn quantizes_heads(&self) -> bool {
         true
+    }
+
+    fn stacks(&self, format: WeightFormat) -> bool {
+        !matches!(format, WeightFormat::Dense(_))
     }
 
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize {

@@ -3,7 +3,7 @@
 use millrace_backend::ProductShape;
 
 use crate::ShardLimits;
-use crate::description::{DecoderSpec, LayerSlot, WeightSlot, WeightStorage};
+use crate::description::{DecoderSpec, LayerSlot, RowsInFormat, WeightSlot, WeightStorage};
 
 /// Returns every product of a step of `spec` under these limits once, in ascending order.
 pub(crate) fn products(
@@ -46,14 +46,21 @@ fn shapes(
         .into_iter()
         .filter(|&slot| !slot.is_vector() && !spec.is_looked_up(slot) && !slot.is_of_single_heads())
         .filter(|&slot| is_wanted(slot))
-        .map(|slot| {
+        .flat_map(|slot| {
             let (outputs, inputs) = spec.shape(slot);
             // Each expert is a product of its own.
             let outputs = outputs / spec.stacked_experts(slot);
             let logits = Some(slot) == head || matches!(slot, WeightSlot::Layer(_, LayerSlot::Router));
             let of_outputs = Some(slot) == head || slot == WeightSlot::HeadProjection;
             let rows = if of_outputs { limits.max_outputs() } else { limits.max_step_tokens };
-            ProductShape { inputs, outputs, format: storage.matrix(slot, inputs), logits, rows }
+            let shape = move |RowsInFormat { rows: outputs, format }| ProductShape {
+                inputs,
+                outputs,
+                format,
+                logits,
+                rows,
+            };
+            storage.rows(slot, (outputs, inputs)).into_iter().map(shape)
         })
         .collect();
     all.sort_unstable();
