@@ -57,7 +57,8 @@ fn assert_same(format: &str, [file, twin]: [&Path; 2], more: &[&str]) {
 /// Compares a model file on the simulated GPU, where some types are kept and others are not, with
 /// its twin there.
 fn assert_close_on_a_gpu(format: &str, [file, twin]: [&Path; 2]) {
-    let serve = |model: &Path| start_small_server(model.to_str().unwrap(), "cuda-sim", &["--dtype", "bfloat16"]);
+    let serve =
+        |model: &Path| start_small_server(model.to_str().unwrap(), "cuda-sim", &["--dtype", "bfloat16"]);
     let file_server = serve(file);
     file_server.wait_for_log("quantized matrices (blocks of GGML) are converted to bfloat16");
     let ((want, _), (found, _)) = (results(&serve(twin)), results(&file_server));

@@ -157,6 +157,9 @@ mod tests {
         let found = Segment::error_after(4, stored(1)).to_string();
         assert_eq!(found, stored(5).to_string());
         let other = Error::Shape("of another kind".to_owned());
-        assert_eq!(Segment::error_after(4, other).to_string(), Error::Shape("of another kind".to_owned()).to_string());
+        assert_eq!(
+            Segment::error_after(4, other).to_string(),
+            Error::Shape("of another kind".to_owned()).to_string()
+        );
     }
 }

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::{Buf, Cpu};
 use super::memory::Shared;
 use super::simd::{LARGEST_LANES, Simd};
+use super::{Buf, Cpu};
 
 /// The outputs of a product, `[n, cols]`, and the bias that is added to each row.
 #[derive(Clone, Copy)]

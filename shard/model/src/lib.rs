@@ -29,8 +29,8 @@ pub use description::{
     LatentPlan, LayerSlot, LayerSpec, LearnedPositions, Mlp, Model, ModelWarnings, NormKind, NormPlace,
     NormPlan, PerLayerEmbedding, Positions, PrefixRule, ProjectionFactors, Quantize, QuantizeError,
     QuantizeRequest, QueryScale, RecurrentBlock, RecurrentLayer, RecurrentRule, RecurrentSlot, Residual,
-    ResultPlan, RopeScaling, RopeTable, RowsInFormat, SharedExpert, SlopeRule, StorageError, StoredTensors, TensorPlace,
-    WeightError, WeightInfo, WeightKind, WeightSlot, WeightSource, WeightStorage, take_parts,
+    ResultPlan, RopeScaling, RopeTable, RowsInFormat, SharedExpert, SlopeRule, StorageError, StoredTensors,
+    TensorPlace, WeightError, WeightInfo, WeightKind, WeightSlot, WeightSource, WeightStorage, take_parts,
 };
 pub use millrace_backend::KvFormat;
 pub use millrace_numbers::DType;

@@ -1,9 +1,9 @@
 //! Quantizes published architectures while they are loaded, and compares their logits with those of
 //! the dense weights.
 
-#[cfg(feature = "cpu-sim")]
-use crate::common::{MemoryWeights, specs};
 use crate::common::{Chunk, Harness, SMALL_LIMITS as LIMITS, SMALL_PROMPT as PROMPT, repository, row_error};
+#[cfg(feature = "cpu-sim")]
+use crate::common::{MemoryWeights, wide_spec};
 use millrace_backend::Backend;
 use millrace_backend::reference::Reference;
 use millrace_cpu::{Activations, Cpu, CpuOptions};
@@ -115,7 +115,7 @@ fn a_gpu_multiplies_by_quantized_weights() {
 fn a_gpu_multiplies_by_super_blocks() {
     use millrace_cuda::{Cuda, Device};
 
-    let spec = specs::wide_spec();
+    let spec = wide_spec();
     let weights = MemoryWeights::random(&spec, 3);
     let exact = logits_of(&Reference, &spec, &weights, &WeightStorage::from(DType::F32));
     // A GPU rounds the scales and zero points of q4_k.

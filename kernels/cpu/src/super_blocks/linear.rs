@@ -16,13 +16,7 @@ const PIECE: usize = 4;
 
 impl Cpu {
     /// `out = x · wᵀ + bias` over the first `n` rows, at least one.
-    pub(crate) fn super_block_linear(
-        &self,
-        n: usize,
-        x: &Buf,
-        w: &KPanels,
-        outputs: Outputs<'_>,
-    ) {
+    pub(crate) fn super_block_linear(&self, n: usize, x: &Buf, w: &KPanels, outputs: Outputs<'_>) {
         let cols = x.cols;
         let blocks = cols / SUPER_BLOCK;
         let mut buffer = lock(&self.super_blocks);

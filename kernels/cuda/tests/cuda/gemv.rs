@@ -89,12 +89,7 @@ impl Case {
 
     /// The case with only the first `rows` rows.
     pub(crate) fn first(&self, rows: usize) -> Case {
-        Case {
-            rows,
-            x: self.x[..rows * self.inputs].to_vec(),
-            bias: self.bias.clone(),
-            ..*self
-        }
+        Case { rows, x: self.x[..rows * self.inputs].to_vec(), bias: self.bias.clone(), ..*self }
     }
 
     /// The largest error of f32 sums of `inputs` products of numbers below 1 times `scale`.

@@ -23,6 +23,7 @@ mod quantized;
 mod recurrent;
 mod rows;
 mod sampling;
+mod stacks;
 mod stored;
 mod stored_codes;
 mod tables;

@@ -132,10 +132,27 @@ pub(crate) fn announced<B: Backend>(
     format: WeightFormat,
     bias: Option<&[f32]>,
 ) -> Vec<f32> {
-    let (cols, outputs) = (parts[0].cols.len(), parts.iter().map(|part| part.rows.len()).sum());
+    announced_stack(device, dtype, x, &[Segment::new(parts, format)], bias)
+}
+
+/// Does the same with parts in different formats.
+pub(crate) fn announced_stack<B: Backend>(
+    device: &B,
+    dtype: DType,
+    x: &[f32],
+    segments: &[Segment<'_>],
+    bias: Option<&[f32]>,
+) -> Vec<f32> {
+    let cols = segments[0].parts[0].cols.len();
     let n = x.len() / cols;
-    device.tune(&[ProductShape { inputs: cols, outputs, format, logits: false, rows: n }]).unwrap();
-    let w = device.matrix(&[Segment::new(parts, format)]).unwrap();
+    let rows = |segment: &Segment<'_>| segment.parts.iter().map(|part| part.rows.len()).sum::<usize>();
+    let outputs = segments.iter().map(rows).sum();
+    let shape = |segment: &Segment<'_>| {
+        let (outputs, format) = (rows(segment), segment.format);
+        ProductShape { inputs: cols, outputs, format, logits: false, rows: n }
+    };
+    device.tune(&segments.iter().map(shape).collect::<Vec<_>>()).unwrap();
+    let w = device.matrix(segments).unwrap();
     let bias = bias.map(|b| vector(device, b));
     let tokens: Vec<u32> = (0..n as u32).collect();
     let (mut queue, table) = (queue(device, n), matrix(device, x, cols, dtype));

@@ -256,7 +256,8 @@ impl WeightStorage {
             let format = format.zip(head).and_then(|(format, head)| {
                 let format = format.for_cols(spec.shape(head).1, dtype);
                 let rows = spec.shape(head).0;
-                (!matches!(format, WeightFormat::Dense(_))).then(|| (head, vec![RowsInFormat { rows, format }]))
+                (!matches!(format, WeightFormat::Dense(_)))
+                    .then(|| (head, vec![RowsInFormat { rows, format }]))
             });
             storage.stored = Arc::new(format.into_iter().collect());
             return Ok(storage);
@@ -403,7 +404,9 @@ fn stored_formats(parts: &[Part], device: &impl Sizing) -> Option<Vec<RowsInForm
     if let Some(format) = device.stored_format(parts) {
         return Some(vec![RowsInFormat { rows: rows(parts), format }]);
     }
-    let own = |part: &Part| device.stored_format(std::slice::from_ref(part)).filter(|format| device.stacks(*format));
+    let own = |part: &Part| {
+        device.stored_format(std::slice::from_ref(part)).filter(|format| device.stacks(*format))
+    };
     let own: Vec<WeightFormat> = parts.iter().map(own).collect::<Option<_>>()?;
     let mut formats = Vec::new();
     let mut start = 0;
@@ -425,6 +428,10 @@ impl From<DType> for WeightStorage {
 
 #[cfg(test)]
 mod tests {
+    use millrace_backend::{KvSpec, ProductShape};
+    use millrace_numbers::formats::exact_format;
+    use millrace_numbers::{BlockType, Encoding, HostTensor};
+
     use super::*;
 
     #[test]
@@ -435,6 +442,61 @@ mod tests {
             assert_eq!(named.count(), 1, "{quantize:?}");
         }
         assert_eq!(Quantize::ALL.last(), Some(&Quantize::BitsandbytesFp4), "the last variant is in the list");
+    }
+
+    /// A device that keeps stored blocks, and those of `Q8_0` only by themselves.
+    struct Stacking;
+
+    impl Sizing for Stacking {
+        fn stored_format(&self, parts: &[Part]) -> Option<WeightFormat> {
+            exact_format(parts)
+        }
+
+        fn stacks(&self, format: WeightFormat) -> bool {
+            matches!(format, WeightFormat::K(_))
+        }
+
+        fn matrix_bytes(&self, _out: usize, _cols: usize, _format: WeightFormat) -> usize {
+            0
+        }
+
+        fn kv_bytes(&self, _spec: &KvSpec) -> usize {
+            0
+        }
+
+        fn scratch_bytes(&self, _products: &[ProductShape]) -> usize {
+            0
+        }
+    }
+
+    #[test]
+    fn successive_parts_of_one_format_are_one_entry() {
+        let part = |kind: BlockType, rows: usize| {
+            let bytes = vec![0; rows * kind.bytes() * SUPER_BLOCK / kind.cols()];
+            Part::whole(HostTensor {
+                encoding: Encoding::Blocks(kind),
+                rows,
+                cols: SUPER_BLOCK,
+                bytes: bytes.into(),
+            })
+        };
+        let formats = |kinds: &[(BlockType, usize)]| {
+            let parts: Vec<Part> = kinds.iter().map(|&(kind, rows)| part(kind, rows)).collect();
+            let found = stored_formats(&parts, &Stacking)?;
+            Some(
+                found
+                    .into_iter()
+                    .map(|RowsInFormat { rows, format }| (rows, format.name()))
+                    .collect::<Vec<_>>(),
+            )
+        };
+        use BlockType::{Q2K, Q3K, Q4K, Q6K, Q8_0};
+        assert_eq!(formats(&[(Q4K, 3), (Q4K, 5)]), Some(vec![(8, "q4_k")]));
+        assert_eq!(formats(&[(Q4K, 3), (Q4K, 5), (Q6K, 2)]), Some(vec![(8, "q4_k"), (2, "q6_k")]));
+        assert_eq!(formats(&[(Q3K, 1), (Q6K, 2), (Q4K, 3)]), Some(vec![(3, "q6_k"), (3, "q4_k")]));
+        assert_eq!(formats(&[(Q8_0, 4)]), Some(vec![(4, "q8_0")]));
+        assert_eq!(formats(&[(Q8_0, 4), (Q4K, 4)]), None, "rows that are not stacked");
+        assert_eq!(formats(&[(Q2K, 4), (Q4K, 4)]), None, "rows that are not kept");
     }
 
     #[test]

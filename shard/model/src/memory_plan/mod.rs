@@ -11,7 +11,9 @@ use millrace_numbers::formats::exact_format;
 use millrace_numbers::{DType, Part, WeightFormat};
 
 use crate::adapters::adaptable;
-use crate::description::{AttentionHeads, DecoderSpec, HeadNormPlan, KeyChoice, RowsInFormat, WeightSlot, WeightStorage};
+use crate::description::{
+    AttentionHeads, DecoderSpec, HeadNormPlan, KeyChoice, RowsInFormat, WeightSlot, WeightStorage,
+};
 use crate::step_sizes::{activation_elements, attention, products, routing_bytes, step_size};
 use crate::{AdapterLimits, KEPT_STATES, ShardLimits};
 
