@@ -12,7 +12,7 @@ use millrace_integration_tests::{Server, post, test_data};
 use serde_json::{Value, json};
 
 /// The flags of each format. The first one is what the others are compared with.
-const FORMATS: [(&str, &[&str]); 12] = [
+const FORMATS: [(&str, &[&str]); 13] = [
     ("bfloat16", &["--dtype", "bfloat16"]),
     ("bfloat16, exact activations", &["--dtype", "bfloat16", "--activations", "exact"]),
     ("bfloat16, int8 KV cache", &["--dtype", "bfloat16", "--kv-cache-dtype", "int8"]),
@@ -21,6 +21,7 @@ const FORMATS: [(&str, &[&str]); 12] = [
     ("q6_k", &["--dtype", "bfloat16", "--quantize", "q6_k"]),
     ("fp8", &["--dtype", "bfloat16", "--quantize", "fp8"]),
     ("int4", &["--dtype", "bfloat16", "--quantize", "int4"]),
+    ("q5_k", &["--dtype", "bfloat16", "--quantize", "q5_k"]),
     ("q4_k", &["--dtype", "bfloat16", "--quantize", "q4_k"]),
     ("q4_0", &["--dtype", "bfloat16", "--quantize", "q4_0"]),
     ("q4_0, dense head", &["--dtype", "bfloat16", "--quantize", "q4_0", "--dense-head"]),

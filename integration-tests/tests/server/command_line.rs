@@ -72,7 +72,7 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
         (
             &["serve", "--quantize", "exl2"][..],
             &[][..],
-            "'exl2' for '--quantize <FORMAT>': not supported; fp8, int8, eetq, q8_0, int4, q4_0, q4_k and q6_k, and on the CPU nf4",
+            "'exl2' for '--quantize <FORMAT>': not supported; fp8, int8, eetq, q8_0, int4, q4_0, q4_k, q5_k and q6_k, and on the CPU nf4",
         ),
         (&["serve"], &[("QUANTIZE", "marlin")], "'marlin' for '--quantize <FORMAT>'"),
         (&["serve", "--device", "cuda-sim", "--quantize", "nf4"], &[], "--quantize nf4 needs the CPU"),

@@ -38,6 +38,7 @@ fn quantized_weights_score_close_to_16_bits() {
         ("int4", 0.09),
         ("q4_0", 0.1),
         ("q4_k", 0.1),
+        ("q5_k", 0.01),
         ("q6_k", 0.01),
         ("fp8", 0.02),
         ("nf4", 0.1),

@@ -24,7 +24,7 @@ template <class T> struct GroupedGemmParams {
 
 // Parameters of the product with packed weights.
 // Kernels: grouped_gemm/grouped_int4_*, grouped_gemm/grouped_int8_*, grouped_gemm/grouped_e4m3_*
-// Kernels: grouped_gemm/grouped_q4_k_*, grouped_gemm/grouped_q6_k_*
+// Kernels: grouped_gemm/grouped_q4_k_*, grouped_gemm/grouped_q5_k_*, grouped_gemm/grouped_q6_k_*
 template <class T> struct GroupedPackedParams {
   ProductParams<T> product;   // `rows` is not read
   PackedWeightParams weight;  // each expert is padded to a multiple of 16 outputs
@@ -139,6 +139,9 @@ template <class T, class Format> DEVICE void grouped_packed_plain(const GroupedP
   GROUPED_PACKED(T, Fp8, FewStagesTile, 1, grouped_e4m3_wide_few_stages_##suffix)   \
   GROUPED_PACKED(T, Q4K, NarrowTile, 2, grouped_q4_k_narrow_##suffix)               \
   GROUPED_PACKED(T, Q4K, WideTile, 1, grouped_q4_k_wide_##suffix)                   \
+  GROUPED_PACKED(T, Q5K, NarrowTile, 2, grouped_q5_k_narrow_##suffix)               \
+  GROUPED_PACKED(T, Q5K, WideTile, 1, grouped_q5_k_wide_##suffix)                   \
+  GROUPED_PACKED(T, Q5K, FewStagesTile, 1, grouped_q5_k_wide_few_stages_##suffix)   \
   GROUPED_PACKED(T, Q6K, NarrowTile, 2, grouped_q6_k_narrow_##suffix)               \
   GROUPED_PACKED(T, Q6K, WideTile, 1, grouped_q6_k_wide_##suffix)                   \
   GROUPED_PACKED(T, Q6K, FewStagesTile, 1, grouped_q6_k_wide_few_stages_##suffix)
@@ -149,6 +152,7 @@ template <class T, class Format> DEVICE void grouped_packed_plain(const GroupedP
   KERNEL(grouped_int8_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Int8<T>>(p); } \
   KERNEL(grouped_e4m3_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Fp8<T>>(p); }  \
   KERNEL(grouped_q4_k_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Q4K<T>>(p); }  \
+  KERNEL(grouped_q5_k_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Q5K<T>>(p); }  \
   KERNEL(grouped_q6_k_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Q6K<T>>(p); }
 
 GROUPED(bf16, bf16)

@@ -4,7 +4,7 @@
 
 // Parameters of the product for many rows.
 // Kernels: quant_gemm/int4_gemm_*, quant_gemm/int8_gemm_*, quant_gemm/e4m3_gemm_*
-// Kernels: quant_gemm/q4_k_gemm_*, quant_gemm/q6_k_gemm_*
+// Kernels: quant_gemm/q4_k_gemm_*, quant_gemm/q5_k_gemm_*, quant_gemm/q6_k_gemm_*
 template <class T> struct QuantGemmParams {
   ProductParams<T> product;
   PackedWeightParams weight;
@@ -57,12 +57,16 @@ QUANT_GEMM(bf16, Fp8, WideTile, e4m3_gemm_bf16)
 QUANT_GEMM(f16, Fp8, WideTile, e4m3_gemm_f16)
 QUANT_GEMM(bf16, Q4K, WideTile, q4_k_gemm_bf16)
 QUANT_GEMM(f16, Q4K, WideTile, q4_k_gemm_f16)
+QUANT_GEMM(bf16, Q5K, WideTile, q5_k_gemm_bf16)
+QUANT_GEMM(f16, Q5K, WideTile, q5_k_gemm_f16)
 QUANT_GEMM(bf16, Q6K, WideTile, q6_k_gemm_bf16)
 QUANT_GEMM(f16, Q6K, WideTile, q6_k_gemm_f16)
 QUANT_GEMM(bf16, Int8, FewStagesTile, int8_gemm_few_stages_bf16)
 QUANT_GEMM(f16, Int8, FewStagesTile, int8_gemm_few_stages_f16)
 QUANT_GEMM(bf16, Fp8, FewStagesTile, e4m3_gemm_few_stages_bf16)
 QUANT_GEMM(f16, Fp8, FewStagesTile, e4m3_gemm_few_stages_f16)
+QUANT_GEMM(bf16, Q5K, FewStagesTile, q5_k_gemm_few_stages_bf16)
+QUANT_GEMM(f16, Q5K, FewStagesTile, q5_k_gemm_few_stages_f16)
 QUANT_GEMM(bf16, Q6K, FewStagesTile, q6_k_gemm_few_stages_bf16)
 QUANT_GEMM(f16, Q6K, FewStagesTile, q6_k_gemm_few_stages_f16)
 ORDER_COLUMNS(bf16, bf16)

@@ -7,7 +7,7 @@
 
 // Parameters of the product for few rows.
 // Kernels: quant_gemv/int4_gemv*, quant_gemv/int8_gemv*, quant_gemv/e4m3_gemv*
-// Kernels: quant_gemv/q4_k_gemv*, quant_gemv/q6_k_gemv*
+// Kernels: quant_gemv/q4_k_gemv*, quant_gemv/q5_k_gemv*, quant_gemv/q6_k_gemv*
 template <class T> struct QuantGemvParams {
   ProductParams<T> product;
   PackedWeightParams weight;
@@ -17,7 +17,7 @@ template <class T> struct QuantGemvParams {
 
 // Parameters of the plain product.
 // Kernels: quant_gemv/int4_plain_*, quant_gemv/int8_plain_*, quant_gemv/e4m3_plain_*
-// Kernels: quant_gemv/q4_k_plain_*, quant_gemv/q6_k_plain_*
+// Kernels: quant_gemv/q4_k_plain_*, quant_gemv/q5_k_plain_*, quant_gemv/q6_k_plain_*
 template <class T> struct QuantPlainParams {
   ProductParams<T> product;
   PackedWeightParams weight;
@@ -76,4 +76,5 @@ FORMAT(Int4, int4)
 FORMAT(Int8, int8)
 FORMAT(Fp8, e4m3)
 FORMAT(Q4K, q4_k)
+FORMAT(Q5K, q5_k)
 FORMAT(Q6K, q6_k)

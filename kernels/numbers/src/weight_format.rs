@@ -30,7 +30,9 @@ impl WeightFormat {
         match self {
             WeightFormat::K(_) if cols.is_multiple_of(SUPER_BLOCK) => self,
             WeightFormat::K(KFormat::Q4K) => WeightFormat::Int(IntFormat::Q4_0).for_cols(cols, dense),
-            WeightFormat::K(KFormat::Q6K) => WeightFormat::Int(IntFormat::Q8_0).for_cols(cols, dense),
+            WeightFormat::K(KFormat::Q5K | KFormat::Q6K) => {
+                WeightFormat::Int(IntFormat::Q8_0).for_cols(cols, dense)
+            }
             WeightFormat::Int(format) if !format.fits(cols) => WeightFormat::Dense(dense),
             _ => self,
         }
@@ -76,10 +78,11 @@ mod tests {
 
     #[test]
     fn super_blocks_are_replaced_where_they_do_not_fit() {
-        let [q4_k, q6_k] = KFormat::ALL.map(WeightFormat::K);
+        let [q4_k, q5_k, q6_k] = KFormat::ALL.map(WeightFormat::K);
         let for_cols = |format: WeightFormat, cols| format.for_cols(cols, DType::BF16);
         assert_eq!((for_cols(q4_k, 512), for_cols(q6_k, 512)), (q4_k, q6_k));
         assert_eq!(for_cols(q4_k, 384), WeightFormat::Int(IntFormat::Q4_0));
+        assert_eq!(for_cols(q5_k, 384), WeightFormat::Int(IntFormat::Q8_0));
         assert_eq!(for_cols(q6_k, 384), WeightFormat::Int(IntFormat::Q8_0));
         assert_eq!(for_cols(WeightFormat::Fp8, 384), WeightFormat::Fp8);
     }

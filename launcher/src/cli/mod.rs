@@ -199,7 +199,7 @@ pub(crate) struct ModelArgs {
     #[serde(skip)]
     pub(crate) kv_cache_dtype: Option<KvCacheArg>,
     /// Quantize the matrices of the layers (QKV, output, gate, up, down) during loading: fp8, int8
-    /// (or eetq), q8_0, int4, q4_0, q4_k or q6_k, or on the CPU nf4. A checkpoint that is
+    /// (or eetq), q8_0, int4, q4_0, q4_k, q5_k or q6_k, or on the CPU nf4. A checkpoint that is
     /// quantized needs no flag; gptq, awq, compressed-tensors and bitsandbytes-fp4 insist on one
     #[arg(long, env = "QUANTIZE", value_name = "FORMAT", value_parser = quantize)]
     #[serde(skip)]

@@ -72,7 +72,8 @@ fn format(name: &str) -> Result<Target, String> {
         return Ok(target);
     }
     let known = all.map(Target::name).join(", ");
-    let gguf = [Quantize::Q8_0, Quantize::Q4_0, Quantize::Q4K, Quantize::Q6K].map(Quantize::name);
+    let gguf =
+        [Quantize::Q8_0, Quantize::Q4_0, Quantize::Q4K, Quantize::Q5K, Quantize::Q6K].map(Quantize::name);
     Err(if gguf.contains(&name) {
         format!(
             "`millrace convert` writes GGUF files; `millrace serve MODEL --quantize {name}` quantizes while loading. \

@@ -100,7 +100,7 @@ pub(super) fn quantize(name: &str) -> Result<Quantize, String> {
     // EETQ makes integers of 8 bits with a scale per output row too.
     let name = if name == "eetq" { Quantize::Int8.name() } else { name };
     Quantize::ALL.into_iter().find(|quantize| quantize.name() == name).ok_or_else(|| {
-        "not supported; fp8, int8, eetq, q8_0, int4, q4_0, q4_k and q6_k, and on the CPU nf4 are, for checkpoints \
+        "not supported; fp8, int8, eetq, q8_0, int4, q4_0, q4_k, q5_k and q6_k, and on the CPU nf4 are, for checkpoints \
          that are not quantized, and gptq, awq, compressed-tensors, bitsandbytes, bitsandbytes-nf4, \
          bitsandbytes-fp4 and fp8 for those that are. Omit the flag to serve a checkpoint as it is"
             .to_owned()

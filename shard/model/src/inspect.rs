@@ -392,11 +392,13 @@ mod tests {
             found.weight_bytes()
         };
         let dense = bytes(None);
-        let eight = [Quantize::Int8, Quantize::Fp8, Quantize::Q8_0, Quantize::Q6K].map(Some).map(bytes);
+        let eight = [Quantize::Int8, Quantize::Fp8, Quantize::Q8_0, Quantize::Q6K, Quantize::Q5K]
+            .map(Some)
+            .map(bytes);
         let four = [Quantize::Int4, Quantize::Nf4, Quantize::Q4_0, Quantize::Q4K].map(Some).map(bytes);
         assert!(eight.into_iter().max() < Some(dense) && four.into_iter().max() < eight.into_iter().min());
         // These replace formats of super-blocks, which no matrix of this model fits.
-        assert_eq!((eight[3], four[3]), (eight[2], four[2]));
+        assert_eq!((eight[3], eight[4], four[3]), (eight[2], eight[2], four[2]));
     }
 
     #[test]

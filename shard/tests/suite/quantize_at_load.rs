@@ -61,6 +61,14 @@ fn matrices_that_do_not_fit_a_format_are_loaded_in_another() {
             1.0,
         ),
         (
+            Quantize::Q5K,
+            Some(format!(
+                "--quantize q5_k: {dense}; 6 of 8 matrices are kept as q8_0, because 32 columns are not a multiple \
+                 of 256"
+            )),
+            0.1,
+        ),
+        (
             Quantize::Q6K,
             Some(format!(
                 "--quantize q6_k: {dense}; 6 of 8 matrices are kept as q8_0, because 32 columns are not a multiple \
@@ -119,7 +127,7 @@ fn a_gpu_multiplies_by_super_blocks() {
     let weights = MemoryWeights::random(&spec, 3);
     let exact = logits_of(&Reference, &spec, &weights, &WeightStorage::from(DType::F32));
     // A GPU rounds the scales and zero points of q4_k.
-    for (quantize, bound) in [(Quantize::Q4K, 5e-3), (Quantize::Q6K, 1e-4)] {
+    for (quantize, bound) in [(Quantize::Q4K, 5e-3), (Quantize::Q5K, 2e-3), (Quantize::Q6K, 1e-4)] {
         let storage = WeightStorage::new(DType::F32, Some(quantize));
         assert!(storage.warnings(&spec).is_empty(), "{:?}", storage.warnings(&spec));
         let want = logits_of(&Reference, &spec, &weights, &storage);

@@ -100,8 +100,15 @@ fn a_head_that_is_stored_in_blocks_is_kept() {
 #[test]
 fn a_head_is_quantized_while_it_is_loaded() {
     let cpu = cpu();
-    let integers =
-        [Quantize::Int8, Quantize::Q8_0, Quantize::Q4_0, Quantize::Int4, Quantize::Q4K, Quantize::Q6K];
+    let integers = [
+        Quantize::Int8,
+        Quantize::Q8_0,
+        Quantize::Q4_0,
+        Quantize::Int4,
+        Quantize::Q4K,
+        Quantize::Q5K,
+        Quantize::Q6K,
+    ];
     for case in TIED.into_iter().chain(["arcee", "baichuan_7b"]) {
         let model = load(&golden(case));
         for layers in integers {

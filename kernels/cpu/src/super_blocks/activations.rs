@@ -147,7 +147,7 @@ fn sums(format: KFormat, bytes: &[i8; SUPER_BLOCK]) -> [i32; SUMS] {
     }
     match format {
         KFormat::Q6K => quarters.map(|sum| -i32::from(KFormat::Q6K.offset()) * sum),
-        KFormat::Q4K => {
+        KFormat::Q4K | KFormat::Q5K => {
             let mut parts = [0u8; 16];
             for (s, pair) in quarters.as_chunks::<2>().0.iter().enumerate() {
                 // At most 32 * 127 in magnitude, so that both parts fit signed bytes.

@@ -7,7 +7,7 @@ use millrace_numbers::formats::ggml::{KFormat, SUPER_BLOCK};
 use super::super::exact::{Dequantize, byte};
 use super::super::simd::Simd;
 use super::pack::{KPanels, header_bytes};
-use super::product::{Q4K, Q6K, SubBlocks};
+use super::product::{MOST_VECTORS, Q4K, Q5K, Q6K, SubBlocks};
 
 impl Dequantize for KPanels {
     fn packed_cols(&self) -> usize {
@@ -25,6 +25,7 @@ impl Dequantize for KPanels {
                 for v in 0..2 {
                     match self.format {
                         KFormat::Q4K => super_block::<S, Q4K>(from, v, to),
+                        KFormat::Q5K => super_block::<S, Q5K>(from, v, to),
                         KFormat::Q6K => super_block::<S, Q6K>(from, v, to),
                     }
                 }
@@ -38,7 +39,7 @@ impl Dequantize for KPanels {
 #[inline(always)]
 unsafe fn super_block<S: Simd, F: SubBlocks>(from: *const u8, v: usize, to: *mut f32) {
     let (width, lane) = (2 * S::LANES, v * S::LANES);
-    let has_minima = F::FORMAT == KFormat::Q4K;
+    let has_minima = F::FORMAT.has_minima();
     // The scales follow one or two numbers of type f16, and the minima the scales.
     let scales = (header_bytes(F::FORMAT) - 16) * width;
     let minima = 12 * width;
@@ -56,7 +57,7 @@ unsafe fn super_block<S: Simd, F: SubBlocks>(from: *const u8, v: usize, to: *mut
             } else {
                 min
             };
-            let mut vectors = [S::splat_i(0); 4];
+            let mut vectors = [S::splat_i(0); MOST_VECTORS];
             for at in 0..F::VECTORS {
                 let vector = header_bytes(F::FORMAT) * width + ((s * F::VECTORS + at) * width + lane) * 4;
                 vectors[at] = S::load_i(from.add(vector).cast());

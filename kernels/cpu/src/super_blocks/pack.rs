@@ -7,6 +7,8 @@
 //! - `Q4_K`: the header is `scale` and `min` (f16) `[2][width]`, the scales `[8][width]` and the
 //!   minima `[2][width][4]`. Codes are bytes `[32][width][4]`, whose lower halves are the first
 //!   four of eight columns and whose upper halves are the other four.
+//! - `Q5_K`: as `Q4_K`, but each sub-block has `[5][width][4]` bytes. Those of the fifth vector have
+//!   the fifth bits of 32 columns: bit `i` of byte `j` is that of column `4 * i + j`.
 //! - `Q6_K`: the header is `scale` (f16) `[width]` and the scales `[16][width]`. Each sub-block has
 //!   `[3][width][4]` bytes: the lower four bits of the codes as for `Q4_K`, and the upper two bits
 //!   of 16 columns, of which columns `4 * i` to `4 * i + 3` are in bits `2 * i` and `2 * i + 1`.
@@ -44,7 +46,7 @@ pub(crate) struct RowBlocks {
 /// Returns the bytes of the header of a super-block per output.
 pub(super) const fn header_bytes(format: KFormat) -> usize {
     match format {
-        KFormat::Q4K => 4 + 8 + 8,
+        KFormat::Q4K | KFormat::Q5K => 4 + 8 + 8,
         KFormat::Q6K => 2 + 16,
     }
 }
@@ -53,6 +55,7 @@ pub(super) const fn header_bytes(format: KFormat) -> usize {
 const fn block_bytes(format: KFormat) -> usize {
     let codes = match format {
         KFormat::Q4K => SUPER_BLOCK / 2,
+        KFormat::Q5K => SUPER_BLOCK / 2 + SUPER_BLOCK / 8,
         KFormat::Q6K => SUPER_BLOCK / 2 + SUPER_BLOCK / 4,
     };
     header_bytes(format) + codes
@@ -64,17 +67,29 @@ fn put(format: KFormat, to: &mut [u8], width: usize, lane: usize, block: &SuperB
     let number = |x: f32| f16::from_f32(x).to_ne_bytes();
     let codes = header_bytes(format) * width;
     put(2 * lane, &number(block.scale));
+    if format.has_minima() {
+        put(2 * (width + lane), &number(block.min));
+        for (s, scale) in block.scales[..8].iter().enumerate() {
+            put((4 + s) * width + lane, &[scale.cast_unsigned()]);
+        }
+        for (at, four) in block.mins.as_chunks::<4>().0.iter().enumerate() {
+            put(12 * width + (at * width + lane) * 4, four);
+        }
+    }
     match format {
         KFormat::Q4K => {
-            put(2 * (width + lane), &number(block.min));
-            for (s, scale) in block.scales[..8].iter().enumerate() {
-                put((4 + s) * width + lane, &[scale.cast_unsigned()]);
-            }
-            for (at, four) in block.mins.as_chunks::<4>().0.iter().enumerate() {
-                put(12 * width + (at * width + lane) * 4, four);
-            }
             for (at, eight) in block.codes.as_chunks::<8>().0.iter().enumerate() {
                 put(codes + (at * width + lane) * 4, &low_bits(eight));
+            }
+        }
+        KFormat::Q5K => {
+            for (s, columns) in block.codes.as_chunks::<32>().0.iter().enumerate() {
+                let vector = |v: usize| codes + ((5 * s + v) * width + lane) * 4;
+                for (v, eight) in columns.as_chunks::<8>().0.iter().enumerate() {
+                    put(vector(v), &low_bits(eight));
+                }
+                let fifth = |j| (0..8).map(|i: usize| columns[4 * i + j] >> 4 << i).sum();
+                put(vector(4), &std::array::from_fn::<u8, 4, _>(fifth));
             }
         }
         KFormat::Q6K => {

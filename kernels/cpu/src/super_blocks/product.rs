@@ -3,7 +3,7 @@
 //! An output element is the sum over super-blocks of `integer * (weight scale * activation scale)`,
 //! where the integer is the sum over sub-blocks of `scale of the sub-block * (sum of code * byte)`.
 //! It is exact: for `Q6_K`, whose offset initializes the inner sum, it is at most 2^27. The minima
-//! of `Q4_K` are a second integer, `sum of minimum * (sum of bytes)`.
+//! of `Q4_K` and `Q5_K` are a second integer, `sum of minimum * (sum of bytes)`.
 
 use std::ops::Range;
 
@@ -47,10 +47,14 @@ pub(super) trait SubBlocks: 'static {
     ///
     /// # Safety
     /// The machine has the instruction set.
-    unsafe fn codes<S: Simd>(vectors: &[S::I; 4], dot: usize) -> S::I;
+    unsafe fn codes<S: Simd>(vectors: &[S::I; MOST_VECTORS], dot: usize) -> S::I;
 }
 
+/// Vectors of the format that has the most for a sub-block.
+pub(super) const MOST_VECTORS: usize = 5;
+
 pub(super) struct Q4K;
+pub(super) struct Q5K;
 pub(super) struct Q6K;
 
 impl SubBlocks for Q4K {
@@ -60,9 +64,34 @@ impl SubBlocks for Q4K {
     const DOTS: usize = 8;
 
     #[inline(always)]
-    unsafe fn codes<S: Simd>(vectors: &[S::I; 4], dot: usize) -> S::I {
+    unsafe fn codes<S: Simd>(vectors: &[S::I; MOST_VECTORS], dot: usize) -> S::I {
         // SAFETY: the caller guarantees the instruction set.
         unsafe { nibbles::<S>(vectors[dot / 2], dot) }
+    }
+}
+
+impl SubBlocks for Q5K {
+    const FORMAT: KFormat = KFormat::Q5K;
+    const COUNT: usize = 8;
+    const VECTORS: usize = 5;
+    const DOTS: usize = 8;
+
+    #[inline(always)]
+    unsafe fn codes<S: Simd>(vectors: &[S::I; MOST_VECTORS], dot: usize) -> S::I {
+        // SAFETY: the caller guarantees the instruction set.
+        unsafe {
+            let fifth = match dot {
+                0 => S::shift_left(vectors[4], 4),
+                1 => S::shift_left(vectors[4], 3),
+                2 => S::shift_left(vectors[4], 2),
+                3 => S::shift_left(vectors[4], 1),
+                4 => vectors[4],
+                5 => S::shift_right(vectors[4], 1),
+                6 => S::shift_right(vectors[4], 2),
+                _ => S::shift_right(vectors[4], 3),
+            };
+            S::or_i(nibbles::<S>(vectors[dot / 2], dot), S::and_i(fifth, S::splat_i(0x1010_1010)))
+        }
     }
 }
 
@@ -73,7 +102,7 @@ impl SubBlocks for Q6K {
     const DOTS: usize = 4;
 
     #[inline(always)]
-    unsafe fn codes<S: Simd>(vectors: &[S::I; 4], dot: usize) -> S::I {
+    unsafe fn codes<S: Simd>(vectors: &[S::I; MOST_VECTORS], dot: usize) -> S::I {
         // SAFETY: the caller guarantees the instruction set.
         unsafe {
             let upper = match dot {
@@ -104,6 +133,7 @@ impl Kernel for Product<'_> {
         unsafe {
             match self.w.format {
                 KFormat::Q4K => run::<S, Q4K>(&self),
+                KFormat::Q5K => run::<S, Q5K>(&self),
                 KFormat::Q6K => run::<S, Q6K>(&self),
             }
         }
@@ -210,7 +240,7 @@ unsafe fn dot_block<S: Simd, F: SubBlocks, const M: usize, const NV: usize>(
                 }
                 S::load_i(from.cast())
             };
-            let mut vectors = [[S::splat_i(0); 4]; NV];
+            let mut vectors = [[S::splat_i(0); MOST_VECTORS]; NV];
             let mut dots = [[S::splat_i(0); NV]; M];
             if F::FORMAT.offset() != 0 {
                 for i in 0..M {
@@ -267,7 +297,7 @@ unsafe fn add_block<S: Simd, F: SubBlocks, const M: usize, const NV: usize>(
                 let scale = S::mul(weight_scale, S::splat(*x.scale(i)));
                 sums[i][v] = S::fma_once(S::to_f32(dots[i][v]), scale, sums[i][v]);
             }
-            if F::FORMAT == KFormat::Q4K {
+            if F::FORMAT.has_minima() {
                 let weight_min = S::load_f16(numbers.add(width + v % 2 * S::LANES));
                 let at = |half: usize| w[v].add(12 * width + (half * 2 + v % 2) * 4 * S::LANES);
                 let mins = [S::load_i(at(0).cast()), S::load_i(at(1).cast())];

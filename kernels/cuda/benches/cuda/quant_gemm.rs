@@ -9,12 +9,13 @@ use crate::harness::{Bench, Result};
 use crate::products::{Room, WEIGHTS, few_rows, sized};
 
 /// Formats, and the columns that share a scale.
-pub(crate) const FORMATS: [(PackedFormat, usize); 6] = [
+pub(crate) const FORMATS: [(PackedFormat, usize); 7] = [
     (PackedFormat::Int4, 128),
     (PackedFormat::Int8, 32),
     (PackedFormat::Int8, 1 << 20),
     (PackedFormat::Fp8, 1 << 20),
     (PackedFormat::Q4K, 32),
+    (PackedFormat::Q5K, 32),
     (PackedFormat::Q6K, 32),
 ];
 

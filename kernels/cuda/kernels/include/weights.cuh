@@ -224,6 +224,27 @@ template <class T> struct Q6K : Int8<T> {
   }
 };
 
+// Q5_K: signed bytes minus a fraction. A group of 32 k has a zero point, of which the whole part is
+// in the bytes; `fraction / 128 + 1` is to be added, and the fraction is in the low 7 bits of the
+// group's word, below a scale with 16 bits of mantissa.
+template <class T> struct Q5K : Int8<T> {
+  using typename Int8<T>::Fragment;
+  static constexpr uint32_t kFraction = Q4K<T>::kFraction;
+
+  DEVICE static GroupScale group(uint32_t word) { return {__uint_as_float(word & ~kFraction), word}; }
+  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower,
+                            uint32_t magic, uint32_t (&a)[4]) {
+    Int8<T>::unpack(f, instruction, upper, lower, magic, a);
+#pragma unroll
+    for (int p = 0; p < 4; p++)
+      a[p] = fma2<T>(a[p], kOne<T>, Q4K<T>::fraction(p % 2 == 0 ? upper : lower));
+  }
+  DEVICE static float element(const uint8_t *data, int output, int k, int depth, uint32_t word) {
+    const float fraction = 1.0f + float(word & kFraction) / (kFraction + 1);
+    return Int8<T>::element(data, output, k, depth, word) + fraction;
+  }
+};
+
 // FP8 (e4m3) in rows, of which a lane has sixteen k of output g, and sixteen of output g + 8.
 template <class T> struct Fp8 {
   using UnitOrder = ByLane;

@@ -148,6 +148,9 @@ fn packed_kernel(
         (PackedFormat::Fp8, true, true) => grouped!("grouped_e4m3_wide_few_stages"),
         (PackedFormat::Q4K, false, _) => grouped!("grouped_q4_k_narrow"),
         (PackedFormat::Q4K, true, _) => grouped!("grouped_q4_k_wide"),
+        (PackedFormat::Q5K, false, _) => grouped!("grouped_q5_k_narrow"),
+        (PackedFormat::Q5K, true, false) => grouped!("grouped_q5_k_wide"),
+        (PackedFormat::Q5K, true, true) => grouped!("grouped_q5_k_wide_few_stages"),
         (PackedFormat::Q6K, false, _) => grouped!("grouped_q6_k_narrow"),
         (PackedFormat::Q6K, true, false) => grouped!("grouped_q6_k_wide"),
         (PackedFormat::Q6K, true, true) => grouped!("grouped_q6_k_wide_few_stages"),
@@ -190,6 +193,9 @@ pub fn grouped_gemm_plain(device: &Device, experts: ExpertWeights<'_>, g: &Group
                 }
                 PackedFormat::Q4K => {
                     typed!(GroupedPackedParams, "grouped_gemm", "grouped_q4_k_plain", elem)
+                }
+                PackedFormat::Q5K => {
+                    typed!(GroupedPackedParams, "grouped_gemm", "grouped_q5_k_plain", elem)
                 }
                 PackedFormat::Q6K => {
                     typed!(GroupedPackedParams, "grouped_gemm", "grouped_q6_k_plain", elem)

@@ -142,6 +142,7 @@ pub fn quant_gemm_plain(
         PackedFormat::Int8 => typed!(QuantPlainParams, "quant_gemv", "int8_plain", elem),
         PackedFormat::Fp8 => typed!(QuantPlainParams, "quant_gemv", "e4m3_plain", elem),
         PackedFormat::Q4K => typed!(QuantPlainParams, "quant_gemv", "q4_k_plain", elem),
+        PackedFormat::Q5K => typed!(QuantPlainParams, "quant_gemv", "q5_k_plain", elem),
         PackedFormat::Q6K => typed!(QuantPlainParams, "quant_gemv", "q6_k_plain", elem),
     }?;
     let params =
@@ -173,6 +174,8 @@ fn few(
         (PackedFormat::Fp8, _) => halved!(QuantGemvParams, "quant_gemv", "e4m3_gemv16", elem),
         (PackedFormat::Q4K, 8) => halved!(QuantGemvParams, "quant_gemv", "q4_k_gemv8", elem),
         (PackedFormat::Q4K, _) => halved!(QuantGemvParams, "quant_gemv", "q4_k_gemv16", elem),
+        (PackedFormat::Q5K, 8) => halved!(QuantGemvParams, "quant_gemv", "q5_k_gemv8", elem),
+        (PackedFormat::Q5K, _) => halved!(QuantGemvParams, "quant_gemv", "q5_k_gemv16", elem),
         (PackedFormat::Q6K, 8) => halved!(QuantGemvParams, "quant_gemv", "q6_k_gemv8", elem),
         (PackedFormat::Q6K, _) => halved!(QuantGemvParams, "quant_gemv", "q6_k_gemv16", elem),
     }?;
@@ -201,6 +204,8 @@ fn many(device: &Device, weight: &QuantizedWeight<'_>, p: &ProductOperands<'_>) 
         (PackedFormat::Fp8, false) => halved!(QuantGemmParams, "quant_gemm", "e4m3_gemm", elem),
         (PackedFormat::Fp8, true) => halved!(QuantGemmParams, "quant_gemm", "e4m3_gemm_few_stages", elem),
         (PackedFormat::Q4K, _) => halved!(QuantGemmParams, "quant_gemm", "q4_k_gemm", elem),
+        (PackedFormat::Q5K, false) => halved!(QuantGemmParams, "quant_gemm", "q5_k_gemm", elem),
+        (PackedFormat::Q5K, true) => halved!(QuantGemmParams, "quant_gemm", "q5_k_gemm_few_stages", elem),
         (PackedFormat::Q6K, false) => halved!(QuantGemmParams, "quant_gemm", "q6_k_gemm", elem),
         (PackedFormat::Q6K, true) => halved!(QuantGemmParams, "quant_gemm", "q6_k_gemm_few_stages", elem),
     }?;

@@ -21,6 +21,9 @@ pub enum PackedFormat {
     /// `scale * (q - zero)` with q in 0..=15 and a zero point that is not a whole number, in groups
     /// of 32 columns: blocks of GGUF's `Q4_K`.
     Q4K,
+    /// `scale * (q - zero)` with a signed 8-bit q and a fraction of a zero point, in groups of 32
+    /// columns: blocks of GGUF's `Q5_K`.
+    Q5K,
     /// `scale * s * q` with signed 8-bit q and s, and an s for 16 columns, in groups of 32 columns:
     /// blocks of GGUF's `Q6_K` and `Q3_K`.
     Q6K,
@@ -28,14 +31,20 @@ pub enum PackedFormat {
 
 impl PackedFormat {
     /// All formats.
-    pub const ALL: [PackedFormat; 5] =
-        [PackedFormat::Int4, PackedFormat::Int8, PackedFormat::Fp8, PackedFormat::Q4K, PackedFormat::Q6K];
+    pub const ALL: [PackedFormat; 6] = [
+        PackedFormat::Int4,
+        PackedFormat::Int8,
+        PackedFormat::Fp8,
+        PackedFormat::Q4K,
+        PackedFormat::Q5K,
+        PackedFormat::Q6K,
+    ];
 
     /// Bits per number.
     pub const fn bits(self) -> usize {
         match self {
             PackedFormat::Int4 | PackedFormat::Q4K => 4,
-            PackedFormat::Int8 | PackedFormat::Fp8 | PackedFormat::Q6K => 8,
+            PackedFormat::Int8 | PackedFormat::Fp8 | PackedFormat::Q5K | PackedFormat::Q6K => 8,
         }
     }
 
@@ -50,7 +59,7 @@ impl PackedFormat {
     /// Columns of the largest group that shares a scale.
     pub(crate) const fn largest_group(self) -> usize {
         match self {
-            PackedFormat::Q4K | PackedFormat::Q6K => GROUP,
+            PackedFormat::Q4K | PackedFormat::Q5K | PackedFormat::Q6K => GROUP,
             _ => 1 << 30,
         }
     }

@@ -9,19 +9,27 @@ use super::format::{GROUP, PackedFormat};
 
 /// Groups of a super-block.
 const GROUPS: usize = SUPER_BLOCK / GROUP;
-/// The largest code of `Q4_K`.
-const LARGEST_CODE: u8 = 15;
-/// Bits of the fraction of a zero point of `Q4_K`.
+/// Bits of the fraction of a zero point.
 const FRACTION_BITS: u32 = 7;
-/// The lowest bits of a word of `Q4_K`, which hold the zero point instead of the scale.
-const ZERO_BITS: u32 = FRACTION_BITS + 6;
-/// The largest zero point that the bits hold.
-const LARGEST_ZERO: f32 = 62.0;
+/// Bits of the whole part of a zero point of `Q4_K`. That of `Q5_K` is in the codes.
+const WHOLE_BITS: u32 = 6;
+
+/// The numbers of a format with minima.
+#[derive(Debug, Clone, Copy)]
+struct ZeroPoints {
+    largest_code: u8,
+    /// The largest zero point that a word, or the codes, can hold.
+    largest_zero: f32,
+}
+
+const Q4: ZeroPoints = ZeroPoints { largest_code: 15, largest_zero: 62.0 };
+const Q5: ZeroPoints = ZeroPoints { largest_code: 31, largest_zero: 126.0 };
 
 /// Returns the packed format for super-blocks of `format`.
 pub(super) const fn packed_format(format: KFormat) -> PackedFormat {
     match format {
         KFormat::Q4K => PackedFormat::Q4K,
+        KFormat::Q5K => PackedFormat::Q5K,
         KFormat::Q6K => PackedFormat::Q6K,
     }
 }
@@ -38,9 +46,14 @@ pub(super) fn pack_row(format: KFormat, blocks: &[SuperBlock], codes: &mut [u8],
         let groups = codes.as_chunks_mut::<GROUP>().0.iter_mut().zip(words);
         for (index, (codes, word)) in groups.enumerate() {
             *word = match format {
-                KFormat::Q4K => {
+                KFormat::Q4K | KFormat::Q5K => {
                     let scale = block.scale * f32::from(block.scales[index]);
-                    q4_k_group(scale, block.min * f32::from(block.mins[index]), codes)
+                    let min = block.min * f32::from(block.mins[index]);
+                    if format == KFormat::Q4K {
+                        q4_k_group(scale, min, codes)
+                    } else {
+                        q5_k_group(scale, min, codes)
+                    }
                 }
                 KFormat::Q6K => {
                     codes.iter_mut().for_each(|code| *code = code.wrapping_sub(format.offset()));
@@ -53,36 +66,57 @@ pub(super) fn pack_row(format: KFormat, blocks: &[SuperBlock], codes: &mut [u8],
     }
 }
 
-/// Returns the word of a group of weights `scale * code - min`, as `scale * (code - zero)`. The
-/// scale is rounded to 10 bits of mantissa, and the zero point to 128ths.
-///
-/// A negative zero point becomes one above 15: codes are counted from the other end, which negates
-/// the scale. A zero point that is too large becomes the largest, with a larger scale and other
-/// codes. The weights of such a group differ by less than a quarter from each other, and by at most
-/// a 120th from what they were.
+/// Returns the word of a group of `Q4_K`, with weights `scale * code - min`. The scale is rounded to
+/// 10 bits of mantissa.
 fn q4_k_group(scale: f32, min: f32, codes: &mut [u8; GROUP]) -> u32 {
-    let (mut scale, mut min) = (scale, min);
-    if scale != 0.0 && min / scale < 0.0 {
-        codes.iter_mut().for_each(|code| *code = LARGEST_CODE - *code);
-        min -= f32::from(LARGEST_CODE) * scale;
-        scale = -scale;
+    let (scale, whole, fraction) = Q4.group(scale, min, codes);
+    rounded(scale, FRACTION_BITS + WHOLE_BITS) | whole << FRACTION_BITS | fraction
+}
+
+/// Returns the word of a group of `Q5_K`, and makes its codes signed bytes. The scale is rounded to
+/// 16 bits of mantissa.
+fn q5_k_group(scale: f32, min: f32, codes: &mut [u8; GROUP]) -> u32 {
+    let (scale, whole, fraction) = Q5.group(scale, min, codes);
+    // At least -127 and at most 30.
+    codes.iter_mut().for_each(|code| *code = code.wrapping_sub(whole as u8));
+    rounded(scale, FRACTION_BITS) | fraction
+}
+
+/// Returns the bits of a scale, the lowest of which are zeros.
+fn rounded(scale: f32, zeros: u32) -> u32 {
+    (scale.to_bits() + (1 << (zeros - 1))) >> zeros << zeros
+}
+
+impl ZeroPoints {
+    /// Returns weights `scale * code - min` as `scale * (code - zero)`: the scale, and a whole
+    /// number of at least 1 and a number of 128ths, so that the zero point is the whole number
+    /// minus 1 minus the 128ths.
+    ///
+    /// A negative zero point becomes one above the largest code: codes are counted from the other
+    /// end, which negates the scale. A zero point that is too large becomes the largest, with a
+    /// larger scale and other codes. The weights of such a group differ by less than a quarter from
+    /// each other, and by at most a 120th from what they were.
+    fn group(self, scale: f32, min: f32, codes: &mut [u8; GROUP]) -> (f32, u32, u32) {
+        let ZeroPoints { largest_code, largest_zero } = self;
+        let (mut scale, mut min) = (scale, min);
+        if scale != 0.0 && min / scale < 0.0 {
+            codes.iter_mut().for_each(|code| *code = largest_code - *code);
+            min -= f32::from(largest_code) * scale;
+            scale = -scale;
+        }
+        if scale == 0.0 || min / scale > largest_zero {
+            let larger = min / largest_zero;
+            // A group of zeros has no scale either.
+            let ratio = if larger == 0.0 { 0.0 } else { scale / larger };
+            codes.iter_mut().for_each(|code| *code = (f32::from(*code) * ratio).round() as u8);
+            scale = larger;
+        }
+        let zero = if scale == 0.0 { 0.0 } else { min / scale };
+        let one = 1 << FRACTION_BITS;
+        let steps = (zero * one as f32).round() as u32 + one;
+        let whole = steps.div_ceil(one);
+        (scale, whole, whole * one - steps)
     }
-    if scale == 0.0 || min / scale > LARGEST_ZERO {
-        let larger = min / LARGEST_ZERO;
-        // A group of zeros has no scale either.
-        let ratio = if larger == 0.0 { 0.0 } else { scale / larger };
-        codes.iter_mut().for_each(|code| *code = (f32::from(*code) * ratio).round() as u8);
-        scale = larger;
-    }
-    let zero = if scale == 0.0 { 0.0 } else { min / scale };
-    let whole_of = 1 << FRACTION_BITS;
-    // The zero point is `whole - 1 - fraction`.
-    let steps = (zero * whole_of as f32).round() as u32 + whole_of;
-    let whole = steps.div_ceil(whole_of);
-    let fraction = whole * whole_of - steps;
-    let half = 1 << (ZERO_BITS - 1);
-    let rounded = (scale.to_bits() + half) >> ZERO_BITS << ZERO_BITS;
-    rounded | whole << FRACTION_BITS | fraction
 }
 
 #[cfg(test)]
@@ -90,43 +124,67 @@ mod tests {
     use super::*;
 
     /// Returns the weights that the kernels compute from a word and codes.
-    fn weights(word: u32, codes: [u8; GROUP]) -> [f32; GROUP] {
-        let scale = f32::from_bits(word >> 13 << 13);
-        let zero = (word >> 7 & 63) as f32 - 1.0 - (word & 127) as f32 / 128.0;
-        codes.map(|code| scale * (f32::from(code) - zero))
+    fn weights(format: KFormat, word: u32, codes: [u8; GROUP]) -> [f32; GROUP] {
+        let fraction = 1.0 + (word & 127) as f32 / 128.0;
+        match format {
+            KFormat::Q4K => codes.map(|code| {
+                assert!(code <= 15);
+                let zero = (word >> 7 & 63) as f32 - fraction;
+                f32::from_bits(word >> 13 << 13) * (f32::from(code) - zero)
+            }),
+            _ => {
+                codes.map(|code| f32::from_bits(word >> 7 << 7) * (f32::from(code.cast_signed()) + fraction))
+            }
+        }
+    }
+
+    fn group(format: KFormat, scale: f32, min: f32, codes: &mut [u8; GROUP]) -> u32 {
+        match format {
+            KFormat::Q4K => q4_k_group(scale, min, codes),
+            _ => q5_k_group(scale, min, codes),
+        }
     }
 
     /// The largest error of a group, relative to its largest weight.
-    fn error(scale: f32, min: f32) -> f32 {
-        let stored: [u8; GROUP] = std::array::from_fn(|at| (at % 16) as u8);
+    fn error(format: KFormat, scale: f32, min: f32) -> f32 {
+        let most = if format == KFormat::Q4K { 16 } else { 32 };
+        let stored: [u8; GROUP] = std::array::from_fn(|at| (at % most) as u8);
         let want = stored.map(|code| scale * f32::from(code) - min);
         let mut codes = stored;
-        let word = q4_k_group(scale, min, &mut codes);
-        assert!(codes.iter().all(|code| *code <= LARGEST_CODE), "{codes:?}");
+        let word = group(format, scale, min, &mut codes);
         let largest = want.iter().fold(0f32, |most, x| most.max(x.abs()));
         let far = |(got, want): (f32, f32)| (got - want).abs() / largest.max(f32::MIN_POSITIVE);
-        weights(word, codes).into_iter().zip(want).map(far).fold(0.0, f32::max)
+        weights(format, word, codes).into_iter().zip(want).map(far).fold(0.0, f32::max)
     }
+
+    const WITH_MINIMA: [KFormat; 2] = [KFormat::Q4K, KFormat::Q5K];
 
     #[test]
     fn groups_keep_their_weights_with_any_sign_of_scale_and_minimum() {
         for zero in [0.0, 0.3, 7.5, 14.99, 20.0, 61.9, 62.0, -0.4, -3.7, -30.0] {
-            for scale in [0.01, -0.01, 1e-6, 3000.0] {
-                let far = error(scale, scale * zero);
-                assert!(far < 1.0 / 1000.0, "zero point {zero}, scale {scale}: {far}");
+            for (scale, format) in
+                [0.01, -0.01, 1e-6, 3000.0].into_iter().flat_map(|scale| WITH_MINIMA.map(|f| (scale, f)))
+            {
+                let far = error(format, scale, scale * zero);
+                assert!(far < 1.0 / 1000.0, "{format:?}, zero point {zero}, scale {scale}: {far}");
             }
         }
     }
 
     #[test]
     fn groups_with_a_small_range_keep_their_weights_nearly() {
-        for (scale, min) in [(0.01, 0.63), (0.001, 5.0), (0.001, -5.0), (-0.01, 0.63), (-0.01, 2.0)] {
-            let far = error(scale, min);
-            assert!(far < 1.0 / 120.0, "scale {scale}, minimum {min}: {far}");
+        for format in WITH_MINIMA {
+            for (scale, min) in [(0.01, 0.63), (0.001, 5.0), (0.001, -5.0), (-0.01, 0.63), (-0.01, 2.0)] {
+                let far = error(format, scale, min);
+                assert!(far < 1.0 / 120.0, "{format:?}, scale {scale}, minimum {min}: {far}");
+            }
+            for min in [0.75, -0.75] {
+                assert!(error(format, 0.0, min) < 1.0 / 1000.0, "{format:?}, minimum {min}");
+            }
+            let mut codes = [9; GROUP];
+            let word = group(format, 0.0, 0.0, &mut codes);
+            assert_eq!(weights(format, word, codes), [0.0; GROUP]);
         }
-        assert!(error(0.0, 0.75) < 1.0 / 1000.0 && error(0.0, -0.75) < 1.0 / 1000.0);
-        let mut codes = [9; GROUP];
-        assert_eq!(weights(q4_k_group(0.0, 0.0, &mut codes), codes), [0.0; GROUP]);
     }
 
     #[test]

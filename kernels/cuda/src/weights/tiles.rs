@@ -37,7 +37,7 @@ pub(super) fn pack_tiles(format: PackedFormat, codes: &[u8], depth: usize, to: &
                         to.copy_from_slice(&nibbles(pairs(instruction)).to_le_bytes());
                     }
                 }
-                PackedFormat::Int8 | PackedFormat::Q6K => {
+                PackedFormat::Int8 | PackedFormat::Q5K | PackedFormat::Q6K => {
                     for (half, to) in to.chunks_exact_mut(8).enumerate() {
                         let [upper, lower] = pairs(load * 2 + half);
                         to[..4].copy_from_slice(&interleaved(upper));

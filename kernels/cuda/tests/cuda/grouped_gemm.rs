@@ -201,6 +201,7 @@ fn packed_experts(rng: &mut Rng, format: PackedFormat, case: &Case) -> Quantized
             return bytes(rng, inputs, experts * outputs, format == PackedFormat::Fp8);
         }
         PackedFormat::Q4K => return k_quants::blocks(rng, KFormat::Q4K, experts, inputs, outputs),
+        PackedFormat::Q5K => return k_quants::blocks(rng, KFormat::Q5K, experts, inputs, outputs),
         PackedFormat::Q6K => return k_quants::blocks(rng, KFormat::Q6K, experts, inputs, outputs),
     }
     let mut part = || gptq(rng, inputs, outputs, inputs.min(64), Groups::Natural);
@@ -214,7 +215,7 @@ fn packed_experts(rng: &mut Rng, format: PackedFormat, case: &Case) -> Quantized
 
 fn check_packed(rng: &mut Rng, format: PackedFormat, elem: Elem, rows: usize) {
     let mut case = Case::random(rng, elem, rows);
-    let in_super_blocks = matches!(format, PackedFormat::Q4K | PackedFormat::Q6K);
+    let in_super_blocks = matches!(format, PackedFormat::Q4K | PackedFormat::Q5K | PackedFormat::Q6K);
     let multiple = if in_super_blocks { 256 } else { 8 };
     while case.experts > 8 || !case.inputs.is_multiple_of(multiple) {
         case = Case::random(rng, elem, rows);

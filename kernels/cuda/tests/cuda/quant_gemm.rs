@@ -207,7 +207,9 @@ fn size(case: &Case, dense: &[f64]) -> f32 {
 /// type of x; a sum of such errors is much smaller than their bound.
 pub(crate) fn of_size(format: PackedFormat, elem: Elem) -> f32 {
     match format {
-        PackedFormat::Q4K | PackedFormat::Q6K if elem != Elem::F32 => precision(elem) / 8.0,
+        PackedFormat::Q4K | PackedFormat::Q5K | PackedFormat::Q6K if elem != Elem::F32 => {
+            precision(elem) / 8.0
+        }
         _ => 1e-7,
     }
 }

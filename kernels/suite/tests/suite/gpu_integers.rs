@@ -125,12 +125,12 @@ proptest! {
     /// Blocks of K-quants of a GGUF file, whole and cut, and weights that are quantized to them.
     #[test]
     fn k_quants_match_the_reference(
-        n in 1usize..80, blocks in 1usize..4, rows in 3usize..40, kind in 0usize..5, dtype in 0usize..3,
+        n in 1usize..80, blocks in 1usize..4, rows in 3usize..40, kind in 0usize..7, dtype in 0usize..3,
         invariant: bool, cut: bool, seed: u64,
     ) {
         let (dtype, whole) = (DTYPES[dtype], SUPER_BLOCK * blocks);
         let device = gpu(dtype, invariant);
-        let kinds = [BlockType::Q4K, BlockType::Q6K, BlockType::Q3K];
+        let kinds = [BlockType::Q4K, BlockType::Q5K, BlockType::Q6K, BlockType::Q3K];
         let Some(kind) = kinds.get(kind) else {
             let format = WeightFormat::K(KFormat::ALL[kind - kinds.len()]);
             let case = Case::new((n, whole, rows), false, format, seed).rounded(|x| dtype.round(x));
@@ -248,12 +248,12 @@ proptest! {
     /// that each expert has padding.
     #[test]
     fn experts_in_few_bits_match_the_reference(
-        n in 1usize..60, sizes in (1usize..4, 1usize..4), fewer in 0usize..32, format in 0usize..7, biased: bool,
+        n in 1usize..60, sizes in (1usize..4, 1usize..4), fewer in 0usize..32, format in 0usize..8, biased: bool,
         seed: u64,
     ) {
         let format = match format {
             4 => WeightFormat::Fp8,
-            5 | 6 => WeightFormat::K(KFormat::ALL[format - 5]),
+            5..8 => WeightFormat::K(KFormat::ALL[format - 5]),
             _ => WeightFormat::Int(QUANTIZED[format]),
         };
         let (unit, fewer) = match format {
@@ -265,7 +265,7 @@ proptest! {
         let case = experts::Case::new(sizes, router(4), false, format, seed);
         let case = if biased { case.biased(seed) } else { case };
         let want = case.run(&Reference);
-        let bound = if format == WeightFormat::K(KFormat::Q4K) { 2e-3 } else { 1e-4 };
+        let bound = if matches!(format, WeightFormat::K(_)) { 2e-3 } else { 1e-4 };
         assert_close(format.name(), &case.run(&gpu(DType::F32, false)), &want, bound);
         // Activations are rounded three times.
         assert_close(format.name(), &case.run(&gpu(DType::F16, false)), &want, 1e-2);
@@ -318,7 +318,7 @@ fn weights_that_the_kernels_cannot_hold_are_not_kept() {
     assert!(kept(matrix(4, 32, DType::BF16).gptq(true, false)));
     assert!(!kept(matrix(4, 32, DType::F32).gptq(true, false)), "scales of 23 bits of mantissa");
     assert!(!kept(matrix(8, 64, DType::F16).signed_bytes(false, 1.0)), "zero points of bytes");
-    let blocks = [BlockType::Q2K, BlockType::Q5K, BlockType::Q4_1, BlockType::IQ4_NL]
+    let blocks = [BlockType::Q2K, BlockType::Q5_1, BlockType::Q4_1, BlockType::IQ4_NL]
         .map(|kind| kept(blocks::matrix(kind, 4, 256, 1)));
     assert_eq!(blocks, [false; 4], "blocks with other minima, and tables");
     let mixed = [BlockType::Q4K, BlockType::Q6K].map(|kind| Part::whole(blocks::matrix(kind, 4, 256, 1)));
@@ -368,7 +368,7 @@ fn matrices_take_few_bytes() {
         let bytes = device.matrix_bytes(512, 2048, WeightFormat::Int(format));
         assert_eq!(bytes as f64 * 8.0 / (512.0 * 2048.0), bits, "{}", format.name());
     }
-    for (format, bits) in KFormat::ALL.into_iter().zip([5, 9]) {
+    for (format, bits) in KFormat::ALL.into_iter().zip([5, 9, 9]) {
         let bytes = device.matrix_bytes(512, 2048, WeightFormat::K(format));
         assert_eq!(bytes, 512 * 2048 * bits / 8, "{}", format.name());
     }

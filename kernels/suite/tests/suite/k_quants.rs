@@ -26,7 +26,7 @@ proptest! {
 
     #[test]
     fn products_match_the_reference_with_rounded_activations(
-        n in 1usize..20, blocks in 1usize..5, out in 1usize..100, bias: bool, format in 0usize..2, seed: u64,
+        n in 1usize..20, blocks in 1usize..5, out in 1usize..100, bias: bool, format in 0usize..3, seed: u64,
     ) {
         let format = KFormat::ALL[format];
         let case = Case::uneven((n, SUPER_BLOCK * blocks, out), 48, bias, WeightFormat::K(format), seed);
@@ -39,7 +39,7 @@ proptest! {
     /// Exact activations are multiplied in f32, by the weights that the super-blocks stand for.
     #[test]
     fn exact_activations_are_not_rounded(
-        n in 1usize..20, blocks in 1usize..12, out in 1usize..100, bias: bool, format in 0usize..2, seed: u64,
+        n in 1usize..20, blocks in 1usize..12, out in 1usize..100, bias: bool, format in 0usize..3, seed: u64,
     ) {
         let format = KFormat::ALL[format];
         let case = Case::uneven((n, SUPER_BLOCK * blocks, out), 48, bias, WeightFormat::K(format), seed);
@@ -53,7 +53,7 @@ proptest! {
     /// All instruction sets compute the same bits, with any number of threads and rows.
     #[test]
     fn all_instruction_sets_agree_bit_for_bit(
-        n in 1usize..30, blocks in 1usize..6, out in 1usize..200, bias: bool, format in 0usize..2, seed: u64,
+        n in 1usize..30, blocks in 1usize..6, out in 1usize..200, bias: bool, format in 0usize..3, seed: u64,
     ) {
         let format = WeightFormat::K(KFormat::ALL[format]);
         Case::uneven((n, SUPER_BLOCK * blocks, out), 48, bias, format, seed).check_rows_and_threads(&CPUS);
@@ -76,6 +76,11 @@ proptest! {
         let block = KFormat::Q4K.from_file(&bytes);
         prop_assert_eq!(values(KFormat::Q4K, &block), gguf_q4_k(&bytes));
         prop_assert_eq!(KFormat::Q4K.to_file(&block), &bytes[..]);
+
+        bytes.extend_from_slice(&[0x5a; 32]);
+        let block = KFormat::Q5K.from_file(&bytes);
+        prop_assert_eq!(values(KFormat::Q5K, &block), gguf_q5_k(&bytes));
+        prop_assert_eq!(KFormat::Q5K.to_file(&block), &bytes[..]);
     }
 
     /// Weights become near values, and quantized weights stay what they are.
@@ -92,6 +97,7 @@ proptest! {
                 // super-block.
                 let bound = match format {
                     KFormat::Q4K => (high - low) / 13.0 + 0.2,
+                    KFormat::Q5K => (high - low) / 29.0 + 0.2,
                     KFormat::Q6K => high.max(-low) / 31.0 + 0.02,
                 };
                 for (weight, rounded) in weights.iter().zip(rounded) {
@@ -109,8 +115,19 @@ fn values(format: KFormat, block: &SuperBlock) -> Vec<f32> {
 /// The values of a block of type Q4_K by its definition: `d`, `dmin`, 12 bytes with eight scales
 /// and eight minima of 6 bits, and 128 bytes. Each 32 of these hold 64 codes.
 fn gguf_q4_k(block: &[u8]) -> Vec<f32> {
+    gguf_with_minima(block, &block[16..], |_, _| 0)
+}
+
+/// The values of a block of type Q5_K by its definition: as Q4_K, with 32 bytes before the codes,
+/// whose bits are the fifth ones of 32 columns each.
+fn gguf_q5_k(block: &[u8]) -> Vec<f32> {
+    gguf_with_minima(block, &block[48..], |j, l| (block[16 + l] >> j & 1) << 4)
+}
+
+/// `fifth(j, l)` is the fifth bit of a code.
+fn gguf_with_minima(block: &[u8], qs: &[u8], fifth: impl Fn(usize, usize) -> u8) -> Vec<f32> {
     let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
-    let (d, dmin, s, qs) = (half(0), half(2), &block[4..16], &block[16..]);
+    let (d, dmin, s) = (half(0), half(2), &block[4..16]);
     let mut y = Vec::new();
     for chunk in 0..4 {
         for nibble in 0..2 {
@@ -121,7 +138,7 @@ fn gguf_q4_k(block: &[u8]) -> Vec<f32> {
                 ((s[j + 4] & 15) | ((s[j - 4] >> 6) << 4), (s[j + 4] >> 4) | ((s[j] >> 6) << 4))
             };
             for l in 0..32 {
-                let q = (qs[32 * chunk + l] >> (4 * nibble)) & 15;
+                let q = (qs[32 * chunk + l] >> (4 * nibble)) & 15 | fifth(j, l);
                 y.push(d * f32::from(scale) * f32::from(q) - dmin * f32::from(min));
             }
         }
@@ -162,7 +179,7 @@ fn the_search_reduces_the_error() {
     let error = |rounded: &[f32]| -> f64 {
         weights.iter().zip(rounded).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>() / weights.len() as f64
     };
-    for (format, at_most) in [(KFormat::Q4K, 0.93), (KFormat::Q6K, 0.93)] {
+    for (format, at_most) in [(KFormat::Q4K, 0.93), (KFormat::Q5K, 0.97), (KFormat::Q6K, 0.93)] {
         let mut searched = weights.clone();
         format.round(&mut searched, SUPER_BLOCK).unwrap();
         let mut plain = weights.clone();
@@ -171,6 +188,7 @@ fn the_search_reduces_the_error() {
             let high = sub_block.iter().copied().fold(0f32, f32::max);
             let (low, scale) = match format {
                 KFormat::Q4K => (low, (high - low) / 15.0),
+                KFormat::Q5K => (low, (high - low) / 31.0),
                 KFormat::Q6K => (0.0, high.max(-low) / 31.0),
             };
             sub_block.iter_mut().for_each(|x| *x = ((*x - low) / scale).round() * scale + low);
@@ -231,7 +249,7 @@ fn inputs_that_are_not_finite_stay_visible() {
 #[test]
 fn matrices_take_few_bytes() {
     for cpu in CPUS.iter() {
-        for (format, bits) in [(KFormat::Q4K, 4.625), (KFormat::Q6K, 6.5625)] {
+        for (format, bits) in [(KFormat::Q4K, 4.625), (KFormat::Q5K, 5.625), (KFormat::Q6K, 6.5625)] {
             let bytes = cpu.matrix_bytes(512, 2048, WeightFormat::K(format));
             assert_eq!(bytes as f64 * 8.0 / (512.0 * 2048.0), bits, "{}", format.name());
             assert_eq!(bytes, format.bytes(512, 2048));

@@ -64,6 +64,8 @@ pub enum Quantize {
     Int4,
     /// 4-bit integers in super-blocks of 256 columns (GGUF's Q4_K).
     Q4K,
+    /// 5-bit integers in super-blocks of 256 columns (GGUF's Q5_K).
+    Q5K,
     /// 6-bit integers in super-blocks of 256 columns (GGUF's Q6_K).
     Q6K,
     /// 4-bit codes into a table of quantiles, in groups of 64 columns, on the CPU.
@@ -135,13 +137,14 @@ pub enum StorageError {
 
 impl Quantize {
     /// All values.
-    pub const ALL: [Quantize; 14] = [
+    pub const ALL: [Quantize; 15] = [
         Quantize::Fp8,
         Quantize::Int8,
         Quantize::Q8_0,
         Quantize::Q4_0,
         Quantize::Int4,
         Quantize::Q4K,
+        Quantize::Q5K,
         Quantize::Q6K,
         Quantize::Nf4,
         Quantize::Gptq,
@@ -161,6 +164,7 @@ impl Quantize {
             Quantize::Q4_0 => IntFormat::Q4_0.name(),
             Quantize::Int4 => IntFormat::Int4.name(),
             Quantize::Q4K => KFormat::Q4K.name(),
+            Quantize::Q5K => KFormat::Q5K.name(),
             Quantize::Q6K => KFormat::Q6K.name(),
             Quantize::Nf4 => "nf4",
             Quantize::Gptq => Gptq::NAME,
@@ -182,6 +186,7 @@ impl Quantize {
             Quantize::Q4_0 => Some(WeightFormat::Int(IntFormat::Q4_0)),
             Quantize::Int4 => Some(WeightFormat::Int(IntFormat::Int4)),
             Quantize::Q4K => Some(WeightFormat::K(KFormat::Q4K)),
+            Quantize::Q5K => Some(WeightFormat::K(KFormat::Q5K)),
             Quantize::Q6K => Some(WeightFormat::K(KFormat::Q6K)),
             Quantize::Nf4 | Quantize::BitsandbytesNf4 => Some(WeightFormat::Nf4),
             Quantize::Gptq | Quantize::Awq | Quantize::CompressedTensors | Quantize::BitsandbytesFp4 => None,

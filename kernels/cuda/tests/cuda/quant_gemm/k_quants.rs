@@ -13,9 +13,9 @@ use crate::gemv::{Case, Room};
 /// Columns of a group on the device.
 const GROUP: usize = 32;
 
-/// A random super-block with weights of at most about 1. Zero points of `Q4_K` are between 0 and 62.
+/// A random super-block with weights of at most about 1. Zero points are between 0 and 62.
 fn super_block(rng: &mut Rng, format: KFormat) -> SuperBlock {
-    let size = if format == KFormat::Q4K { 1e-3 } else { 2e-4 };
+    let size = if format == KFormat::Q6K { 2e-4 } else { 1e-3 };
     let half = |rng: &mut Rng| f16::from_f32(size * (1.5 + rng.unit())).to_f32();
     let mut block = SuperBlock {
         scale: half(rng),
@@ -24,17 +24,18 @@ fn super_block(rng: &mut Rng, format: KFormat) -> SuperBlock {
         mins: [0; 8],
         codes: std::array::from_fn(|_| rng.below(64) as u8),
     };
-    if format == KFormat::Q4K {
+    if format.has_minima() {
         block.min = half(rng);
         block.scales = std::array::from_fn(|at| if at < 8 { 8 + rng.below(56) as i8 } else { 0 });
         block.mins = std::array::from_fn(|_| rng.below(64) as u8);
-        block.codes.iter_mut().for_each(|code| *code &= 15);
+        let most = if format == KFormat::Q4K { 15 } else { 31 };
+        block.codes.iter_mut().for_each(|code| *code &= most);
     }
     block
 }
 
-/// A weight of a block as the kernels compute it: `Q4_K` has scales of 10 bits of mantissa, and
-/// zero points in 128ths.
+/// A weight of a block as the kernels compute it: `Q4_K` has scales of 10 bits of mantissa, `Q5_K` of
+/// 16, and both have zero points in 128ths.
 fn kept(format: KFormat, block: &SuperBlock, col: usize) -> f64 {
     if format == KFormat::Q6K {
         return f64::from(format.value(block, col));
@@ -42,7 +43,7 @@ fn kept(format: KFormat, block: &SuperBlock, col: usize) -> f64 {
     let group = col / GROUP;
     let scale = f64::from(block.scale) * f64::from(block.scales[group]);
     let zero = f64::from(block.min) * f64::from(block.mins[group]) / scale;
-    let unit = scale.log2().floor().exp2() / 1024.0;
+    let unit = scale.log2().floor().exp2() / if format == KFormat::Q4K { 1024.0 } else { 65536.0 };
     (scale / unit).round() * unit * (f64::from(block.codes[col]) - (zero * 128.0).round() / 128.0)
 }
 
@@ -58,7 +59,11 @@ pub(crate) fn blocks(
         (0..count * outputs * inputs / SUPER_BLOCK).map(|_| super_block(rng, format)).collect();
     let dense = all.iter().flat_map(|block| (0..SUPER_BLOCK).map(|col| kept(format, block, col))).collect();
     let bytes: Vec<u8> = all.iter().flat_map(|block| format.to_file(block)).collect();
-    let kind = if format == KFormat::Q4K { BlockType::Q4K } else { BlockType::Q6K };
+    let kind = match format {
+        KFormat::Q4K => BlockType::Q4K,
+        KFormat::Q5K => BlockType::Q5K,
+        KFormat::Q6K => BlockType::Q6K,
+    };
     let (encoding, rows) = (Encoding::Blocks(kind), count * outputs);
     let part = Part::whole(HostTensor { encoding, rows, cols: inputs, bytes: bytes.into() });
     QuantizedWeight { packed: PackedWeight::pack(&[part], count, WeightFormat::K(format)).unwrap(), dense }

@@ -11,7 +11,7 @@
 //! | `tables` | codes that index a table of 16 numbers |
 //! | `grids` | codes that stand for four or eight weights at once |
 //! | `ternary` | weights that are -1, 0 or 1, times a scale, also without 0 |
-//! | `k_quants` | `Q4_K` and `Q6_K`, which devices keep and weights are quantized to |
+//! | `k_quants` | `Q4_K`, `Q5_K` and `Q6_K`, which devices keep and weights are quantized to |
 //! | `rows` | rows of blocks without rounding, for devices |
 
 mod grids;
@@ -110,7 +110,7 @@ block_types! {
     /// Codes of 4 bits in 8 sub-blocks with scales and minima of 6 bits.
     Q4K = 12, "Q4_K", SUPER_BLOCK, KFormat::Q4K.file_bytes(), super_blocks::decode_q4_k;
     /// Codes of 5 bits in 8 sub-blocks with scales and minima of 6 bits.
-    Q5K = 13, "Q5_K", SUPER_BLOCK, 176, super_blocks::decode_q5_k;
+    Q5K = 13, "Q5_K", SUPER_BLOCK, KFormat::Q5K.file_bytes(), super_blocks::decode_q5_k;
     /// Codes of 6 bits in 16 sub-blocks with scales of 8 bits.
     Q6K = 14, "Q6_K", SUPER_BLOCK, KFormat::Q6K.file_bytes(), super_blocks::decode_q6_k;
     /// `table[code] * scale`: scale, codes as in `Q4_0`.

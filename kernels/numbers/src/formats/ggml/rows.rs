@@ -12,12 +12,12 @@ use crate::{Encoding, Error, IntFormat, Part, Result, WeightFormat};
 /// blocks.
 ///
 /// Codes of 5 bits become codes of 8 bits, and blocks of `Q3_K` become blocks of `Q6_K`. There is
-/// no such format for blocks with minima other than those of `Q4_K`, if the parts need different
-/// formats, or if the columns of a part begin or end within a block.
+/// no such format for blocks with minima other than those of `Q4_K` and `Q5_K`, if the parts need
+/// different formats, or if the columns of a part begin or end within a block.
 pub fn exact_blocks(parts: &[Part]) -> Option<WeightFormat> {
     let kinds: Vec<BlockType> = parts.iter().map(whole_blocks).collect::<Option<_>>()?;
     let all = |some: &[BlockType]| !kinds.is_empty() && kinds.iter().all(|kind| some.contains(kind));
-    use BlockType::{IQ4_NL, Q3K, Q4_0, Q4K, Q5_0, Q6K, Q8_0};
+    use BlockType::{IQ4_NL, Q3K, Q4_0, Q4K, Q5_0, Q5K, Q6K, Q8_0};
     if all(&[Q4_0]) {
         Some(WeightFormat::Int(IntFormat::Q4_0))
     } else if all(&[IQ4_NL]) {
@@ -27,6 +27,8 @@ pub fn exact_blocks(parts: &[Part]) -> Option<WeightFormat> {
         Some(WeightFormat::Int(IntFormat::Q8_0))
     } else if all(&[Q4K]) {
         Some(WeightFormat::K(KFormat::Q4K))
+    } else if all(&[Q5K]) {
+        Some(WeightFormat::K(KFormat::Q5K))
     } else if all(&[Q3K, Q6K]) {
         Some(WeightFormat::K(KFormat::Q6K))
     } else {
@@ -97,6 +99,7 @@ impl<'a> BlockRows<'a> {
             let block = match kind {
                 BlockType::Q3K => widened(bytes),
                 BlockType::Q4K => KFormat::Q4K.from_file(bytes),
+                BlockType::Q5K => KFormat::Q5K.from_file(bytes),
                 _ => KFormat::Q6K.from_file(bytes),
             };
             if !(block.scale.is_finite() && block.min.is_finite()) {

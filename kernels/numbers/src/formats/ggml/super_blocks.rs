@@ -13,6 +13,10 @@ pub(super) fn decode_q4_k(block: &[u8], out: &mut [f32]) {
     decode_known(KFormat::Q4K, block, out);
 }
 
+pub(super) fn decode_q5_k(block: &[u8], out: &mut [f32]) {
+    decode_known(KFormat::Q5K, block, out);
+}
+
 pub(super) fn decode_q6_k(block: &[u8], out: &mut [f32]) {
     decode_known(KFormat::Q6K, block, out);
 }
@@ -59,18 +63,4 @@ pub(super) fn q3_k_code(block: &[u8], col: usize) -> i8 {
 pub(super) fn two_bits(codes: &[u8], col: usize) -> u8 {
     let (half, at) = (col / 128, col % 128);
     codes[32 * half + at % 32] >> (2 * (at / 32)) & 3
-}
-
-/// Decodes factors of scales and minima, scales and minima `[12]` as those of `Q4_K`, fifth bits
-/// `[32]`, and the other bits `[128]` as those of `Q4_K`.
-pub(super) fn decode_q5_k(block: &[u8], out: &mut [f32]) {
-    // The same bytes without the fifth bits are a block of Q4_K.
-    let mut others = [0; KFormat::Q4K.file_bytes()];
-    others[..16].copy_from_slice(&block[..16]);
-    others[16..].copy_from_slice(&block[48..]);
-    let mut known = KFormat::Q4K.from_file(&others);
-    for (col, code) in known.codes.iter_mut().enumerate() {
-        *code |= (block[16 + col % EIGHTH] >> (col / EIGHTH) & 1) << 4;
-    }
-    out.iter_mut().enumerate().for_each(|(col, out)| *out = KFormat::Q4K.value(&known, col));
 }

@@ -4,9 +4,9 @@
 //! a scale for 16 or 32 columns costs as little memory as one for a whole super-block would with
 //! integers alone. The formats are by Iwan Kawrakow (llama.cpp).
 
-mod q4_k;
 mod q6_k;
 mod super_block;
+mod with_minima;
 
 pub use super_block::{SUPER_BLOCK, SuperBlock};
 
@@ -18,6 +18,8 @@ pub enum KFormat {
     /// Codes of 4 bits in 8 sub-blocks of 32 columns. Each has a scale and a minimum of 6 bits:
     /// `weight = scale * scales[s] * code - min * mins[s]`.
     Q4K,
+    /// Codes of 5 bits, otherwise as [`KFormat::Q4K`].
+    Q5K,
     /// Codes of 6 bits in 16 sub-blocks of 16 columns. Each has a signed scale of 8 bits: `weight =
     /// scale * scales[s] * (code - 32)`.
     Q6K,
@@ -25,12 +27,13 @@ pub enum KFormat {
 
 impl KFormat {
     /// All formats.
-    pub const ALL: [KFormat; 2] = [KFormat::Q4K, KFormat::Q6K];
+    pub const ALL: [KFormat; 3] = [KFormat::Q4K, KFormat::Q5K, KFormat::Q6K];
 
     /// Returns the name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             KFormat::Q4K => "q4_k",
+            KFormat::Q5K => "q5_k",
             KFormat::Q6K => "q6_k",
         }
     }
@@ -38,7 +41,7 @@ impl KFormat {
     /// Returns the columns of a sub-block.
     pub const fn sub_block(self) -> usize {
         match self {
-            KFormat::Q4K => 32,
+            KFormat::Q4K | KFormat::Q5K => 32,
             KFormat::Q6K => 16,
         }
     }
@@ -46,15 +49,21 @@ impl KFormat {
     /// Returns the number that is subtracted from a code before it is scaled.
     pub const fn offset(self) -> u8 {
         match self {
-            KFormat::Q4K => 0,
+            KFormat::Q4K | KFormat::Q5K => 0,
             KFormat::Q6K => 32,
         }
+    }
+
+    /// Returns whether sub-blocks have minima.
+    pub const fn has_minima(self) -> bool {
+        matches!(self, KFormat::Q4K | KFormat::Q5K)
     }
 
     /// Returns the bytes of a super-block in a GGUF file.
     pub const fn file_bytes(self) -> usize {
         match self {
-            KFormat::Q4K => q4_k::BYTES,
+            KFormat::Q4K => with_minima::Q4_BYTES,
+            KFormat::Q5K => with_minima::Q5_BYTES,
             KFormat::Q6K => q6_k::BYTES,
         }
     }
@@ -66,7 +75,8 @@ impl KFormat {
     pub fn from_file(self, bytes: &[u8]) -> SuperBlock {
         assert_eq!(bytes.len(), self.file_bytes());
         match self {
-            KFormat::Q4K => q4_k::from_file(bytes),
+            KFormat::Q4K => with_minima::q4_from_file(bytes),
+            KFormat::Q5K => with_minima::q5_from_file(bytes),
             KFormat::Q6K => q6_k::from_file(bytes),
         }
     }
@@ -75,7 +85,8 @@ impl KFormat {
     pub fn to_file(self, block: &SuperBlock) -> Vec<u8> {
         let mut bytes = vec![0; self.file_bytes()];
         match self {
-            KFormat::Q4K => q4_k::to_file(block, &mut bytes),
+            KFormat::Q4K => with_minima::q4_to_file(block, &mut bytes),
+            KFormat::Q5K => with_minima::q5_to_file(block, &mut bytes),
             KFormat::Q6K => q6_k::to_file(block, &mut bytes),
         }
         bytes
@@ -84,10 +95,7 @@ impl KFormat {
     /// Returns the bytes of a matrix `[out, cols]` in memory, without padding. There, scales and
     /// minima of 6 bits take a byte each.
     pub const fn bytes(self, out: usize, cols: usize) -> usize {
-        let block = match self {
-            KFormat::Q4K => self.file_bytes() + 4,
-            KFormat::Q6K => self.file_bytes(),
-        };
+        let block = self.file_bytes() + if self.has_minima() { 4 } else { 0 };
         out.saturating_mul(cols.div_ceil(SUPER_BLOCK) * block)
     }
 
@@ -125,7 +133,8 @@ impl KFormat {
             SuperBlock { scale: f32::INFINITY, ..SuperBlock::ZERO }
         } else {
             match self {
-                KFormat::Q4K => q4_k::quantize(weights),
+                KFormat::Q4K => with_minima::quantize_to_q4(weights),
+                KFormat::Q5K => with_minima::quantize_to_q5(weights),
                 KFormat::Q6K => q6_k::quantize(weights),
             }
         };
@@ -140,9 +149,9 @@ impl KFormat {
         let sub_block = col / self.sub_block();
         let scale = block.scale * f32::from(block.scales[sub_block]);
         let code = i16::from(block.codes[col]) - i16::from(self.offset());
-        match self {
-            KFormat::Q4K => scale * f32::from(code) - block.min * f32::from(block.mins[sub_block]),
-            KFormat::Q6K => scale * f32::from(code),
+        match self.has_minima() {
+            true => scale * f32::from(code) - block.min * f32::from(block.mins[sub_block]),
+            false => scale * f32::from(code),
         }
     }
 
