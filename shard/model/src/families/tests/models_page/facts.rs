@@ -117,7 +117,7 @@ pub(super) const QUANTIZATIONS: &[Fact] = &[
     Fact {
         what: "blocks of GGUF",
         cpu: "yes",
-        gpu: "yes, Q4_0, Q5_0, Q8_0, Q3_K, Q4_K and Q6_K as stored",
+        gpu: "yes, Q4_0, Q5_0, Q8_0 and Q3_K to Q6_K as stored",
         families: "llama",
         tests: &[
             ("kernels/numbers/src/formats/ggml/tests.rs", "every_type_is_decoded_by_its_formula"),
@@ -158,7 +158,7 @@ pub(super) const QUANTIZATIONS: &[Fact] = &[
         ],
     },
     Fact {
-        what: "`--quantize` q6_k, q4_k",
+        what: "`--quantize` q6_k, q5_k, q4_k",
         cpu: "yes",
         gpu: "yes",
         families: "llama, mistral",
