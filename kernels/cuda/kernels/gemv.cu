@@ -42,7 +42,8 @@ constexpr int kOneGroup = 30;
 
 #define GEMV(T, suffix, Tiles, name)                                                               \
   BOUNDED_KERNEL(name##suffix, kSkinnyThreads, 2, GemvParams<T>) {                                 \
-    skinny<T, StoredRows<T>, Tiles>(p.product, p.weights, nullptr, kOneGroup, nullptr, p.slices);  \
+    skinny<T, StoredRows<T>, Tiles>(p.product, p.weights, nullptr, kOneGroup, nullptr, p.slices,     \
+                                         CodeTable{});                                             \
   }
 
 #define GEMV_PLAIN(T, suffix) \

@@ -24,7 +24,8 @@ template <class T> struct GroupedGemmParams {
 
 // Parameters of the product with packed weights.
 // Kernels: grouped_gemm/grouped_int4_*, grouped_gemm/grouped_int8_*, grouped_gemm/grouped_e4m3_*
-// Kernels: grouped_gemm/grouped_q4_k_*, grouped_gemm/grouped_q5_k_*, grouped_gemm/grouped_q6_k_*
+// Kernels: grouped_gemm/grouped_codes4_*, grouped_gemm/grouped_q4_k_*
+// Kernels: grouped_gemm/grouped_q5_k_*, grouped_gemm/grouped_q6_k_*
 template <class T> struct GroupedPackedParams {
   ProductParams<T> product;   // `rows` is not read
   PackedWeightParams weight;  // each expert is padded to a multiple of 16 outputs
@@ -86,7 +87,8 @@ template <class T, class Format, class S> DEVICE void grouped_packed(const Group
   grouped<T, S>(p, params.experts, w.depth, [&](int expert) {
     const int64_t first_output = int64_t(expert) * ceil_div(p.outputs, kTileOutputs) * kTileOutputs;
     return PackedStage<Format>{w.data + first_output * output_bytes<Format>(w),
-                               w.scales + first_output * groups_of(w), p.outputs, w.depth, w.group_bits};
+                               w.scales + first_output * groups_of(w), p.outputs, w.depth, w.group_bits,
+                               w.table};
   });
 }
 
@@ -105,7 +107,7 @@ template <class T, class Format> DEVICE void grouped_packed_plain(const GroupedP
     const int64_t group = (expert * padded + output) / kTileOutputs * groups_of(w) + (k >> w.group_bits);
     const uint32_t word = w.scales[group * kTileOutputs + output % kTileOutputs];
     const uint8_t *data = w.data + expert * padded * output_bytes<Format>(w);
-    return Format::element(data, output, k, w.depth, word) * Format::group(word).scale;
+    return Format::element(data, output, k, w.depth, word, w.table) * Format::group(word).scale;
   });
 }
 
@@ -137,6 +139,8 @@ template <class T, class Format> DEVICE void grouped_packed_plain(const GroupedP
   GROUPED_PACKED(T, Fp8, NarrowTile, 2, grouped_e4m3_narrow_##suffix)               \
   GROUPED_PACKED(T, Fp8, WideTile, 1, grouped_e4m3_wide_##suffix)                   \
   GROUPED_PACKED(T, Fp8, FewStagesTile, 1, grouped_e4m3_wide_few_stages_##suffix)   \
+  GROUPED_PACKED(T, Codes4, NarrowTile, 2, grouped_codes4_narrow_##suffix)          \
+  GROUPED_PACKED(T, Codes4, WideTile, 1, grouped_codes4_wide_##suffix)              \
   GROUPED_PACKED(T, Q4K, NarrowTile, 2, grouped_q4_k_narrow_##suffix)               \
   GROUPED_PACKED(T, Q4K, WideTile, 1, grouped_q4_k_wide_##suffix)                   \
   GROUPED_PACKED(T, Q5K, NarrowTile, 2, grouped_q5_k_narrow_##suffix)               \
@@ -151,6 +155,9 @@ template <class T, class Format> DEVICE void grouped_packed_plain(const GroupedP
   KERNEL(grouped_int4_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Int4<T>>(p); } \
   KERNEL(grouped_int8_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Int8<T>>(p); } \
   KERNEL(grouped_e4m3_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Fp8<T>>(p); }  \
+  KERNEL(grouped_codes4_plain_##suffix, GroupedPackedParams<T>) {                                      \
+    grouped_packed_plain<T, Codes4<T>>(p);                                                             \
+  }                                                                                                    \
   KERNEL(grouped_q4_k_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Q4K<T>>(p); }  \
   KERNEL(grouped_q5_k_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Q5K<T>>(p); }  \
   KERNEL(grouped_q6_k_plain_##suffix, GroupedPackedParams<T>) { grouped_packed_plain<T, Q6K<T>>(p); }

@@ -4,7 +4,8 @@
 
 // Parameters of the product for many rows.
 // Kernels: quant_gemm/int4_gemm_*, quant_gemm/int8_gemm_*, quant_gemm/e4m3_gemm_*
-// Kernels: quant_gemm/q4_k_gemm_*, quant_gemm/q5_k_gemm_*, quant_gemm/q6_k_gemm_*
+// Kernels: quant_gemm/codes4_gemm_*, quant_gemm/q4_k_gemm_*
+// Kernels: quant_gemm/q5_k_gemm_*, quant_gemm/q6_k_gemm_*
 template <class T> struct QuantGemmParams {
   ProductParams<T> product;
   PackedWeightParams weight;
@@ -25,7 +26,7 @@ template <class T, class Format, class S> DEVICE void quant_gemm(const QuantGemm
   const ProductParams<T> &p = params.product;
   const PackedWeightParams &w = params.weight;
   const int row0 = blockIdx.x * S::kRows;
-  const PackedStage<Format> stage{w.data, w.scales, p.outputs, w.depth, w.group_bits};
+  const PackedStage<Format> stage{w.data, w.scales, p.outputs, w.depth, w.group_bits, w.table};
   auto row = [&](int i) { return row0 + i < p.rows ? row0 + i : -1; };
   wait_for_previous_kernel();
   multiply_tile<T, PackedStage<Format>, S>(p, stage, w.depth, blockIdx.y * kTileOut, row, row, 0);
@@ -55,6 +56,8 @@ QUANT_GEMM(bf16, Int8, WideTile, int8_gemm_bf16)
 QUANT_GEMM(f16, Int8, WideTile, int8_gemm_f16)
 QUANT_GEMM(bf16, Fp8, WideTile, e4m3_gemm_bf16)
 QUANT_GEMM(f16, Fp8, WideTile, e4m3_gemm_f16)
+QUANT_GEMM(bf16, Codes4, WideTile, codes4_gemm_bf16)
+QUANT_GEMM(f16, Codes4, WideTile, codes4_gemm_f16)
 QUANT_GEMM(bf16, Q4K, WideTile, q4_k_gemm_bf16)
 QUANT_GEMM(f16, Q4K, WideTile, q4_k_gemm_f16)
 QUANT_GEMM(bf16, Q5K, WideTile, q5_k_gemm_bf16)

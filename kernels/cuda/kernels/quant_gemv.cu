@@ -7,7 +7,8 @@
 
 // Parameters of the product for few rows.
 // Kernels: quant_gemv/int4_gemv*, quant_gemv/int8_gemv*, quant_gemv/e4m3_gemv*
-// Kernels: quant_gemv/q4_k_gemv*, quant_gemv/q5_k_gemv*, quant_gemv/q6_k_gemv*
+// Kernels: quant_gemv/codes4_gemv*, quant_gemv/q4_k_gemv*
+// Kernels: quant_gemv/q5_k_gemv*, quant_gemv/q6_k_gemv*
 template <class T> struct QuantGemvParams {
   ProductParams<T> product;
   PackedWeightParams weight;
@@ -17,7 +18,8 @@ template <class T> struct QuantGemvParams {
 
 // Parameters of the plain product.
 // Kernels: quant_gemv/int4_plain_*, quant_gemv/int8_plain_*, quant_gemv/e4m3_plain_*
-// Kernels: quant_gemv/q4_k_plain_*, quant_gemv/q5_k_plain_*, quant_gemv/q6_k_plain_*
+// Kernels: quant_gemv/codes4_plain_*, quant_gemv/q4_k_plain_*
+// Kernels: quant_gemv/q5_k_plain_*, quant_gemv/q6_k_plain_*
 template <class T> struct QuantPlainParams {
   ProductParams<T> product;
   PackedWeightParams weight;
@@ -45,7 +47,7 @@ template <class T, class Format> DEVICE void quant_plain(const QuantPlainParams<
     const int column = params.columns ? params.columns[k] : k < p.inputs ? k : -1;
     if (column < 0) continue;
     const uint32_t word = own_scales[(k >> w.group_bits) * kTileOutputs];
-    const float value = Format::element(w.data, output, k, w.depth, word);
+    const float value = Format::element(w.data, output, k, w.depth, word, w.table);
     sum += to_float(x[column]) * value * Format::group(word).scale;
   }
   sum = warp_reduce(sum, Add());
@@ -57,7 +59,8 @@ template <class T, class Format> DEVICE void quant_plain(const QuantPlainParams<
 #define QUANT_GEMV(T, Format, Tiles, name)                                                  \
   BOUNDED_KERNEL(name, kSkinnyThreads, 2, QuantGemvParams<T>) {                             \
     skinny<T, PackedTiles<Format<T>>, Tiles>(p.product, p.weight.data, p.weight.scales,     \
-                                             p.weight.group_bits, p.columns, p.slices);     \
+                                             p.weight.group_bits, p.columns, p.slices,      \
+                                             p.weight.table);                               \
   }
 
 #define QUANT_PLAIN(T, Format, name) \
@@ -75,6 +78,7 @@ template <class T, class Format> DEVICE void quant_plain(const QuantPlainParams<
 FORMAT(Int4, int4)
 FORMAT(Int8, int8)
 FORMAT(Fp8, e4m3)
+FORMAT(Codes4, codes4)
 FORMAT(Q4K, q4_k)
 FORMAT(Q5K, q5_k)
 FORMAT(Q6K, q6_k)

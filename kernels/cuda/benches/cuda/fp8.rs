@@ -3,7 +3,7 @@
 
 use millrace_cuda::Elem;
 use millrace_cuda::ops::fp8::{QuantizeRows, ScaledMatmul, quantize_rows, scaled_matmul};
-use millrace_cuda::weights::{PackedFormat, QuantizedWeight};
+use millrace_cuda::weights::{CodeTable, PackedFormat, QuantizedWeight};
 
 use crate::cost;
 use crate::harness::{Bench, Result};
@@ -20,7 +20,8 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         bench.device.fill(data.view(Elem::U8), 0)?;
         bench.device.fill(factors.view(Elem::U32), 0)?;
         let (group, data, scales) = (1 << 20, data.view(Elem::U8), factors.view(Elem::U32));
-        let weight = QuantizedWeight { format: PackedFormat::Fp8, depth, group, data, scales, columns: None };
+        let (format, columns, table) = (PackedFormat::Fp8, None, CodeTable::default());
+        let weight = QuantizedWeight { format, depth, group, data, scales, columns, table };
         for &rows in rows {
             let x = bench.device.allocate(Elem::BF16, rows * depth)?;
             let bytes = bench.device.allocate(Elem::E4M3, rows * depth)?;

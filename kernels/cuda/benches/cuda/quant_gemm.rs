@@ -1,7 +1,7 @@
 //! Products with weights of 4 and 8 bits: few rows at the speed of memory, many on tensor cores.
 
 use millrace_cuda::ops::quant::{QuantGemmPath, quant_gemm};
-use millrace_cuda::weights::{PackedFormat, QuantizedWeight};
+use millrace_cuda::weights::{CodeTable, PackedFormat, QuantizedWeight};
 use millrace_cuda::{Device, Elem, Memory};
 
 use crate::cost;
@@ -9,11 +9,12 @@ use crate::harness::{Bench, Result};
 use crate::products::{Room, WEIGHTS, few_rows, sized};
 
 /// Formats, and the columns that share a scale.
-pub(crate) const FORMATS: [(PackedFormat, usize); 7] = [
+pub(crate) const FORMATS: [(PackedFormat, usize); 8] = [
     (PackedFormat::Int4, 128),
     (PackedFormat::Int8, 32),
     (PackedFormat::Int8, 1 << 20),
     (PackedFormat::Fp8, 1 << 20),
+    (PackedFormat::Codes4, 32),
     (PackedFormat::Q4K, 32),
     (PackedFormat::Q5K, 32),
     (PackedFormat::Q6K, 32),
@@ -49,7 +50,7 @@ impl Packed {
     pub(crate) fn weight(&self) -> QuantizedWeight<'_> {
         let &Packed { format, group, depth, .. } = self;
         let (data, scales) = (self.data.view(Elem::U8), self.scales.view(Elem::U32));
-        QuantizedWeight { format, depth, group, data, scales, columns: None }
+        QuantizedWeight { format, depth, group, data, scales, columns: None, table: CodeTable::default() }
     }
 }
 

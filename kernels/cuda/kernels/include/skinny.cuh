@@ -44,7 +44,7 @@ template <class T> struct StoredRows {
   const T *upper, *lower;
   int left;  // k from this lane's first to the end of the row
 
-  DEVICE StoredRows(const T *weights, int first_output, int k, int outputs, int inputs) {
+  DEVICE StoredRows(const T *weights, int first_output, int k, int outputs, int inputs, const CodeTable &) {
     const int lane = threadIdx.x % kWarp, row = first_output + lane / 4, at = k + lane % 4 * 8;
     // Outputs beyond the last are computed from the last and not stored.
     upper = weights + int64_t(min(row, outputs - 1)) * inputs + at;
@@ -62,8 +62,7 @@ template <class T> struct StoredRows {
     }
     return f;
   }
-  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t,
-                            uint32_t (&a)[4]) {
+  DEVICE void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t, uint32_t (&a)[4]) const {
     const uint4 upper = f.upper[instruction / 2], lower = f.lower[instruction / 2];
     const bool first = instruction % 2 == 0;
     a[0] = first ? upper.x : upper.z;
@@ -83,15 +82,18 @@ template <class Format> struct PackedTiles {
   using Fragment = typename Format::Fragment;
   const uint8_t *at;
   int depth;
+  CodeTable table;
 
-  DEVICE PackedTiles(const uint8_t *weights, int first_output, int k, int outputs, int depth) : depth(depth) {
+  DEVICE PackedTiles(const uint8_t *weights, int first_output, int k, int outputs, int depth,
+                     const CodeTable &table)
+      : depth(depth), table(table) {
     const int output = min(first_output, outputs - 1) / kTileOutputs * kTileOutputs;
     at = weights + Format::place(output, k, 0, threadIdx.x % kWarp, depth);
   }
   DEVICE Fragment load(int i) const { return Format::load(at + int64_t(i) * Format::kStride, depth); }
-  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower,
-                            uint32_t magic, uint32_t (&a)[4]) {
-    Format::unpack(f, instruction, upper, lower, magic, a);
+  DEVICE void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower, uint32_t magic,
+                     uint32_t (&a)[4]) const {
+    Format::unpack(f, instruction, upper, lower, magic, table, a);
   }
   DEVICE static GroupScale group(uint32_t word) { return Format::group(word); }
 };
@@ -126,7 +128,7 @@ DEVICE void load_slice(T *shared, int stride, const ProductParams<T> &p, const i
 // `scales` [outputs / 16][groups][16].
 template <class T, class W, int Tiles, class Stored>
 DEVICE void skinny(const ProductParams<T> &p, const Stored *weights, const uint32_t *scales, int group_bits,
-                   const int *columns, const SliceParams &s) {
+                   const int *columns, const SliceParams &s, const CodeTable &table) {
   constexpr int kRows = 8 * Tiles, kOutputTiles = kSkinnyOutputs / kTileOutputs;
   DYNAMIC_SHARED(T, xs);
   SHARED(int, is_last, 1);
@@ -136,7 +138,7 @@ DEVICE void skinny(const ProductParams<T> &p, const Stored *weights, const uint3
   const int length = min(s.length, s.depth - k0), fragments = length / kPaddedTo;
 
   // Weights are constants, so their loads may begin while the previous kernel still runs.
-  const W source(weights, own_output, k0, p.outputs, W::kScaled ? s.depth : p.inputs);
+  const W source(weights, own_output, k0, p.outputs, W::kScaled ? s.depth : p.inputs, table);
   typename W::Fragment even[W::kBatch], odd[W::kBatch];
   // Beyond the last fragment it is loaded again, so that no load depends on a condition.
   auto load_batch = [&](typename W::Fragment(&batch)[W::kBatch], int first) {
@@ -200,7 +202,7 @@ DEVICE void skinny(const ProductParams<T> &p, const Stored *weights, const uint3
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         uint32_t a[4];
-        W::unpack(f, c * 2 + half, upper.zero, lower.zero, magic, a);
+        source.unpack(f, c * 2 + half, upper.zero, lower.zero, magic, a);
 #pragma unroll
         for (int n = 0; n < Tiles; n++) mma_m16n8k16<T>(part[n], a, b[n][half]);
       }

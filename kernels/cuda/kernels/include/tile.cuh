@@ -55,8 +55,7 @@ template <class T> struct StoredStage {
     return {units[row * 8], units[(row + 8) * 8]};
   }
   static constexpr uint32_t kMagic = 0;
-  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t,
-                            uint32_t (&a)[4]) {
+  DEVICE void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t, uint32_t (&a)[4]) const {
     const bool first = instruction == 0;
     a[0] = first ? f.upper.x : f.upper.z;
     a[1] = first ? f.lower.x : f.lower.z;
@@ -79,6 +78,7 @@ template <class Format> struct PackedStage {
   const uint8_t *weights;
   const uint32_t *scales;  // [outputs / 16][groups][16]
   int outputs, depth, group_bits;
+  CodeTable table;
 
   template <int Threads> DEVICE void copy(unsigned char *to, int output0, int k) const {
 #pragma unroll
@@ -105,9 +105,9 @@ template <class Format> struct PackedStage {
                         threadIdx.x % kWarp);
   }
   static constexpr uint32_t kMagic = Format::kMagic;
-  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower,
-                            uint32_t magic, uint32_t (&a)[4]) {
-    Format::unpack(f, instruction, upper, lower, magic, a);
+  DEVICE void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower, uint32_t magic,
+                     uint32_t (&a)[4]) const {
+    Format::unpack(f, instruction, upper, lower, magic, table, a);
   }
   DEVICE static GroupScale group_of(uint32_t word) { return Format::group(word); }
   // Whether the chunk at k is the last of its group.
@@ -193,7 +193,7 @@ DEVICE void multiply_tile(const ProductParams<T> &p, const W &weights, int depth
         const uint32_t lower = W::kScaled ? W::group_of(word(m, c, 8)).zero : 0;
 #pragma unroll
         for (int half = 0; half < 2; half++)
-          W::unpack(f[m], c % (W::kDepth / kChunk) * 2 + half, upper, lower, magic, a[m][half]);
+          weights.unpack(f[m], c % (W::kDepth / kChunk) * 2 + half, upper, lower, magic, a[m][half]);
       }
 #pragma unroll
       for (int n = 0; n < S::kTilesN; n++) {

@@ -52,6 +52,12 @@ struct ByLane {
 // room for one.
 DEVICE uint32_t as_variable(uint32_t constant, int count) { return constant | uint32_t(count) >> 31; }
 
+// The signed bytes that codes of four bits stand for, four in each word. Other formats have zeros.
+struct CodeTableParams {
+  uint32_t first, second, third, fourth;
+};
+using CodeTable = CodeTableParams;
+
 // The scale of one group of one output, and what converts its numbers.
 struct GroupScale {
   float scale;
@@ -116,7 +122,7 @@ template <class T> struct Int4 : IntegerTiles<1> {
   }
   // Converts a lane's operand of an instruction. `magic` is kMagic, as a variable.
   DEVICE static void unpack(const Fragment &f, int instruction, uint32_t zero_upper, uint32_t zero_lower,
-                            uint32_t magic, uint32_t (&a)[4]) {
+                            uint32_t magic, const CodeTable &, uint32_t (&a)[4]) {
     const uint32_t packed = word(f, instruction);
 #pragma unroll
     for (int p = 0; p < 4; p++) {
@@ -129,7 +135,8 @@ template <class T> struct Int4 : IntegerTiles<1> {
     return float(e.words[e.instruction] >> (4 * e.pair + 16 * e.of_pair) & 15u);
   }
   // One element, not yet scaled, of a group with this word.
-  DEVICE static float element(const uint8_t *data, int output, int k, int depth, uint32_t word) {
+  DEVICE static float element(const uint8_t *data, int output, int k, int depth, uint32_t word,
+                              const CodeTable &) {
     return code(data, output, k, depth) - float(word & 31u);
   }
 };
@@ -153,12 +160,13 @@ template <class T> struct Q4K : Int4<T> {
   }
   DEVICE static uint32_t fraction(uint32_t word) { return kOne<T> + (word & kFraction) * kLowest; }
   DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower,
-                            uint32_t magic, uint32_t (&a)[4]) {
-    Int4<T>::unpack(f, instruction, minus_whole(upper), minus_whole(lower), magic, a);
+                            uint32_t magic, const CodeTable &table, uint32_t (&a)[4]) {
+    Int4<T>::unpack(f, instruction, minus_whole(upper), minus_whole(lower), magic, table, a);
 #pragma unroll
     for (int p = 0; p < 4; p++) a[p] = fma2<T>(a[p], kOne<T>, fraction(p % 2 == 0 ? upper : lower));
   }
-  DEVICE static float element(const uint8_t *data, int output, int k, int depth, uint32_t word) {
+  DEVICE static float element(const uint8_t *data, int output, int k, int depth, uint32_t word,
+                              const CodeTable &) {
     const float fraction = 1.0f + float(word & kFraction) / (kFraction + 1);
     return Int4<T>::code(data, output, k, depth) - (float(word >> kWholeAt & kWhole) - fraction);
   }
@@ -182,17 +190,47 @@ template <class T> struct Int8 : IntegerTiles<2> {
     return fma2<T>((bytes & 0x00ff00ffu) ^ magic, kOne<T>, 0xe480e480u);
   }
   DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t magic,
-                            uint32_t (&a)[4]) {
+                            const CodeTable &, uint32_t (&a)[4]) {
     const uint32_t upper = word(f, instruction * 2), lower = word(f, instruction * 2 + 1);
     a[0] = widen(upper, magic);
     a[1] = widen(lower, magic);
     a[2] = widen(upper >> 8, magic);
     a[3] = widen(lower >> 8, magic);
   }
-  DEVICE static float element(const uint8_t *data, int output, int k, int depth, uint32_t) {
+  DEVICE static float element(const uint8_t *data, int output, int k, int depth, uint32_t,
+                              const CodeTable &) {
     const Element e = element_at(data, output, k, depth);
     const uint32_t packed = e.words[e.instruction % 2 * 2 + e.pair % 2];
     return float(int8_t(packed >> (e.pair / 2 * 8 + e.of_pair * 16)));
+  }
+};
+
+// Codes of four bits that stand for signed bytes, such as MXFP4 and IQ4.
+template <class T> struct Codes4 : Int4<T> {
+  using typename Int4<T>::Fragment;
+  static constexpr uint32_t kMagic = Int8<T>::kMagic;
+
+  DEVICE static GroupScale group(uint32_t word) { return {__uint_as_float(word), 0}; }
+  // The bytes that the four codes in the low half of a word stand for. The upper bit of a code says
+  // which half of the table it indexes.
+  DEVICE static uint32_t look_up(uint32_t codes, const CodeTable &table) {
+    const uint32_t lower = __byte_perm(table.first, table.second, codes & 0x7777u),
+                   upper = __byte_perm(table.third, table.fourth, codes & 0x7777u);
+    return __byte_perm(lower, upper, (codes & 0x8888u) >> 1 | 0x3210u);
+  }
+  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t magic,
+                            const CodeTable &table, uint32_t (&a)[4]) {
+    const uint32_t packed = Int4<T>::word(f, instruction);
+    const uint32_t earlier = look_up(packed, table), later = look_up(packed >> 16, table);
+#pragma unroll
+    for (int p = 0; p < 4; p++)
+      a[p] = Int8<T>::widen(__byte_perm(earlier, later, 0x0400u + p * 0x0101u), magic);
+  }
+  DEVICE static float element(const uint8_t *data, int output, int k, int depth, uint32_t,
+                              const CodeTable &table) {
+    const int code = int(Int4<T>::code(data, output, k, depth));
+    const uint32_t word = code < 4 ? table.first : code < 8 ? table.second : code < 12 ? table.third : table.fourth;
+    return float(int8_t(word >> code % 4 * 8));
   }
 };
 
@@ -212,15 +250,16 @@ template <class T> struct Q6K : Int8<T> {
     return Int8<T>::widen((word >> sub_block * 8 & 0xffu) * 0x00010001u, magic);
   }
   DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower,
-                            uint32_t magic, uint32_t (&a)[4]) {
+                            uint32_t magic, const CodeTable &table, uint32_t (&a)[4]) {
     const uint32_t factors[2] = {factor(upper, magic), factor(lower, magic)};
-    Int8<T>::unpack(f, instruction, upper, lower, magic, a);
+    Int8<T>::unpack(f, instruction, upper, lower, magic, table, a);
 #pragma unroll
     for (int p = 0; p < 4; p++) a[p] = fma2<T>(a[p], factors[p % 2], 0x80008000u);
   }
-  DEVICE static float element(const uint8_t *data, int output, int k, int depth, uint32_t word) {
+  DEVICE static float element(const uint8_t *data, int output, int k, int depth, uint32_t word,
+                              const CodeTable &table) {
     const int8_t factor = int8_t(word >> k % kChunk / kSubBlock * 8);
-    return Int8<T>::element(data, output, k, depth, word) * float(factor);
+    return Int8<T>::element(data, output, k, depth, word, table) * float(factor);
   }
 };
 
@@ -233,15 +272,16 @@ template <class T> struct Q5K : Int8<T> {
 
   DEVICE static GroupScale group(uint32_t word) { return {__uint_as_float(word & ~kFraction), word}; }
   DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower,
-                            uint32_t magic, uint32_t (&a)[4]) {
-    Int8<T>::unpack(f, instruction, upper, lower, magic, a);
+                            uint32_t magic, const CodeTable &table, uint32_t (&a)[4]) {
+    Int8<T>::unpack(f, instruction, upper, lower, magic, table, a);
 #pragma unroll
     for (int p = 0; p < 4; p++)
       a[p] = fma2<T>(a[p], kOne<T>, Q4K<T>::fraction(p % 2 == 0 ? upper : lower));
   }
-  DEVICE static float element(const uint8_t *data, int output, int k, int depth, uint32_t word) {
+  DEVICE static float element(const uint8_t *data, int output, int k, int depth, uint32_t word,
+                              const CodeTable &table) {
     const float fraction = 1.0f + float(word & kFraction) / (kFraction + 1);
-    return Int8<T>::element(data, output, k, depth, word) + fraction;
+    return Int8<T>::element(data, output, k, depth, word, table) + fraction;
   }
 };
 
@@ -276,14 +316,15 @@ template <class T> struct Fp8 {
     return fma2<T>(magnitude | (pair & 0x80008000u), wide ? 0x7b807b80u : 0x5c005c00u, 0x80008000u);
   }
   DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t,
-                            uint32_t (&a)[4]) {
+                            const CodeTable &, uint32_t (&a)[4]) {
     const uint32_t upper = word(f.upper, instruction), lower = word(f.lower, instruction);
     a[0] = widen(__byte_perm(upper, 0, 0x1404));
     a[1] = widen(__byte_perm(lower, 0, 0x1404));
     a[2] = widen(__byte_perm(upper, 0, 0x3424));
     a[3] = widen(__byte_perm(lower, 0, 0x3424));
   }
-  DEVICE static float element(const uint8_t *data, int output, int k, int depth, uint32_t) {
+  DEVICE static float element(const uint8_t *data, int output, int k, int depth, uint32_t,
+                              const CodeTable &) {
     return to_float(e4m3{data[int64_t(output) * depth + k]});
   }
 };
@@ -314,4 +355,5 @@ struct PackedWeightParams {
   const uint32_t *scales;  // [outputs / 16][groups][16]
   int depth;               // k of the weight, padding included
   int group_bits;          // a group has 1 << group_bits k
+  CodeTableParams table;   // of codes of four bits
 };

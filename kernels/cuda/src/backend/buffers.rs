@@ -148,12 +148,10 @@ impl MatrixStorage {
                 Ok(MatrixStorage::Dense(memory, elem))
             }
             WeightFormat::Fp8 => Ok(MatrixStorage::Packed(upload_fp8(device, upload, matrices)?)),
-            WeightFormat::Int(_)
-            | WeightFormat::K(_)
-            | WeightFormat::Codes(StoredCodes { codes: CodeType::E4m3, .. }) => {
+            WeightFormat::Int(_) | WeightFormat::K(_) | WeightFormat::Codes(_) => {
                 Ok(MatrixStorage::Packed(upload_groups(device, upload, matrices, format)?))
             }
-            WeightFormat::Nf4 | WeightFormat::Codes(_) => {
+            WeightFormat::Nf4 => {
                 Err(Error::Unsupported(format!("{} weights; only the CPU has them", format.name())))
             }
         }
@@ -228,7 +226,11 @@ impl Matrix {
 /// Tells whether rows in this format can be multiplied by beside rows in others: our own kernels
 /// write a part of the columns of a result, and the device's library does not.
 pub(super) fn stacks(format: WeightFormat) -> bool {
-    matches!(format, WeightFormat::Int(_) | WeightFormat::K(_))
+    match format {
+        WeightFormat::Int(_) | WeightFormat::K(_) => true,
+        WeightFormat::Codes(StoredCodes { codes, .. }) => codes == CodeType::FourBits,
+        WeightFormat::Dense(_) | WeightFormat::Fp8 | WeightFormat::Nf4 => false,
+    }
 }
 
 /// Quantizes matrices to FP8, and copies them to the device.
@@ -267,7 +269,7 @@ fn upload_groups(
         let bytes: Vec<u8> = columns.into_iter().flat_map(i32::to_le_bytes).collect();
         device.upload(&bytes)
     });
-    Ok(UploadedWeight::groups(layout, data, device.upload(&scales)?, columns.transpose()?))
+    Ok(UploadedWeight::groups(&blocks, data, device.upload(&scales)?, columns.transpose()?))
 }
 
 /// Returns the rows and columns of a packed matrix of eight bits, padding included.

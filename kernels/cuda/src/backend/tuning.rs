@@ -9,7 +9,7 @@ use crate::ops::gemv::gemv;
 use crate::ops::matmul::{Matmul, matmul_by};
 use crate::ops::product::{ProductOperands, ProductWorkspace, counters, partials};
 use crate::tuning::{self, MethodTimer, ProductMethod, TunedProduct, TuningFile, TuningResults};
-use crate::weights::{DEPTH, OUTPUTS, QuantizedWeight, SharedScale, WeightLayout};
+use crate::weights::{CodeTable, DEPTH, OUTPUTS, QuantizedWeight, SharedScale, WeightLayout};
 use crate::{Algorithm, Device, DeviceEvent, Elem, Gemm, Memory, View};
 
 /// Algorithms of the library that are timed for each shape.
@@ -239,6 +239,7 @@ impl TimingBuffers {
                     data: self.w.view(Elem::U8),
                     scales: self.scales.view(Elem::U32),
                     columns: None,
+                    table: CodeTable::default(),
                 };
                 let product = product(self.x.view(out_elem));
                 let buffers = PackedBuffers { quantized: self.quantized.as_ref(), ordered: None };

@@ -146,6 +146,8 @@ fn packed_kernel(
         (PackedFormat::Fp8, false, _) => grouped!("grouped_e4m3_narrow"),
         (PackedFormat::Fp8, true, false) => grouped!("grouped_e4m3_wide"),
         (PackedFormat::Fp8, true, true) => grouped!("grouped_e4m3_wide_few_stages"),
+        (PackedFormat::Codes4, false, _) => grouped!("grouped_codes4_narrow"),
+        (PackedFormat::Codes4, true, _) => grouped!("grouped_codes4_wide"),
         (PackedFormat::Q4K, false, _) => grouped!("grouped_q4_k_narrow"),
         (PackedFormat::Q4K, true, _) => grouped!("grouped_q4_k_wide"),
         (PackedFormat::Q5K, false, _) => grouped!("grouped_q5_k_narrow"),
@@ -190,6 +192,9 @@ pub fn grouped_gemm_plain(device: &Device, experts: ExpertWeights<'_>, g: &Group
                 }
                 PackedFormat::Fp8 => {
                     typed!(GroupedPackedParams, "grouped_gemm", "grouped_e4m3_plain", elem)
+                }
+                PackedFormat::Codes4 => {
+                    typed!(GroupedPackedParams, "grouped_gemm", "grouped_codes4_plain", elem)
                 }
                 PackedFormat::Q4K => {
                     typed!(GroupedPackedParams, "grouped_gemm", "grouped_q4_k_plain", elem)

@@ -12,7 +12,7 @@ use super::shared::quant_gemm::{OrderColumnsParams, QuantGemmParams};
 use super::shared::quant_gemv::{QuantGemvParams, QuantPlainParams};
 use super::shared::skinny_h::SKINNY_THREADS;
 use super::shared::tile_h::{TILE_OUT, TILE_THREADS, WIDE_ROWS};
-use super::shared::weights_h::PackedWeightParams;
+use super::shared::weights_h::{CodeTableParams, PackedWeightParams};
 use super::sizes::{MAX_BLOCKS, int};
 use super::tiles::TileStages;
 use crate::weights::{PackedFormat, QuantizedWeight};
@@ -43,6 +43,13 @@ impl QuantGemmPath {
 }
 
 impl QuantizedWeight<'_> {
+    /// The table as kernels take it.
+    fn table_params(&self) -> CodeTableParams {
+        let [first, second, third, fourth] =
+            [0, 4, 8, 12].map(|at| u32::from_le_bytes(std::array::from_fn(|i| self.table[at + i] as u8)));
+        CodeTableParams { first, second, third, fourth }
+    }
+
     /// The weight as kernels take it.
     pub(super) fn params(&self) -> PackedWeightParams {
         PackedWeightParams {
@@ -50,6 +57,7 @@ impl QuantizedWeight<'_> {
             scales: self.scales.into(),
             depth: int(self.depth),
             group_bits: self.group_bits() as i32,
+            table: self.table_params(),
         }
     }
 }
@@ -141,6 +149,7 @@ pub fn quant_gemm_plain(
         PackedFormat::Int4 => typed!(QuantPlainParams, "quant_gemv", "int4_plain", elem),
         PackedFormat::Int8 => typed!(QuantPlainParams, "quant_gemv", "int8_plain", elem),
         PackedFormat::Fp8 => typed!(QuantPlainParams, "quant_gemv", "e4m3_plain", elem),
+        PackedFormat::Codes4 => typed!(QuantPlainParams, "quant_gemv", "codes4_plain", elem),
         PackedFormat::Q4K => typed!(QuantPlainParams, "quant_gemv", "q4_k_plain", elem),
         PackedFormat::Q5K => typed!(QuantPlainParams, "quant_gemv", "q5_k_plain", elem),
         PackedFormat::Q6K => typed!(QuantPlainParams, "quant_gemv", "q6_k_plain", elem),
@@ -172,6 +181,8 @@ fn few(
         (PackedFormat::Int8, _) => halved!(QuantGemvParams, "quant_gemv", "int8_gemv16", elem),
         (PackedFormat::Fp8, 8) => halved!(QuantGemvParams, "quant_gemv", "e4m3_gemv8", elem),
         (PackedFormat::Fp8, _) => halved!(QuantGemvParams, "quant_gemv", "e4m3_gemv16", elem),
+        (PackedFormat::Codes4, 8) => halved!(QuantGemvParams, "quant_gemv", "codes4_gemv8", elem),
+        (PackedFormat::Codes4, _) => halved!(QuantGemvParams, "quant_gemv", "codes4_gemv16", elem),
         (PackedFormat::Q4K, 8) => halved!(QuantGemvParams, "quant_gemv", "q4_k_gemv8", elem),
         (PackedFormat::Q4K, _) => halved!(QuantGemvParams, "quant_gemv", "q4_k_gemv16", elem),
         (PackedFormat::Q5K, 8) => halved!(QuantGemvParams, "quant_gemv", "q5_k_gemv8", elem),
@@ -203,6 +214,7 @@ fn many(device: &Device, weight: &QuantizedWeight<'_>, p: &ProductOperands<'_>) 
         (PackedFormat::Int8, true) => halved!(QuantGemmParams, "quant_gemm", "int8_gemm_few_stages", elem),
         (PackedFormat::Fp8, false) => halved!(QuantGemmParams, "quant_gemm", "e4m3_gemm", elem),
         (PackedFormat::Fp8, true) => halved!(QuantGemmParams, "quant_gemm", "e4m3_gemm_few_stages", elem),
+        (PackedFormat::Codes4, _) => halved!(QuantGemmParams, "quant_gemm", "codes4_gemm", elem),
         (PackedFormat::Q4K, _) => halved!(QuantGemmParams, "quant_gemm", "q4_k_gemm", elem),
         (PackedFormat::Q5K, false) => halved!(QuantGemmParams, "quant_gemm", "q5_k_gemm", elem),
         (PackedFormat::Q5K, true) => halved!(QuantGemmParams, "quant_gemm", "q5_k_gemm_few_stages", elem),

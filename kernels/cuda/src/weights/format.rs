@@ -18,6 +18,8 @@ pub enum PackedFormat {
     Int8,
     /// `scale * q` with q in FP8 (e4m3).
     Fp8,
+    /// `scale * table[q]` with q in 0..=15 and a table of signed bytes: MXFP4, `IQ4_NL` and `IQ4_XS`.
+    Codes4,
     /// `scale * (q - zero)` with q in 0..=15 and a zero point that is not a whole number, in groups
     /// of 32 columns: blocks of GGUF's `Q4_K`.
     Q4K,
@@ -31,10 +33,11 @@ pub enum PackedFormat {
 
 impl PackedFormat {
     /// All formats.
-    pub const ALL: [PackedFormat; 6] = [
+    pub const ALL: [PackedFormat; 7] = [
         PackedFormat::Int4,
         PackedFormat::Int8,
         PackedFormat::Fp8,
+        PackedFormat::Codes4,
         PackedFormat::Q4K,
         PackedFormat::Q5K,
         PackedFormat::Q6K,
@@ -43,7 +46,7 @@ impl PackedFormat {
     /// Bits per number.
     pub const fn bits(self) -> usize {
         match self {
-            PackedFormat::Int4 | PackedFormat::Q4K => 4,
+            PackedFormat::Int4 | PackedFormat::Codes4 | PackedFormat::Q4K => 4,
             PackedFormat::Int8 | PackedFormat::Fp8 | PackedFormat::Q5K | PackedFormat::Q6K => 8,
         }
     }
@@ -64,6 +67,9 @@ impl PackedFormat {
         }
     }
 }
+
+/// The signed bytes that codes of four bits stand for; zeros for other formats.
+pub type CodeTable = [i8; 16];
 
 /// The numbers of a packed weight that share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

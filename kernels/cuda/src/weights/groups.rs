@@ -15,7 +15,7 @@ use millrace_numbers::scales::NumberType;
 use millrace_numbers::tensor::{part_of_row, stacked_shape};
 use millrace_numbers::{DType, Encoding, IntFormat, KFormat, Part, WeightFormat};
 
-use super::format::{DEPTH, GROUP, OUTPUTS, PackedFormat, WeightLayout};
+use super::format::{CodeTable, DEPTH, GROUP, OUTPUTS, PackedFormat, WeightLayout};
 use super::k_quants;
 use super::packed::expect_finite;
 use super::tiles::pack_tiles;
@@ -59,6 +59,9 @@ impl GroupLayout {
             WeightFormat::Fp8 => (PackedFormat::Fp8, inputs, None),
             WeightFormat::Codes(StoredCodes { codes: CodeType::E4m3, cols, by_row }) => {
                 (PackedFormat::Fp8, inputs, (!by_row).then_some(cols))
+            }
+            WeightFormat::Codes(StoredCodes { codes: CodeType::FourBits, cols, .. }) => {
+                (PackedFormat::Codes4, inputs, Some(cols))
             }
             _ => return None,
         };
@@ -108,14 +111,15 @@ impl GroupLayout {
 
 /// Returns the format in which the kernels multiply by the stored numbers of `parts`: exactly, or
 /// for `Q4_K` with smaller errors than in 16 bits. There is none if the parts are not stored in such
-/// a format, if the kernels lack their groups, if signed bytes have zero points, or if scales of
-/// 4-bit groups have more than 18 bits of mantissa.
+/// a format, if the kernels lack their groups, if signed bytes have zero points, if codes of four
+/// bits stand for other numbers than signed bytes, or if scales of 4-bit groups have more than 18
+/// bits of mantissa.
 pub(crate) fn stored_format(parts: &[Part]) -> Option<WeightFormat> {
     let format = exact_format(parts)?;
     let part = parts.first()?;
     let layout = GroupLayout::of(format, part.rows.len(), part.cols.len())?;
     let is_exact = |part: &Part| {
-        // The scales of GGUF's blocks are of type f16, and those of FP8 have a word of their own.
+        // The scales of GGUF's blocks are of type f16, and those of codes have a word of their own.
         let Encoding::Integers(integers) = &part.tensor.encoding else { return true };
         let scales = &integers.scales;
         match layout.format {
@@ -127,7 +131,24 @@ pub(crate) fn stored_format(parts: &[Part]) -> Option<WeightFormat> {
             _ => integers.offsets == Offsets::Same(MIDDLE_OF_BYTES),
         }
     };
-    parts.iter().all(is_exact).then_some(format)
+    let has_table = match format {
+        WeightFormat::Codes(codes @ StoredCodes { codes: CodeType::FourBits, .. }) => {
+            CodeRows::new(parts, codes).is_some_and(|rows| byte_table(&rows).is_some())
+        }
+        _ => true,
+    };
+    (has_table && parts.iter().all(is_exact)).then_some(format)
+}
+
+/// Returns what codes of four bits stand for, in units of the second number, if these are signed
+/// bytes. The numbers of MXFP4 are halves.
+fn byte_table(rows: &CodeRows<'_>) -> Option<(CodeTable, f32)> {
+    let values = rows.table()?;
+    [1.0, 0.5].into_iter().find_map(|unit| {
+        let codes = values.map(|value| value / unit);
+        let is_byte = |code: &f32| code.fract() == 0.0 && code.abs() <= f32::from(i8::MAX);
+        codes.iter().all(is_byte).then(|| (codes.map(|code| code as i8), unit))
+    })
 }
 
 /// Returns what [`stored_format`] does, for the parts of a layer's experts. Their columns cannot
@@ -156,6 +177,8 @@ enum CodeSource<'a> {
     SuperBlocks(BlockRows<'a>, KFormat),
     /// A checkpoint of FP8 numbers, with the groups of the format.
     Codes(CodeRows<'a>, StoredCodes),
+    /// Codes that a table says the numbers of, in this unit.
+    Table(CodeRows<'a>, CodeTable, f32),
     /// Weights of any encoding, which are quantized.
     Quantized(&'a [Part], IntFormat),
     /// The same, to super-blocks.
@@ -192,9 +215,13 @@ impl<'a> GroupBlocks<'a> {
             )));
         };
         let rows = match format {
-            WeightFormat::Codes(codes) => {
+            WeightFormat::Codes(codes @ StoredCodes { codes: CodeType::E4m3, .. }) => {
                 CodeRows::new(parts, codes).map(|rows| CodeSource::Codes(rows, codes))
             }
+            WeightFormat::Codes(codes) => CodeRows::new(parts, codes).and_then(|rows| {
+                let (table, unit) = byte_table(&rows)?;
+                Some(CodeSource::Table(rows, table, unit))
+            }),
             WeightFormat::Int(integers) => {
                 let stored = IntegerRows::new(parts, integers).map(CodeSource::Stored);
                 let blocks = || BlockRows::new(parts, format).map(CodeSource::Blocks);
@@ -216,6 +243,14 @@ impl<'a> GroupBlocks<'a> {
 
     pub(crate) fn layout(&self) -> &GroupLayout {
         &self.layout
+    }
+
+    /// Returns what codes of four bits stand for.
+    pub(crate) fn table(&self) -> CodeTable {
+        match &self.rows {
+            CodeSource::Table(_, table, _) => *table,
+            _ => CodeTable::default(),
+        }
     }
 
     /// Returns the input feature of each packed column, -1 for padding, or `None` if the columns
@@ -286,6 +321,14 @@ impl CodeSource<'_> {
                 for (group, &scale) in groups.iter_mut().zip(&*weights) {
                     *group = Group { scale, offset: 0 };
                 }
+            }
+            CodeSource::Table(rows, _, unit) => {
+                weights.resize(words.len(), 0.0);
+                rows.read(row, codes, weights)?;
+                for (word, scale) in words.iter_mut().zip(&*weights) {
+                    *word = (scale * unit).to_bits();
+                }
+                return Ok(());
             }
             CodeSource::Quantized(parts, format) => {
                 read_weights(parts, row, codes.len(), weights);

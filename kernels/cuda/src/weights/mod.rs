@@ -16,8 +16,8 @@ mod tiles;
 mod uploaded;
 
 pub use bytes::{WeightScales, e4m3, int8};
+pub use format::{CodeTable, PackedFormat, SharedScale, WeightLayout};
 pub(crate) use format::{DEPTH, OUTPUTS};
-pub use format::{PackedFormat, SharedScale, WeightLayout};
 pub(crate) use groups::{GroupBlocks, GroupLayout, stored_expert_format, stored_format};
 pub use int4::int4;
 pub use packed::PackedWeight;

@@ -4,7 +4,7 @@ use millrace_backend::{Error, Result};
 use millrace_numbers::tensor::stacked_shape;
 use millrace_numbers::{Part, WeightFormat};
 
-use super::format::{OUTPUTS, PackedFormat};
+use super::format::{CodeTable, OUTPUTS, PackedFormat};
 use super::groups::GroupBlocks;
 
 /// A weight in the kernels' layout, on the host.
@@ -29,6 +29,8 @@ pub struct PackedWeight {
     /// `[depth]`: the input feature of each column, -1 for padding. `None` if the columns are in
     /// order.
     pub columns: Option<Vec<i32>>,
+    /// What codes of four bits stand for.
+    pub table: CodeTable,
 }
 
 impl PackedWeight {
@@ -51,7 +53,8 @@ impl PackedWeight {
         }
         let (format, depth, group) = (layout.format, layout.depth, layout.group);
         let outputs = if count == 1 { rows } else { layout.blocks() * OUTPUTS };
-        Ok(PackedWeight { format, outputs, inputs, depth, group, data, scales, columns: blocks.columns() })
+        let (columns, table) = (blocks.columns(), blocks.table());
+        Ok(PackedWeight { format, outputs, inputs, depth, group, data, scales, columns, table })
     }
 
     /// A weight of zeros. `group` is rounded up to a power of two.
@@ -66,7 +69,8 @@ impl PackedWeight {
         let padded = outputs.next_multiple_of(OUTPUTS);
         let data = vec![0; padded * depth * format.bits() / 8];
         let scales = vec![0; padded * depth.div_ceil(group)];
-        PackedWeight { format, outputs, inputs, depth, group, data, scales, columns: None }
+        let table = CodeTable::default();
+        PackedWeight { format, outputs, inputs, depth, group, data, scales, columns: None, table }
     }
 
     /// The index of the scale of a group and an output.
@@ -83,7 +87,7 @@ impl PackedWeight {
     pub fn append(&mut self, next: &PackedWeight) -> Result<()> {
         let same = |a: &PackedWeight, b: &PackedWeight| {
             (a.format, a.inputs, a.depth, a.group) == (b.format, b.inputs, b.depth, b.group)
-                && a.columns == b.columns
+                && (&a.columns, a.table) == (&b.columns, b.table)
         };
         if !same(self, next) {
             return Err(Error::Shape("packed weights of different layouts cannot be stacked".to_owned()));

@@ -32,7 +32,7 @@ pub(super) fn pack_tiles(format: PackedFormat, codes: &[u8], depth: usize, to: &
                 })
             };
             match format {
-                PackedFormat::Int4 | PackedFormat::Q4K => {
+                PackedFormat::Int4 | PackedFormat::Codes4 | PackedFormat::Q4K => {
                     for (instruction, to) in to.chunks_exact_mut(4).enumerate() {
                         to.copy_from_slice(&nibbles(pairs(instruction)).to_le_bytes());
                     }

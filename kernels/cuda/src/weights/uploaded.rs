@@ -2,8 +2,8 @@
 
 use millrace_backend::{Error, Result};
 
-use super::format::{DEPTH, OUTPUTS, PackedFormat, WeightLayout};
-use super::groups::GroupLayout;
+use super::format::{CodeTable, DEPTH, OUTPUTS, PackedFormat, WeightLayout};
+use super::groups::{GroupBlocks, GroupLayout};
 use super::packed::PackedWeight;
 use crate::{Device, Elem, Memory, View};
 
@@ -26,12 +26,14 @@ pub struct QuantizedWeight<'a> {
     /// i32 `[depth]`: the input feature of each column, negative for padding. Without it the
     /// columns are in order.
     pub columns: Option<View<'a>>,
+    /// What codes of four bits stand for.
+    pub table: CodeTable,
 }
 
 impl QuantizedWeight<'_> {
     /// Checks types and lengths for a weight of `experts` times `outputs` outputs.
     pub(crate) fn check(&self, experts: usize, inputs: usize, outputs: usize) -> Result<()> {
-        let &QuantizedWeight { format, depth, group, data, scales, columns } = self;
+        let &QuantizedWeight { format, depth, group, data, scales, columns, .. } = self;
         if !depth.is_multiple_of(DEPTH) || depth == 0 {
             return Err(Error::Shape(format!("{depth} columns are not a multiple of 64")));
         }
@@ -71,6 +73,7 @@ pub struct UploadedWeight {
     data: Memory,
     scales: Memory,
     columns: Option<Memory>,
+    table: CodeTable,
 }
 
 impl UploadedWeight {
@@ -83,18 +86,19 @@ impl UploadedWeight {
             data,
             scales,
             columns: None,
+            table: CodeTable::default(),
         }
     }
 
     /// A matrix of codes in this layout.
     pub(crate) fn groups(
-        layout: &GroupLayout,
+        blocks: &GroupBlocks<'_>,
         data: Memory,
         scales: Memory,
         columns: Option<Memory>,
     ) -> UploadedWeight {
-        let &GroupLayout { format, depth, group, .. } = layout;
-        UploadedWeight { format, depth, group, data, scales, columns }
+        let &GroupLayout { format, depth, group, .. } = blocks.layout();
+        UploadedWeight { format, depth, group, data, scales, columns, table: blocks.table() }
     }
 
     /// Whether the device's library multiplies by the weight.
@@ -116,6 +120,7 @@ impl UploadedWeight {
             data: self.data.view(Elem::U8),
             scales: self.scales.view(Elem::U32),
             columns: self.columns.as_ref().map(|c| c.view(Elem::I32)),
+            table: self.table,
         }
     }
 }
@@ -135,6 +140,7 @@ impl PackedWeight {
             data: device.upload(&self.data)?,
             scales: device.upload(&words(&mut self.scales.iter().copied()))?,
             columns: columns.map(|bytes| device.upload(&bytes)).transpose()?,
+            table: self.table,
         })
     }
 }

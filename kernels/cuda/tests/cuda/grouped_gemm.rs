@@ -6,7 +6,7 @@ use millrace_cuda::{Device, Elem, Memory};
 use millrace_numbers::KFormat;
 
 use crate::common::*;
-use crate::quant_gemm::{Groups, QuantizedWeight, bytes, gptq, k_quants, of_size};
+use crate::quant_gemm::{Groups, QuantizedWeight, bytes, codes, gptq, k_quants, of_size};
 
 struct Case {
     elem: Elem,
@@ -200,6 +200,7 @@ fn packed_experts(rng: &mut Rng, format: PackedFormat, case: &Case) -> Quantized
         PackedFormat::Int8 | PackedFormat::Fp8 => {
             return bytes(rng, inputs, experts * outputs, format == PackedFormat::Fp8);
         }
+        PackedFormat::Codes4 => return codes(rng, inputs, experts * outputs),
         PackedFormat::Q4K => return k_quants::blocks(rng, KFormat::Q4K, experts, inputs, outputs),
         PackedFormat::Q5K => return k_quants::blocks(rng, KFormat::Q5K, experts, inputs, outputs),
         PackedFormat::Q6K => return k_quants::blocks(rng, KFormat::Q6K, experts, inputs, outputs),
@@ -216,7 +217,7 @@ fn packed_experts(rng: &mut Rng, format: PackedFormat, case: &Case) -> Quantized
 fn check_packed(rng: &mut Rng, format: PackedFormat, elem: Elem, rows: usize) {
     let mut case = Case::random(rng, elem, rows);
     let in_super_blocks = matches!(format, PackedFormat::Q4K | PackedFormat::Q5K | PackedFormat::Q6K);
-    let multiple = if in_super_blocks { 256 } else { 8 };
+    let multiple = if in_super_blocks || format == PackedFormat::Codes4 { 256 } else { 8 };
     while case.experts > 8 || !case.inputs.is_multiple_of(multiple) {
         case = Case::random(rng, elem, rows);
     }

@@ -7,9 +7,10 @@ use millrace_cuda::Elem;
 use millrace_cuda::ops::quant::{QuantGemmPath, quant_gemm, quant_gemm_plain};
 use millrace_cuda::weights::{self, PackedFormat, PackedWeight, WeightScales};
 use millrace_numbers::formats::awq::{self, AwqTensors};
+use millrace_numbers::formats::exact_format;
 use millrace_numbers::formats::gptq::{self, GptqTensors};
 use millrace_numbers::scales::{NumberType, Numbers};
-use millrace_numbers::{DType, HostTensor, Part};
+use millrace_numbers::{BlockType, DType, Encoding, HostTensor, Part};
 
 use crate::common::*;
 use crate::gemv::{Case, Room};
@@ -171,16 +172,47 @@ pub(crate) fn bytes(rng: &mut Rng, inputs: usize, outputs: usize, fp8: bool) -> 
     QuantizedWeight { packed: packed.unwrap(), dense }
 }
 
+/// A random weight of codes of four bits, in blocks of MXFP4 or IQ4_XS.
+pub(crate) fn codes(rng: &mut Rng, inputs: usize, outputs: usize) -> QuantizedWeight {
+    let kind = if inputs.is_multiple_of(256) { BlockType::IQ4_XS } else { BlockType::MXFP4 };
+    let mut bytes = Vec::new();
+    for _ in 0..outputs * inputs / kind.cols() {
+        let mut block: Vec<u8> = (0..kind.bytes()).map(|_| rng.below(256) as u8).collect();
+        match kind {
+            // A power of two.
+            BlockType::MXFP4 => block[0] = 122 + rng.below(4) as u8,
+            _ => block[..2].copy_from_slice(&half::f16::from_f32(1e-4 * (1.5 + rng.unit())).to_le_bytes()),
+        }
+        bytes.extend(block);
+    }
+    let part = Part::whole(HostTensor {
+        encoding: Encoding::Blocks(kind),
+        rows: outputs,
+        cols: inputs,
+        bytes: bytes.into(),
+    });
+    let mut row = vec![0.0; inputs];
+    let mut dense = Vec::new();
+    for output in 0..outputs {
+        part.read_row(output, &mut row);
+        dense.extend(row.iter().map(|&weight| f64::from(weight)));
+    }
+    let parts = [part];
+    let format = exact_format(&parts).unwrap();
+    QuantizedWeight { packed: PackedWeight::pack(&parts, 1, format).unwrap(), dense }
+}
+
 fn random_weight(rng: &mut Rng) -> (usize, usize, QuantizedWeight) {
     let outputs = rng.pick(&[8, 24, 128, 136, 272]);
     let inputs = rng.pick(&[8, 64, 160, 328, 512, 648]);
     let group_size = rng.pick(&[16, 32, 64, 96, 128, inputs]);
-    let weight = match rng.below(6) {
+    let weight = match rng.below(7) {
+        6 if inputs.is_multiple_of(32) => codes(rng, inputs, outputs),
         0 => gptq(rng, inputs, outputs, group_size, Groups::Natural),
         1 => gptq(rng, inputs, outputs, group_size, Groups::Shuffled),
         2 => gptq(rng, inputs, outputs, group_size, Groups::Slice),
         3 => awq(rng, inputs, outputs, group_size),
-        kind => bytes(rng, inputs, outputs, kind == 4),
+        kind => bytes(rng, inputs, outputs, kind % 2 == 0),
     };
     (inputs, outputs, weight)
 }
@@ -261,13 +293,14 @@ fn many_rows_match_the_reference() {
 /// Each compiled variant runs, whatever the random shapes are.
 #[test]
 fn every_format_and_type_matches_the_reference() {
-    let (inputs, outputs) = (72, 24);
+    let (inputs, outputs) = (96, 24);
     let rng = &mut Rng(5);
     let formats = [
         gptq(rng, inputs, outputs, 32, Groups::Natural),
         gptq(rng, inputs, outputs, 32, Groups::Shuffled),
         bytes(rng, inputs, outputs, false),
         bytes(rng, inputs, outputs, true),
+        codes(rng, inputs, outputs),
     ];
     for weight in &formats {
         for elem in ACTIVATIONS {

@@ -151,6 +151,27 @@ proptest! {
     }
 }
 
+/// Codes of four bits that stand for signed bytes, or halves of them, are exact.
+#[test]
+fn codes_of_four_bits_match_the_reference() {
+    use BlockType::{IQ4_NL, IQ4_XS, MXFP4};
+    for (index, kind) in [MXFP4, IQ4_NL, IQ4_XS].into_iter().enumerate() {
+        for (dtype, n) in DTYPES.into_iter().flat_map(|dtype| [(dtype, 3), (dtype, 70)]) {
+            let (rows, cols, seed) = (21, 256 * (index + 1), index as u64);
+            let parts = [1, 2].map(|more| Part::whole(blocks::matrix(kind, rows, cols, seed + more)));
+            let device = gpu(dtype, false);
+            let format = device.stored_format(&parts).unwrap();
+            assert_eq!(device.stored_expert_format(&parts), Some(format), "{kind:?}");
+            assert_eq!(device.matrix_bytes(32, 256, format), 32 * 256 * 5 / 8, "{kind:?}");
+            let mut case =
+                Case::new((n, cols, 2 * rows), false, DType::F32, seed).rounded(|x| dtype.round(x));
+            case.w = blocks::weights(&parts);
+            let got = announced(&device, dtype, &case.x, &parts, format, None);
+            assert_near(&case, &got, &run(&case, &Reference, DType::F32), dtype);
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(cases(24))]
 
@@ -318,9 +339,9 @@ fn weights_that_the_kernels_cannot_hold_are_not_kept() {
     assert!(kept(matrix(4, 32, DType::BF16).gptq(true, false)));
     assert!(!kept(matrix(4, 32, DType::F32).gptq(true, false)), "scales of 23 bits of mantissa");
     assert!(!kept(matrix(8, 64, DType::F16).signed_bytes(false, 1.0)), "zero points of bytes");
-    let blocks = [BlockType::Q2K, BlockType::Q5_1, BlockType::Q4_1, BlockType::IQ4_NL]
+    let blocks = [BlockType::Q2K, BlockType::Q5_1, BlockType::Q4_1, BlockType::NVFP4]
         .map(|kind| kept(blocks::matrix(kind, 4, 256, 1)));
-    assert_eq!(blocks, [false; 4], "blocks with other minima, and tables");
+    assert_eq!(blocks, [false; 4], "blocks with other minima, and codes in groups of 16");
     let mixed = [BlockType::Q4K, BlockType::Q6K].map(|kind| Part::whole(blocks::matrix(kind, 4, 256, 1)));
     assert_eq!(device.stored_format(&mixed), None, "a matrix has one format");
     let shuffled = [Part::whole(matrix(4, 32, DType::F16).shuffled(3).gptq(true, true))];

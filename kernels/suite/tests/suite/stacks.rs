@@ -12,7 +12,9 @@ use crate::fp8::{assert_near_by, gpu};
 use crate::product::{Case, announced_stack};
 
 /// Types of blocks that all devices keep, and those that only the CPU keeps.
-const ON_GPUS: [BlockType; 7] = [
+const ON_GPUS: [BlockType; 9] = [
+    BlockType::IQ4_XS,
+    BlockType::MXFP4,
     BlockType::Q4K,
     BlockType::Q5K,
     BlockType::Q6K,
@@ -21,7 +23,7 @@ const ON_GPUS: [BlockType; 7] = [
     BlockType::Q8_0,
     BlockType::Q5_0,
 ];
-const ON_CPUS: [BlockType; 3] = [BlockType::IQ4_XS, BlockType::MXFP4, BlockType::NVFP4];
+const ON_CPUS: [BlockType; 1] = [BlockType::NVFP4];
 
 /// Returns parts of different types, one after the other, and a product with them.
 fn stack(kinds: &[BlockType], n: usize, cols: usize, seed: u64, dtype: DType) -> (Vec<Part>, Case) {
