@@ -43,7 +43,8 @@ DEVICE void grouped(const ProductParams<T> &p, const ExpertsParams &e, int depth
   const auto stage = make_stage(work.expert);
   // An index takes one register while the tile is computed, and a pointer would take two.
   const int bias0 = work.expert * p.outputs;
-  multiply_tile<T, decltype(make_stage(0)), S>(p, stage, depth, blockIdx.y * kTileOut, x_row, out_row, bias0);
+  multiply_tile<T, decltype(make_stage(0)), S>(p, stage, depth, blockIdx.y * kTileOut, x_row, out_row,
+                                               p.outputs, bias0);
 }
 
 // Words of scales of one expert's output tile.
@@ -66,7 +67,7 @@ DEVICE void grouped_plain(const ProductParams<T> &p, const ExpertsParams &e, Wei
   sum = warp_reduce(sum, Add());
   if (lane != 0) return;
   if (p.bias) sum += p.bias[expert * p.outputs + output];
-  p.out[int64_t(out_row_of(e.routing, i)) * p.stride + output] = from_float<T>(sum);
+  p.out[int64_t(out_row_of(e.routing, i)) * p.outputs + output] = from_float<T>(sum);
 }
 
 template <class T, class S> DEVICE void grouped_stored(const GroupedGemmParams<T> &params) {

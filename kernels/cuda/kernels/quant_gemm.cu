@@ -29,7 +29,7 @@ template <class T, class Format, class S> DEVICE void quant_gemm(const QuantGemm
   const PackedStage<Format> stage{w.data, w.scales, p.outputs, w.depth, w.group_bits, w.table};
   auto row = [&](int i) { return row0 + i < p.rows ? row0 + i : -1; };
   wait_for_previous_kernel();
-  multiply_tile<T, PackedStage<Format>, S>(p, stage, w.depth, blockIdx.y * kTileOut, row, row, 0);
+  multiply_tile<T, PackedStage<Format>, S>(p, stage, w.depth, blockIdx.y * kTileOut, row, row, p.stride, 0);
 }
 
 // Copies the columns of x in the order in which the weight has them, with zeros where the weight

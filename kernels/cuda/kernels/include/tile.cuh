@@ -64,7 +64,7 @@ template <class T> struct StoredStage {
   }
   DEVICE static GroupScale group_of(uint32_t) { return {1.0f, 0}; }
   template <int Threads> DEVICE void copy_groups(uint32_t *, int, int) const {}
-  DEVICE bool ends_group(int) const { return false; }
+  DEVICE bool ends_group(int, int) const { return false; }
 };
 
 // Packed weights; see weights.cuh.
@@ -110,8 +110,9 @@ template <class Format> struct PackedStage {
     Format::unpack(f, instruction, upper, lower, magic, table, a);
   }
   DEVICE static GroupScale group_of(uint32_t word) { return Format::group(word); }
-  // Whether the chunk at k is the last of its group.
-  DEVICE bool ends_group(int k) const {
+  // Whether chunk `c` of a step, which is at k, is the last of its group.
+  DEVICE bool ends_group(int c, int k) const {
+    if (c == 0 && Format::kLeastGroup == kStep) return false;
     return ((k + kChunk) & ((1 << group_bits) - 1)) == 0 || k + kChunk >= depth;
   }
 };
@@ -137,10 +138,11 @@ constexpr int kStageBytes = tile_shared_bytes(kWeightBits<W>, S::kRows, 1);
 constexpr int kDoneStride = kTileOut + 4;
 
 // `x_row(i)` is the row of x for the tile's row i, negative if there is none; `out_row(i)` is the
-// row of the result. The bias of output 0 is at `bias0`. `p.rows` is not read.
+// row of the result, whose rows are `stride` elements apart. The bias of output 0 is at `bias0`.
+// `p.rows` and `p.stride` are not read.
 template <class T, class W, class S, class XRow, class OutRow>
 DEVICE void multiply_tile(const ProductParams<T> &p, const W &weights, int depth, int output0, XRow x_row,
-                          OutRow out_row, int bias0) {
+                          OutRow out_row, int stride, int bias0) {
   constexpr int kThreads = S::kThreads, kCopies = (S::kRows * 8 + kThreads - 1) / kThreads;
   static_assert(S::kRows * kDoneStride * 4 <= S::kStages * kStageBytes<W, S>,
                 "the finished tile takes the stages' place");
@@ -207,7 +209,7 @@ DEVICE void multiply_tile(const ProductParams<T> &p, const W &weights, int depth
             mma_m16n8k16<T>(W::kScaled ? part[m][n] : sum[m][n], a[m][half], b[half]);
         }
       }
-      if (W::kScaled && weights.ends_group(step * kStep + c * kChunk)) {
+      if (W::kScaled && weights.ends_group(c, step * kStep + c * kChunk)) {
 #pragma unroll
         for (int m = 0; m < S::kTilesM; m++) {
           const float upper_scale = W::group_of(word(m, c, 0)).scale,
@@ -259,12 +261,12 @@ DEVICE void multiply_tile(const ProductParams<T> &p, const W &weights, int depth
     }
   }
   __syncthreads();
-  const bool whole = p.outputs % 8 == 0 && p.stride % 8 == 0;
+  const bool whole = p.outputs % 8 == 0 && stride % 8 == 0;
 #pragma unroll 1
   for (int i = threadIdx.x; i < S::kRows * (kTileOut / 8); i += kThreads) {
     const int row = i / (kTileOut / 8), column = i % (kTileOut / 8) * 8, output = output0 + column;
     if (output >= p.outputs || x_row(row) < 0) continue;
-    const int64_t at = int64_t(out_row(row)) * p.stride + output;
+    const int64_t at = int64_t(out_row(row)) * stride + output;
     const int valid = min(8, p.outputs - output);
     Vec<T, 8> v;
 #pragma unroll

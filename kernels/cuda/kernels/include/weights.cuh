@@ -74,6 +74,7 @@ template <int Loads> struct IntegerTiles {
   };
   // Loads of 16 bytes for 16 outputs of 64 k, and the bytes from one such tile to the next.
   static constexpr int kLoads = Loads, kStride = Loads * kTileBytes;
+  static constexpr int kLeastGroup = kChunk;
 
   // The place of a lane's 16 bytes of one load, in the tile of these 16 outputs and 64 k.
   DEVICE static int64_t place(int output, int k, int load, int lane, int depth) {
@@ -292,6 +293,7 @@ template <class T> struct Fp8 {
     uint4 upper, lower;
   };
   static constexpr int kLoads = 2, kStride = kPaddedTo;
+  static constexpr int kLeastGroup = kPaddedTo;
   static constexpr uint32_t kMagic = 0;
 
   DEVICE static GroupScale group(uint32_t word) { return {__uint_as_float(word), 0}; }

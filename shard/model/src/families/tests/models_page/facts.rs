@@ -107,7 +107,7 @@ pub(super) const QUANTIZATIONS: &[Fact] = &[
     Fact {
         what: "`mxfp4`",
         cpu: "yes",
-        gpu: "yes, as float32",
+        gpu: "yes",
         families: "gpt_oss",
         tests: &[
             (GOLDEN, "every_checkpoint_gives_the_logits_of_transformers"),
@@ -117,7 +117,7 @@ pub(super) const QUANTIZATIONS: &[Fact] = &[
     Fact {
         what: "blocks of GGUF",
         cpu: "yes",
-        gpu: "yes, Q4_0, Q5_0, Q8_0 and Q3_K to Q6_K as stored",
+        gpu: "yes, all but Q4_1, Q5_1, Q2_K, NVFP4 and types of 1 to 3 bits as stored",
         families: "llama",
         tests: &[
             ("kernels/numbers/src/formats/ggml/tests.rs", "every_type_is_decoded_by_its_formula"),
