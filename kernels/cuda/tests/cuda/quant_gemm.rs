@@ -204,7 +204,7 @@ pub(crate) fn codes(rng: &mut Rng, inputs: usize, outputs: usize) -> QuantizedWe
 
 fn random_weight(rng: &mut Rng) -> (usize, usize, QuantizedWeight) {
     let outputs = rng.pick(&[8, 24, 128, 136, 272]);
-    let inputs = rng.pick(&[8, 64, 160, 328, 512, 648]);
+    let inputs: usize = rng.pick(&[8, 64, 160, 328, 512, 648]);
     let group_size = rng.pick(&[16, 32, 64, 96, 128, inputs]);
     let weight = match rng.below(7) {
         6 if inputs.is_multiple_of(32) => codes(rng, inputs, outputs),
