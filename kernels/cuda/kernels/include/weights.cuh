@@ -236,10 +236,10 @@ template <class T> struct Codes4 : Int4<T> {
 };
 
 // Q6_K: signed bytes whose scale is an integer times a number of type f16. A group of 32 k has two
-// integers, each for 16 k, in the low two bytes of its word, and the other factor in the upper half.
-// The number of type f16 scales sums. The integers scale the bytes before, as lanes 4g and 4g + 1
-// have the first 16 k of an instruction's output and 4g + 2 and 4g + 3 the last; products are
-// rounded to T.
+// integers, each for 16 k, in the low two bytes of its word, and the other factor in the upper
+// half. The number of type f16 scales sums. The integers scale the bytes before, as lanes 4g and
+// 4g + 1 have the first 16 k of an instruction's output and 4g + 2 and 4g + 3 the last; products
+// are rounded to T.
 template <class T> struct Q6K : Int8<T> {
   using typename Int8<T>::Fragment;
   static constexpr int kSubBlock = 16;

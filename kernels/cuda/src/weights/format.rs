@@ -18,7 +18,8 @@ pub enum PackedFormat {
     Int8,
     /// `scale * q` with q in FP8 (e4m3).
     Fp8,
-    /// `scale * table[q]` with q in 0..=15 and a table of signed bytes: MXFP4, `IQ4_NL` and `IQ4_XS`.
+    /// `scale * table[q]` with q in 0..=15 and a table of signed bytes: MXFP4, `IQ4_NL` and
+    /// `IQ4_XS`.
     Codes4,
     /// `scale * (q - zero)` with q in 0..=15 and a zero point that is not a whole number, in groups
     /// of 32 columns: blocks of GGUF's `Q4_K`.

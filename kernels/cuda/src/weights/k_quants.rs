@@ -66,8 +66,8 @@ pub(super) fn pack_row(format: KFormat, blocks: &[SuperBlock], codes: &mut [u8],
     }
 }
 
-/// Returns the word of a group of `Q4_K`, with weights `scale * code - min`. The scale is rounded to
-/// 10 bits of mantissa.
+/// Returns the word of a group of `Q4_K`, with weights `scale * code - min`. The scale is rounded
+/// to 10 bits of mantissa.
 fn q4_k_group(scale: f32, min: f32, codes: &mut [u8; GROUP]) -> u32 {
     let (scale, whole, fraction) = Q4.group(scale, min, codes);
     rounded(scale, FRACTION_BITS + WHOLE_BITS) | whole << FRACTION_BITS | fraction

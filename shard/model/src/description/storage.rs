@@ -402,8 +402,8 @@ impl WeightStorage {
     }
 }
 
-/// Returns the formats in which `device` keeps all rows of `parts`, stacked, as they are stored: one
-/// if it can be, and otherwise those of successive parts.
+/// Returns the formats in which `device` keeps all rows of `parts`, stacked, as they are stored:
+/// one if it can be, and otherwise those of successive parts.
 fn stored_formats(parts: &[Part], device: &impl Sizing) -> Option<Vec<RowsInFormat>> {
     let rows = |parts: &[Part]| parts.iter().map(|part| part.rows.len()).sum();
     if let Some(format) = device.stored_format(parts) {

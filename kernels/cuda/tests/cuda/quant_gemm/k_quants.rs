@@ -34,8 +34,8 @@ fn super_block(rng: &mut Rng, format: KFormat) -> SuperBlock {
     block
 }
 
-/// A weight of a block as the kernels compute it: `Q4_K` has scales of 10 bits of mantissa, `Q5_K` of
-/// 16, and both have zero points in 128ths.
+/// A weight of a block as the kernels compute it: `Q4_K` has scales of 10 bits of mantissa, `Q5_K`
+/// of 16, and both have zero points in 128ths.
 fn kept(format: KFormat, block: &SuperBlock, col: usize) -> f64 {
     if format == KFormat::Q6K {
         return f64::from(format.value(block, col));

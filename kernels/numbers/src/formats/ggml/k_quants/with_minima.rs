@@ -1,10 +1,11 @@
 //! `Q4_K` and `Q5_K`: the bytes of their blocks, and the search for scales and minima.
 //!
-//! As in llama.cpp (`quantize_row_q4_K_ref`, `quantize_row_q5_K_ref`), each sub-block is quantized with several step sizes.
-//! For the codes of each, the best scale and minimum follow from weighted least squares, and the
-//! step size with the smallest error is taken. Large weights count more than small ones. Here, the
-//! error follows from the sums of the least squares, relative to the smallest weight, so that one
-//! pass over the weights per step size is enough, and all sub-blocks are searched together.
+//! As in llama.cpp (`quantize_row_q4_K_ref`, `quantize_row_q5_K_ref`), each sub-block is quantized
+//! with several step sizes. For the codes of each, the best scale and minimum follow from weighted
+//! least squares, and the step size with the smallest error is taken. Large weights count more than
+//! small ones. Here, the error follows from the sums of the least squares, relative to the smallest
+//! weight, so that one pass over the weights per step size is enough, and all sub-blocks are
+//! searched together.
 
 #![allow(clippy::needless_range_loop, reason = "loops over sub-blocks read better with indices")]
 
@@ -48,8 +49,8 @@ pub(super) fn q4_from_file(bytes: &[u8]) -> SuperBlock {
     block
 }
 
-/// Reads factors of scales and minima, scales and minima `[12]`, the fifth bits `[32]` of codes, and
-/// the others `[128]`.
+/// Reads factors of scales and minima, scales and minima `[12]`, the fifth bits `[32]` of codes,
+/// and the others `[128]`.
 pub(super) fn q5_from_file(bytes: &[u8]) -> SuperBlock {
     let mut block = header_from_file(bytes);
     put_low_bits(&bytes[HEADER + LEN..], &mut block);
