@@ -17,7 +17,6 @@ use millrace_numbers::{DType, Encoding, IntFormat, KFormat, Part, WeightFormat};
 
 use super::format::{CodeTable, DEPTH, GROUP, OUTPUTS, PackedFormat, WeightLayout};
 use super::k_quants;
-use super::packed::expect_finite;
 use super::tiles::pack_tiles;
 
 /// The offset of all groups of signed bytes.
@@ -369,7 +368,9 @@ fn read_weights(parts: &[Part], row: usize, cols: usize, weights: &mut Vec<f32>)
 /// Returns the word of a group, which holds exactly its scale and its zero point.
 fn word_of(format: PackedFormat, group: Group) -> Result<u32> {
     let Group { scale, offset } = group;
-    expect_finite(&[scale])?;
+    if !scale.is_finite() {
+        return Err(Error::Unsupported(format!("a scale of {scale}")));
+    }
     let bits = scale.to_bits();
     match format {
         PackedFormat::Int4 if bits & ZERO_POINT != 0 => Err(Error::Unsupported(format!(

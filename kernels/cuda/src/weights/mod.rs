@@ -5,20 +5,15 @@
 //! library reads too. Each group of columns has one word per output with its scale. The order of
 //! columns is resolved here; `millrace_numbers` knows the formats of checkpoints.
 
-mod arrange;
-mod bytes;
 mod format;
 mod groups;
-mod int4;
 mod k_quants;
 mod packed;
 mod tiles;
 mod uploaded;
 
-pub use bytes::{WeightScales, e4m3, int8};
 pub use format::{CodeTable, PackedFormat, SharedScale, WeightLayout};
 pub(crate) use format::{DEPTH, OUTPUTS};
 pub(crate) use groups::{GroupBlocks, GroupLayout, stored_expert_format, stored_format};
-pub use int4::int4;
 pub use packed::PackedWeight;
 pub use uploaded::{QuantizedWeight, UploadedWeight};

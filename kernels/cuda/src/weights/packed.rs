@@ -1,6 +1,6 @@
 //! A weight in the kernels' layout, on the host.
 
-use millrace_backend::{Error, Result};
+use millrace_backend::Result;
 use millrace_numbers::tensor::stacked_shape;
 use millrace_numbers::{Part, WeightFormat};
 
@@ -29,7 +29,7 @@ pub struct PackedWeight {
     /// `[depth]`: the input feature of each column, -1 for padding. `None` if the columns are in
     /// order.
     pub columns: Option<Vec<i32>>,
-    /// What codes of four bits stand for.
+    /// The numbers of codes of four bits.
     pub table: CodeTable,
 }
 
@@ -55,65 +55,5 @@ impl PackedWeight {
         let outputs = if count == 1 { rows } else { layout.blocks() * OUTPUTS };
         let (columns, table) = (blocks.columns(), blocks.table());
         Ok(PackedWeight { format, outputs, inputs, depth, group, data, scales, columns, table })
-    }
-
-    /// A weight of zeros. `group` is rounded up to a power of two.
-    pub(super) fn zeros(
-        format: PackedFormat,
-        outputs: usize,
-        inputs: usize,
-        depth: usize,
-        group: usize,
-    ) -> PackedWeight {
-        let group = group.next_power_of_two();
-        let padded = outputs.next_multiple_of(OUTPUTS);
-        let data = vec![0; padded * depth * format.bits() / 8];
-        let scales = vec![0; padded * depth.div_ceil(group)];
-        let table = CodeTable::default();
-        PackedWeight { format, outputs, inputs, depth, group, data, scales, columns: None, table }
-    }
-
-    /// The index of the scale of a group and an output.
-    pub(super) fn scale_index(&self, group: usize, output: usize) -> usize {
-        (output / OUTPUTS * self.depth.div_ceil(self.group) + group) * OUTPUTS + output % OUTPUTS
-    }
-
-    /// Appends the outputs of `next`, as parts of one weight: q, k and v, or the experts of a
-    /// layer.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if the weights differ in anything but their outputs, or the outputs of this
-    /// one are not a multiple of 16.
-    pub fn append(&mut self, next: &PackedWeight) -> Result<()> {
-        let same = |a: &PackedWeight, b: &PackedWeight| {
-            (a.format, a.inputs, a.depth, a.group) == (b.format, b.inputs, b.depth, b.group)
-                && (&a.columns, a.table) == (&b.columns, b.table)
-        };
-        if !same(self, next) {
-            return Err(Error::Shape("packed weights of different layouts cannot be stacked".to_owned()));
-        }
-        if !self.outputs.is_multiple_of(OUTPUTS) {
-            return Err(Error::Shape(format!(
-                "weights cannot be stacked below {} outputs: not a multiple of 16",
-                self.outputs
-            )));
-        }
-        self.outputs += next.outputs;
-        self.data.extend_from_slice(&next.data);
-        self.scales.extend_from_slice(&next.scales);
-        Ok(())
-    }
-}
-
-/// Checks the length of a tensor of a checkpoint.
-pub(super) fn expect_len(what: &str, got: usize, want: usize) -> Result<()> {
-    if got == want { Ok(()) } else { Err(Error::Shape(format!("{what} has {got} elements, not {want}"))) }
-}
-
-/// Returns an error if a scale is not finite.
-pub(super) fn expect_finite(scales: &[f32]) -> Result<()> {
-    match scales.iter().find(|s| !s.is_finite()) {
-        Some(bad) => Err(Error::Unsupported(format!("a scale of {bad}"))),
-        None => Ok(()),
     }
 }

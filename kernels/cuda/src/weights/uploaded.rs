@@ -26,7 +26,7 @@ pub struct QuantizedWeight<'a> {
     /// i32 `[depth]`: the input feature of each column, negative for padding. Without it the
     /// columns are in order.
     pub columns: Option<View<'a>>,
-    /// What codes of four bits stand for.
+    /// The numbers of codes of four bits.
     pub table: CodeTable,
 }
 

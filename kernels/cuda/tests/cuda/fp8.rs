@@ -3,11 +3,12 @@
 use millrace_cuda::ops::fp8::{
     QuantizeRows, ScaledMatmul, quantize_rows, quantize_rows_plain, scaled_matmul,
 };
-use millrace_cuda::weights::{self, PackedWeight, WeightScales};
+use millrace_cuda::weights::PackedWeight;
 use millrace_cuda::{Elem, Memory};
 use millrace_numbers::formats::fp8;
 
 use crate::common::*;
+use crate::quant_gemm::of_bytes;
 
 /// Rows as the kernels write them.
 struct Quantized {
@@ -86,7 +87,7 @@ fn products_match_the_reference() {
             let values: Vec<u8> =
                 (0..outputs * inputs).map(|_| rng.below(0x7f) as u8 | (rng.below(2) as u8) << 7).collect();
             let scales: Vec<f32> = (0..outputs).map(|_| 0.001 * (rng.unit() + 1.5)).collect();
-            weights::e4m3(outputs, inputs, &values, WeightScales::Outputs(&scales)).unwrap()
+            of_bytes([outputs, inputs], true, values, &scales, [1, inputs]).packed
         };
         let (depth, loaded) = (weight.depth, weight.upload(&DEVICE).unwrap());
         let x = put(elem, &rng.values(elem, rows * inputs));
@@ -121,7 +122,7 @@ fn products_match_the_reference() {
 
 #[test]
 fn other_weights_are_refused() {
-    let weight = weights::int8(16, 64, &[1; 16 * 64], WeightScales::Tensor(1.0)).unwrap();
+    let weight = of_bytes([16, 64], false, vec![1; 16 * 64], &[1.0], [16, 64]).packed;
     let loaded = weight.upload(&DEVICE).unwrap();
     let (x, scales, out) = (garbage(Elem::E4M3, 64), garbage(Elem::F32, 1), garbage(Elem::BF16, 16));
     let scaled = ScaledMatmul {

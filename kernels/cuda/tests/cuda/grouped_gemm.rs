@@ -3,10 +3,10 @@
 use millrace_cuda::ops::grouped::{ExpertWeights, GroupedGemm, RowOrder, grouped_gemm, grouped_gemm_plain};
 use millrace_cuda::weights::PackedFormat;
 use millrace_cuda::{Device, Elem, Memory};
-use millrace_numbers::KFormat;
+use millrace_numbers::{KFormat, Part};
 
 use crate::common::*;
-use crate::quant_gemm::{Groups, QuantizedWeight, bytes, codes, gptq, k_quants, of_size};
+use crate::quant_gemm::{Groups, QuantizedWeight, bytes, codes, gptq_part, k_quants, of_size, pack};
 
 struct Case {
     elem: Elem,
@@ -205,13 +205,9 @@ fn packed_experts(rng: &mut Rng, format: PackedFormat, case: &Case) -> Quantized
         PackedFormat::Q5K => return k_quants::blocks(rng, KFormat::Q5K, experts, inputs, outputs),
         PackedFormat::Q6K => return k_quants::blocks(rng, KFormat::Q6K, experts, inputs, outputs),
     }
-    let mut part = || gptq(rng, inputs, outputs, inputs.min(64), Groups::Natural);
-    let mut all = part();
-    for next in (1..experts).map(|_| part()) {
-        all.packed.append(&next.packed).unwrap();
-        all.dense.extend(next.dense);
-    }
-    all
+    let part = |_| gptq_part(rng, inputs, outputs, inputs.min(64), Groups::Natural);
+    let (parts, dense): (Vec<Part>, Vec<Vec<f64>>) = (0..experts).map(part).unzip();
+    QuantizedWeight { packed: pack(&parts, experts), dense: dense.concat() }
 }
 
 fn check_packed(rng: &mut Rng, format: PackedFormat, elem: Elem, rows: usize) {

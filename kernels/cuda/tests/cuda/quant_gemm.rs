@@ -5,8 +5,10 @@ pub(crate) mod k_quants;
 
 use millrace_cuda::Elem;
 use millrace_cuda::ops::quant::{QuantGemmPath, quant_gemm, quant_gemm_plain};
-use millrace_cuda::weights::{self, PackedFormat, PackedWeight, WeightScales};
+use millrace_cuda::weights::{PackedFormat, PackedWeight};
 use millrace_numbers::formats::awq::{self, AwqTensors};
+use millrace_numbers::formats::compressed_tensors::{self, ByteTensors};
+use millrace_numbers::formats::fp8;
 use millrace_numbers::formats::exact_format;
 use millrace_numbers::formats::gptq::{self, GptqTensors};
 use millrace_numbers::scales::{NumberType, Numbers};
@@ -50,8 +52,10 @@ fn words(all: &[u32]) -> Vec<u8> {
     all.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-fn pack(tensor: millrace_numbers::Result<HostTensor>) -> PackedWeight {
-    weights::int4(&Part::whole(tensor.unwrap())).unwrap()
+/// Packs the stacked parts of `count` matrices as they are stored.
+pub(crate) fn pack(parts: &[Part], count: usize) -> PackedWeight {
+    let format = exact_format(parts).expect("a format that devices keep");
+    PackedWeight::pack(parts, count, format).unwrap()
 }
 
 /// A random weight in GPTQ's layout; the definition is evaluated on the numbers before they go into
@@ -63,6 +67,22 @@ pub(crate) fn gptq(
     group_size: usize,
     groups: Groups,
 ) -> QuantizedWeight {
+    let (part, dense) = gptq_part(rng, inputs, outputs, group_size, groups);
+    match exact_format(std::slice::from_ref(&part)) {
+        Some(_) => QuantizedWeight { packed: pack(&[part], 1), dense },
+        // A slice of many groups would need too much padding.
+        None => gptq(rng, inputs, outputs, group_size, Groups::Natural),
+    }
+}
+
+/// The same before it is packed.
+pub(crate) fn gptq_part(
+    rng: &mut Rng,
+    inputs: usize,
+    outputs: usize,
+    group_size: usize,
+    groups: Groups,
+) -> (Part, Vec<f64>) {
     let count = inputs.div_ceil(group_size);
     let mut g_idx: Vec<u32> = (0..inputs).map(|i| (i / group_size) as u32).collect();
     match groups {
@@ -99,7 +119,7 @@ pub(crate) fn gptq(
         scales: numbers(&scales),
         g_idx: (!in_order || rng.below(2) == 1).then(|| words(&g_idx).into()),
     };
-    QuantizedWeight { packed: pack(gptq::matrix(outputs, inputs, tensors)), dense }
+    (Part::whole(gptq::matrix(outputs, inputs, tensors).unwrap()), dense)
 }
 
 /// A random weight in AWQ's layout.
@@ -122,7 +142,7 @@ fn awq(rng: &mut Rng, inputs: usize, outputs: usize, group_size: usize) -> Quant
     let dense = dense.collect();
     let tensors =
         AwqTensors { group_cols: group_size, gemv: false, qweight, qzeros, scales: numbers(&scales) };
-    QuantizedWeight { packed: pack(awq::matrix(outputs, inputs, tensors)), dense }
+    QuantizedWeight { packed: pack(&[Part::whole(awq::matrix(outputs, inputs, tensors).unwrap())], 1), dense }
 }
 
 /// FP8 by its definition.
@@ -135,6 +155,32 @@ fn from_e4m3(bits: u8) -> f64 {
     if sign == 1 { -magnitude } else { magnitude }
 }
 
+/// A weight of signed bytes or FP8 numbers `[outputs, inputs]`, with a scale for each block. A block
+/// of bytes has one row, or all.
+pub(crate) fn of_bytes(
+    [outputs, inputs]: [usize; 2],
+    fp8: bool,
+    bytes: Vec<u8>,
+    scales: &[f32],
+    block: [usize; 2],
+) -> QuantizedWeight {
+    let across = inputs.div_ceil(block[1]);
+    let dense = bytes.iter().enumerate().map(|(at, &byte)| {
+        let (o, i) = (at / inputs, at % inputs);
+        let factor = scales[o / block[0] * across + i / block[1]];
+        f64::from(factor) * if fp8 { from_e4m3(byte) } else { f64::from(byte as i8) }
+    });
+    let dense = dense.collect();
+    let tensor = if fp8 {
+        fp8::matrix(outputs, inputs, bytes.into(), numbers(scales), block)
+    } else {
+        let (weight, scales) = (bytes.into(), numbers(scales));
+        let tensors = ByteTensors { weight, scales, zero_points: None, group_cols: block[1], divisor: 1.0 };
+        compressed_tensors::signed_bytes(outputs, inputs, tensors)
+    };
+    QuantizedWeight { packed: pack(&[Part::whole(tensor.unwrap())], 1), dense }
+}
+
 /// A random weight of signed bytes or FP8 numbers.
 pub(crate) fn bytes(rng: &mut Rng, inputs: usize, outputs: usize, fp8: bool) -> QuantizedWeight {
     let values: Vec<u8> = (0..outputs * inputs)
@@ -144,32 +190,12 @@ pub(crate) fn bytes(rng: &mut Rng, inputs: usize, outputs: usize, fp8: bool) -> 
         })
         .collect();
     let size = if fp8 { 0.02 } else { 0.1 };
-    let (rows, columns) = (rng.pick(&[1, 32, 128]), rng.pick(&[if fp8 { 64 } else { 32 }, 128]));
-    let factors = |rng: &mut Rng, n: usize| (0..n).map(|_| size * scale(rng)).collect::<Vec<f32>>();
-    let across = inputs.div_ceil(columns);
-    let (per_output, per_block) = (factors(rng, outputs), factors(rng, outputs.div_ceil(rows) * across));
-    let scales = match rng.below(3) {
-        0 => WeightScales::Tensor(per_output[0]),
-        1 => WeightScales::Outputs(&per_output),
-        _ => WeightScales::Blocks { rows, columns, values: &per_block },
-    };
-    let dense = values.iter().enumerate().map(|(at, &byte)| {
-        let (o, i) = (at / inputs, at % inputs);
-        let factor = match scales {
-            WeightScales::Tensor(s) => s,
-            WeightScales::Outputs(s) => s[o],
-            WeightScales::Blocks { values, .. } => values[o / rows * across + i / columns],
-        };
-        f64::from(factor) * if fp8 { from_e4m3(byte) } else { f64::from(byte as i8) }
-    });
-    let dense = dense.collect();
-    let packed = if fp8 {
-        weights::e4m3(outputs, inputs, &values, scales)
-    } else {
-        let signed: Vec<i8> = values.iter().map(|&b| b as i8).collect();
-        weights::int8(outputs, inputs, &signed, scales)
-    };
-    QuantizedWeight { packed: packed.unwrap(), dense }
+    let rows = if fp8 { rng.pick(&[1, 32, 128]) } else { 1 };
+    let columns = rng.pick(&[if fp8 { 64 } else { 32 }, 128]);
+    let block = rng.pick(&[[outputs, inputs], [1, inputs], [rows, columns]]);
+    let count = outputs.div_ceil(block[0]) * inputs.div_ceil(block[1]);
+    let scales: Vec<f32> = (0..count).map(|_| size * scale(rng)).collect();
+    of_bytes([outputs, inputs], fp8, values, &scales, block)
 }
 
 /// A random weight of codes of four bits, in blocks of MXFP4 or IQ4_XS.
@@ -197,14 +223,12 @@ pub(crate) fn codes(rng: &mut Rng, inputs: usize, outputs: usize) -> QuantizedWe
         part.read_row(output, &mut row);
         dense.extend(row.iter().map(|&weight| f64::from(weight)));
     }
-    let parts = [part];
-    let format = exact_format(&parts).unwrap();
-    QuantizedWeight { packed: PackedWeight::pack(&parts, 1, format).unwrap(), dense }
+    QuantizedWeight { packed: pack(&[part], 1), dense }
 }
 
 fn random_weight(rng: &mut Rng) -> (usize, usize, QuantizedWeight) {
     let outputs = rng.pick(&[8, 24, 128, 136, 272]);
-    let inputs: usize = rng.pick(&[8, 64, 160, 328, 512, 648]);
+    let inputs: usize = rng.pick(&[40, 64, 160, 328, 512, 648]);
     let group_size = rng.pick(&[16, 32, 64, 96, 128, inputs]);
     let weight = match rng.below(7) {
         6 if inputs.is_multiple_of(32) => codes(rng, inputs, outputs),
@@ -380,64 +404,43 @@ fn every_byte_is_exact() {
     let (inputs, outputs) = (256, 16);
     let values: Vec<u8> = (0..outputs * inputs).map(|at| (at % inputs) as u8).collect();
     let tame: Vec<u8> = values.iter().map(|&b| if b & 0x7f == 0x7f { 0 } else { b }).collect();
-    let signed: Vec<i8> = values.iter().map(|&b| b as i8).collect();
-    for fp8 in [false, true] {
-        let packed = match fp8 {
-            false => weights::int8(outputs, inputs, &signed, WeightScales::Tensor(1.0)),
-            true => weights::e4m3(outputs, inputs, &tame, WeightScales::Tensor(1.0)),
-        }
-        .unwrap();
+    for (fp8, values) in [(false, values), (true, tame)] {
+        let weight = of_bytes([outputs, inputs], fp8, values, &[1.0], [outputs, inputs]);
         for elem in [Elem::F16, Elem::BF16] {
             let case = Case::identity(elem, inputs, outputs);
-            let want: Vec<f32> = (0..inputs)
-                .flat_map(|i| [if fp8 { from_e4m3(tame[i]) as f32 } else { f32::from(signed[i]) }; 16])
-                .collect();
+            let want = case.reference(|o, i| weight.dense[o * inputs + i]);
             for path in [QuantGemmPath::Few, QuantGemmPath::Many] {
-                assert_close(&format!("{elem:?} {path:?}"), &run(&case, &packed, path), &want, 0.0, 0.0);
+                let got = run(&case, &weight.packed, path);
+                assert_close(&format!("{elem:?} {path:?}"), &got, &want, 0.0, 0.0);
             }
         }
     }
 }
 
-/// Packing q, k and v separately and stacking them gives the same weight as packing them together.
+/// Parts that are stacked, such as q, k and v, are one weight, whose rows need not be whole tiles.
 #[test]
 fn stacked_parts_are_the_whole_weight() {
     let mut rng = Rng(3);
-    let (a, b) = (gptq(&mut rng, 128, 48, 32, Groups::Natural), gptq(&mut rng, 128, 24, 32, Groups::Natural));
-    let mut both = a.packed.clone();
-    both.append(&b.packed).unwrap();
+    let parts = [24, 48].map(|outputs| gptq_part(&mut rng, 128, outputs, 32, Groups::Natural));
+    let dense = parts.each_ref().map(|(_, dense)| &dense[..]).concat();
+    let both = pack(&parts.map(|(part, _)| part), 1);
     let case = Case::random(&mut rng, Elem::F16, 3, 128, 72);
-    let dense = [a.dense, b.dense].concat();
     let want = case.reference(|o, i| dense[o * 128 + i]);
     assert_close("stacked", &run(&case, &both, QuantGemmPath::Few), &want, precision(Elem::F16) * 1.01, 1e-4);
-    let odd = b.packed.clone();
-    assert!(both.append(&gptq(&mut rng, 128, 24, 64, Groups::Natural).packed).is_err());
-    let mut odd_first = odd;
-    assert!(odd_first.append(&both).unwrap_err().to_string().contains("below 24 outputs"));
 }
 
 #[test]
-fn bad_checkpoints_are_refused() {
-    let matrix = |bits: usize, scale: f32| {
-        let tensors = GptqTensors {
-            bits,
-            group_cols: 32,
-            plus_one: true,
-            qweight: vec![0; 64 * bits].into(),
-            qzeros: vec![0; 2 * bits].into(),
-            scales: numbers(&[scale; 16]),
-            g_idx: None,
-        };
-        Part::whole(gptq::matrix(8, 64, tensors).unwrap())
+fn scales_that_are_not_finite_are_refused() {
+    let tensors = GptqTensors {
+        bits: 4,
+        group_cols: 32,
+        plus_one: true,
+        qweight: vec![0; 64 * 4].into(),
+        qzeros: vec![0; 2 * 4].into(),
+        scales: numbers(&[f32::NAN; 16]),
+        g_idx: None,
     };
-    let refused = |part: &Part| weights::int4(part).unwrap_err().to_string();
-    assert!(weights::int4(&matrix(4, 1.0)).is_ok());
-    assert!(refused(&matrix(4, f32::NAN)).contains("a scale of NaN"));
-    assert!(refused(&matrix(8, 1.0)).contains("other weights than integers of four bits"));
-    assert!(refused(&Part { rows: 8..8, ..matrix(4, 1.0) }).contains("a weight of 0 by 64"));
-    assert!(
-        weights::e4m3(1, 2, &[0, 0xff], WeightScales::Tensor(1.0)).unwrap_err().to_string().contains("NaN")
-    );
-    let blocks = WeightScales::Blocks { rows: 128, columns: 48, values: &[1.0] };
-    assert!(weights::int8(1, 2, &[0, 0], blocks).unwrap_err().to_string().contains("blocks of 128 by 48"));
+    let parts = [Part::whole(gptq::matrix(8, 64, tensors).unwrap())];
+    let error = PackedWeight::pack(&parts, 1, exact_format(&parts).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("a scale of NaN"), "{error}");
 }
