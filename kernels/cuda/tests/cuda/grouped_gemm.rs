@@ -30,7 +30,7 @@ struct Case {
 impl Case {
     fn random(rng: &mut Rng, elem: Elem, rows: usize) -> Case {
         let (top_k, experts): (usize, usize) = (rng.pick(&[1, 2, 4]), rng.pick(&[1, 3, 8, 70]));
-        let (inputs, outputs) = (rng.pick(&[8, 72, 100, 256]), rng.pick(&[8, 20, 128, 140]));
+        let (inputs, outputs) = (rng.pick(&[8, 72, 96, 100, 256]), rng.pick(&[8, 20, 128, 140]));
         // Half of the experts have most rows, so that some have many and some none.
         let favoured = rng.pick(&[1, experts.div_ceil(2), experts]);
         let expert_of: Vec<Option<usize>> =
@@ -205,15 +205,18 @@ fn packed_experts(rng: &mut Rng, format: PackedFormat, case: &Case) -> Quantized
         PackedFormat::Q5K => return k_quants::blocks(rng, KFormat::Q5K, experts, inputs, outputs),
         PackedFormat::Q6K => return k_quants::blocks(rng, KFormat::Q6K, experts, inputs, outputs),
     }
-    let part = |_| gptq_part(rng, inputs, outputs, inputs.min(64), Groups::Natural);
+    let part = |_| gptq_part(rng, inputs, outputs, 32, Groups::Natural);
     let (parts, dense): (Vec<Part>, Vec<Vec<f64>>) = (0..experts).map(part).unzip();
     QuantizedWeight { packed: pack(&parts, experts), dense: dense.concat() }
 }
 
 fn check_packed(rng: &mut Rng, format: PackedFormat, elem: Elem, rows: usize) {
     let mut case = Case::random(rng, elem, rows);
-    let in_super_blocks = matches!(format, PackedFormat::Q4K | PackedFormat::Q5K | PackedFormat::Q6K);
-    let multiple = if in_super_blocks || format == PackedFormat::Codes4 { 256 } else { 8 };
+    let multiple = match format {
+        PackedFormat::Int8 | PackedFormat::Fp8 => 8,
+        PackedFormat::Int4 | PackedFormat::Codes4 => 32,
+        PackedFormat::Q4K | PackedFormat::Q5K | PackedFormat::Q6K => 256,
+    };
     while case.experts > 8 || !case.inputs.is_multiple_of(multiple) {
         case = Case::random(rng, elem, rows);
     }

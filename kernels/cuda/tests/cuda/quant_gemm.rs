@@ -192,7 +192,9 @@ pub(crate) fn bytes(rng: &mut Rng, inputs: usize, outputs: usize, fp8: bool) -> 
     let size = if fp8 { 0.02 } else { 0.1 };
     let rows = if fp8 { rng.pick(&[1, 32, 128]) } else { 1 };
     let columns = rng.pick(&[if fp8 { 64 } else { 32 }, 128]);
-    let block = rng.pick(&[[outputs, inputs], [1, inputs], [rows, columns]]);
+    // Groups of bytes that are not whole would bring columns in an order of their own.
+    let grouped = if fp8 || inputs.is_multiple_of(32) { [rows, columns] } else { [1, inputs] };
+    let block = rng.pick(&[[outputs, inputs], [1, inputs], grouped]);
     let count = outputs.div_ceil(block[0]) * inputs.div_ceil(block[1]);
     let scales: Vec<f32> = (0..count).map(|_| size * scale(rng)).collect();
     of_bytes([outputs, inputs], fp8, values, &scales, block)
