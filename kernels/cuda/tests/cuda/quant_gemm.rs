@@ -155,8 +155,8 @@ fn from_e4m3(bits: u8) -> f64 {
     if sign == 1 { -magnitude } else { magnitude }
 }
 
-/// A weight of signed bytes or FP8 numbers `[outputs, inputs]`, with a scale for each block. A block
-/// of bytes has one row, or all.
+/// A weight of signed bytes or FP8 numbers, with a scale for each block. A block of bytes has one
+/// row, or all.
 pub(crate) fn of_bytes(
     [outputs, inputs]: [usize; 2],
     fp8: bool,
