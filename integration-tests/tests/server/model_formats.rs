@@ -65,6 +65,7 @@ fn assert_close_on_a_gpu(format: &str, [file, twin]: [&Path; 2]) {
         file_server.wait_for_log("2 of 8 quantized matrices (blocks of GGML) are converted to bfloat16");
     }
     let ((want, _), (found, _)) = (results(&serve(twin)), results(&file_server));
+    assert!(!file_server.log().contains("of device memory more than planned"), "{}", file_server.log());
     assert_eq!(found.len(), want.len());
     let mean = found.iter().zip(&want).map(|(a, b)| (a - b).abs()).sum::<f64>() / want.len() as f64;
     println!("{format} on a GPU: {mean:.2e} apart on average over {} tokens", want.len());
