@@ -26,6 +26,11 @@ impl Case {
         Case { elem, rows, inputs, outputs, x, bias, around }
     }
 
+    /// The case with a result that the kernels with tensor cores can write.
+    pub(crate) fn aligned(self) -> Case {
+        Case { around: [8, 16], ..self }
+    }
+
     /// x is zero, and there is no bias.
     fn zeros(elem: Elem, rows: usize, inputs: usize, outputs: usize) -> Case {
         let x = vec![0.0; rows * inputs];

@@ -275,26 +275,20 @@ pub(crate) fn of_size(format: PackedFormat, elem: Elem) -> f32 {
 fn check(rng: &mut Rng, rows: usize, path: QuantGemmPath) {
     let (inputs, outputs, weight) = random_weight(rng);
     let elem = rng.pick(&ACTIVATIONS);
-    check_weight(rng, elem, rows, path, (inputs, outputs, &weight));
+    check_weight(&Case::random(rng, elem, rows, inputs, outputs), path, &weight);
 }
 
-fn check_weight(
-    rng: &mut Rng,
-    elem: Elem,
-    rows: usize,
-    path: QuantGemmPath,
-    (inputs, outputs, weight): (usize, usize, &QuantizedWeight),
-) {
-    let case = Case::random(rng, elem, rows, inputs, outputs);
+fn check_weight(case: &Case, path: QuantGemmPath, weight: &QuantizedWeight) {
+    let (elem, inputs) = (case.elem, case.inputs);
     let want = case.reference(|o, i| weight.dense[o * inputs + i]);
     let PackedWeight { format, group, ref columns, .. } = weight.packed;
-    let absolute = size(&case, &weight.dense) * of_size(format, elem) + 1e-6;
+    let absolute = size(case, &weight.dense) * of_size(format, elem) + 1e-6;
     let relative = precision(elem) * 1.01 + 1e-6;
     let name = |what: &str| {
         let columns = columns.is_some();
         format!("{what} {format:?} in groups of {group}, ordered: {columns}; {}", case.name(""))
     };
-    assert_close(&name("fast"), &run(&case, &weight.packed, path), &want, relative, absolute);
+    assert_close(&name("fast"), &run(case, &weight.packed, path), &want, relative, absolute);
     let loaded = weight.packed.upload(&DEVICE).unwrap();
     let plain = case.run(|p| quant_gemm_plain(&DEVICE, &loaded.weight(), p).unwrap());
     assert_close(&name("plain"), &plain, &want, relative, absolute);
@@ -332,7 +326,7 @@ fn every_format_and_type_matches_the_reference() {
         for elem in ACTIVATIONS {
             for (rows, path) in [(5, QuantGemmPath::Few), (12, QuantGemmPath::Few), (17, QuantGemmPath::Many)]
             {
-                check_weight(rng, elem, rows, path, (inputs, outputs, weight));
+                check_weight(&Case::random(rng, elem, rows, inputs, outputs).aligned(), path, weight);
             }
         }
     }
@@ -365,7 +359,7 @@ fn products_have_the_same_bits_on_gpus_with_little_shared_memory() {
     for (elem, fp8) in HALVES.into_iter().flat_map(|elem| [(elem, false), (elem, true)]) {
         let (inputs, outputs) = (rng.pick(&[8, 200, 400]), rng.pick(&[16, 150]));
         let weight = bytes(rng, inputs, outputs, fp8);
-        let case = Case::random(rng, elem, 130, inputs, outputs);
+        let case = Case::random(rng, elem, 130, inputs, outputs).aligned();
         let loaded = weight.packed.upload(&DEVICE).unwrap();
         let room = Room::new(case.rows, weight.packed.depth, outputs);
         let [small, large] = devices.each_ref().map(|device| {
