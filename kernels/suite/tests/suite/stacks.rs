@@ -4,11 +4,10 @@ use half::f16;
 use millrace_backend::reference::Reference;
 use millrace_backend::{Backend, Error, Segment, Sizing, WeightLoading};
 use millrace_numbers::{BlockType, DType, HostTensor, Part, WeightFormat};
-use proptest::prelude::{any, prop, prop_assert, proptest};
+use proptest::prelude::{prop, proptest};
 
 use crate::blocks::{matrix, weights};
 use crate::common::*;
-use crate::fp8::{assert_near_by, gpu};
 use crate::product::{Case, announced_stack};
 
 /// Types of blocks that all devices keep, and those that only the CPU keeps.
@@ -63,21 +62,6 @@ proptest! {
             }
         }
     }
-
-    /// Results of a part lie between those of others, and begin at any multiple of the row's
-    /// elements.
-    #[test]
-    fn rows_in_different_formats_match_the_reference_on_a_gpu(
-        kinds in prop::collection::vec(prop::sample::select(&ON_GPUS[..]), 2..5),
-        n in 1usize..80, blocks in 1usize..3, dtype in 0usize..3, invariant in any::<bool>(), seed: u64,
-    ) {
-        let dtype = DTYPES[dtype];
-        let (parts, case) = stack(&kinds, n, 256 * blocks, seed, dtype);
-        let want = product(&Reference, DType::F32, &parts, &case);
-        let found = product(&gpu(dtype, invariant), dtype, &parts, &case);
-        prop_assert!(found.len() == want.len());
-        assert_near_by(&case, &found, &want, dtype, if dtype == DType::BF16 { 1.0 / 256.0 } else { 1.0 / 512.0 });
-    }
 }
 
 /// Rows of 16 bits are not kept beside others: the caller converts all of them.
@@ -93,10 +77,13 @@ fn dense_rows_among_others_are_refused_by_name() {
         let error = cpu.matrix(&segments).unwrap_err().to_string();
         assert!(error.contains("rows of bfloat16 among others"), "{error}");
     }
-    let device = gpu(DType::BF16, false);
-    assert!(!device.stacks(DType::BF16.into()) && !device.stacks(WeightFormat::Fp8));
-    let error = device.matrix(&segments).unwrap_err().to_string();
-    assert!(error.contains("rows of bfloat16 among others"), "{error}");
+    #[cfg(feature = "cpu-sim")]
+    {
+        let device = crate::fp8::gpu(DType::BF16, false);
+        assert!(!device.stacks(DType::BF16.into()) && !device.stacks(WeightFormat::Fp8));
+        let error = device.matrix(&segments).unwrap_err().to_string();
+        assert!(error.contains("rows of bfloat16 among others"), "{error}");
+    }
 }
 
 fn exact(parts: &[Part]) -> WeightFormat {
@@ -119,6 +106,36 @@ fn a_scale_that_is_not_finite_is_found_in_any_segment() {
         let error = cpu.matrix(&segments).unwrap_err();
         assert!(is_found(&error), "{error}");
     }
-    let error = gpu(DType::BF16, false).matrix(&segments).unwrap_err();
-    assert!(is_found(&error), "{error}");
+    #[cfg(feature = "cpu-sim")]
+    {
+        let error = crate::fp8::gpu(DType::BF16, false).matrix(&segments).unwrap_err();
+        assert!(is_found(&error), "{error}");
+    }
+}
+
+#[cfg(feature = "cpu-sim")]
+mod on_gpus {
+    use proptest::prelude::{any, prop_assert};
+
+    use super::*;
+    use crate::fp8::{assert_near_by, gpu};
+
+    proptest! {
+        #![proptest_config(cases(24))]
+
+        /// Results of a part lie between those of others, and begin at any multiple of the row's
+        /// elements.
+        #[test]
+        fn rows_in_different_formats_match_the_reference_on_a_gpu(
+            kinds in prop::collection::vec(prop::sample::select(&ON_GPUS[..]), 2..5),
+            n in 1usize..80, blocks in 1usize..3, dtype in 0usize..3, invariant in any::<bool>(), seed: u64,
+        ) {
+            let dtype = DTYPES[dtype];
+            let (parts, case) = stack(&kinds, n, 256 * blocks, seed, dtype);
+            let want = product(&Reference, DType::F32, &parts, &case);
+            let found = product(&gpu(dtype, invariant), dtype, &parts, &case);
+            prop_assert!(found.len() == want.len());
+            assert_near_by(&case, &found, &want, dtype, if dtype == DType::BF16 { 1.0 / 256.0 } else { 1.0 / 512.0 });
+        }
+    }
 }
