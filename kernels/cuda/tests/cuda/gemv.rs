@@ -26,9 +26,10 @@ impl Case {
         Case { elem, rows, inputs, outputs, x, bias, around }
     }
 
-    /// The case with a result that the kernels with tensor cores can write.
-    pub(crate) fn aligned(self) -> Case {
-        Case { around: [8, 16], ..self }
+    /// The case with a result between this many columns of others. The kernels with tensor cores
+    /// need multiples of eight before it.
+    pub(crate) fn between(self, around: [usize; 2]) -> Case {
+        Case { around, ..self }
     }
 
     /// x is zero, and there is no bias.
