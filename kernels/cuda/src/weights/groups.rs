@@ -109,10 +109,10 @@ impl GroupLayout {
 }
 
 /// Returns the format in which the kernels multiply by the stored numbers of `parts`: exactly, or
-/// for `Q4_K` with smaller errors than in 16 bits. There is none if the parts are not stored in
-/// such a format, if the kernels lack their groups, if signed bytes have zero points, if codes of
-/// four bits stand for other numbers than signed bytes, or if scales of 4-bit groups have more than
-/// 18 bits of mantissa.
+/// for `Q4_K` and `Q5_K` with errors of about those of bfloat16. There is none if the parts are not
+/// stored in such a format, if the kernels lack their groups, if signed bytes have zero points, if
+/// codes of four bits stand for other numbers than signed bytes, or if scales of 4-bit groups have
+/// more than 18 bits of mantissa.
 pub(crate) fn stored_format(parts: &[Part]) -> Option<WeightFormat> {
     let format = exact_format(parts)?;
     let part = parts.first()?;
