@@ -17,8 +17,8 @@ pub(super) struct Outputs<'a> {
 }
 
 impl<'a> Outputs<'a> {
-    /// Returns the columns `cols` of the first `n` rows of `out`, at least one, to which as many
-    /// columns of `bias` are added.
+    /// Returns columns `cols` of the first `n` rows of `out`, at least one. The same columns of
+    /// `bias` are added to each row.
     pub(super) fn new(out: &mut Buf, n: usize, cols: Range<usize>, bias: Option<&'a [f32]>) -> Self {
         let stride = out.cols;
         assert!(n > 0 && cols.end <= stride, "columns {cols:?} of {n} rows of {stride}");

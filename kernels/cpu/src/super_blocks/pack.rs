@@ -8,7 +8,7 @@
 //!   minima `[2][width][4]`. Codes are bytes `[32][width][4]`, whose lower halves are the first
 //!   four of eight columns and whose upper halves are the other four.
 //! - `Q5_K`: as `Q4_K`, but each sub-block has `[5][width][4]` bytes. Those of the fifth vector
-//!   have the fifth bits of 32 columns: bit `i` of byte `j` is that of column `4 * i + j`.
+//!   have the fifth bits of 32 columns: bit `i` of byte `j` belongs to column `4 * i + j`.
 //! - `Q6_K`: the header is `scale` (f16) `[width]` and the scales `[16][width]`. Each sub-block has
 //!   `[3][width][4]` bytes: the lower four bits of the codes as for `Q4_K`, and the upper two bits
 //!   of 16 columns, of which columns `4 * i` to `4 * i + 3` are in bits `2 * i` and `2 * i + 1`.

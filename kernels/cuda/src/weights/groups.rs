@@ -108,17 +108,17 @@ impl GroupLayout {
     }
 }
 
-/// Returns the format in which the kernels multiply by the stored numbers of `parts`: exactly, or
-/// for `Q4_K` and `Q5_K` with errors of about those of bfloat16. There is none if the parts are not
-/// stored in such a format, if the kernels lack their groups, if signed bytes have zero points, if
-/// codes of four bits stand for other numbers than signed bytes, or if scales of 4-bit groups have
-/// more than 18 bits of mantissa.
+/// Returns the format in which the kernels multiply by the stored numbers of `parts`. `Q4_K` and
+/// `Q5_K` have errors as large as bfloat16 has, and all other formats are exact. There is none if
+/// the parts are not stored in such a format, if the kernels lack their groups, if signed bytes
+/// have zero points, if codes of four bits stand for other numbers than signed bytes, or if scales
+/// of 4-bit groups have more than 18 bits of mantissa.
 pub(crate) fn stored_format(parts: &[Part]) -> Option<WeightFormat> {
     let format = exact_format(parts)?;
     let part = parts.first()?;
     let layout = GroupLayout::of(format, part.rows.len(), part.cols.len())?;
     let is_exact = |part: &Part| {
-        // The scales of GGUF's blocks are of type f16, and those of codes have a word of their own.
+        // GGUF's blocks have scales of type f16, and the scale of codes has a whole word.
         let Encoding::Integers(integers) = &part.tensor.encoding else { return true };
         let scales = &integers.scales;
         match layout.format {

@@ -82,7 +82,7 @@ fn q5_k_group(scale: f32, min: f32, codes: &mut [u8; GROUP]) -> u32 {
     rounded(scale, FRACTION_BITS) | fraction
 }
 
-/// Returns the bits of a scale, the lowest of which are zeros.
+/// Returns the bits of a scale, rounded so that the lowest `zeros` bits are zeros.
 fn rounded(scale: f32, zeros: u32) -> u32 {
     (scale.to_bits() + (1 << (zeros - 1))) >> zeros << zeros
 }

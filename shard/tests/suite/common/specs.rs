@@ -583,26 +583,22 @@ pub fn encoder(mut spec: DecoderSpec) -> DecoderSpec {
     spec
 }
 
-/// Returns one small Llama whose matrices have 256 columns, as super-blocks need.
-pub fn wide_spec() -> DecoderSpec {
-    let layout = QkvLayout { heads: 4, kv_heads: 2, head_dim: 64 };
-    let layer = LayerSpec::plain(AttentionHeads::plain(layout), 256);
-    DecoderSpec {
-        model_type: "wide".into(),
-        max_positions: POSITIONS,
-        ropes: vec![RopeTable::plain(64)],
-        ..DecoderSpec::plain(32, 256, vec![layer; 2])
-    }
-}
-
 /// Returns one small Llama.
 pub fn fixed_spec() -> DecoderSpec {
-    let layout = QkvLayout { heads: 2, kv_heads: 1, head_dim: 4 };
-    let layer = LayerSpec::plain(AttentionHeads::plain(layout), 12);
+    small_llama(QkvLayout { heads: 2, kv_heads: 1, head_dim: 4 }, 8, 12)
+}
+
+/// Returns one small Llama whose matrices have 256 columns, as super-blocks need.
+pub fn wide_spec() -> DecoderSpec {
+    small_llama(QkvLayout { heads: 4, kv_heads: 2, head_dim: 64 }, 256, 256)
+}
+
+fn small_llama(layout: QkvLayout, hidden: usize, width: usize) -> DecoderSpec {
+    let layer = LayerSpec::plain(AttentionHeads::plain(layout), width);
     DecoderSpec {
         model_type: "fixed".into(),
         max_positions: POSITIONS,
-        ropes: vec![RopeTable::plain(4)],
-        ..DecoderSpec::plain(32, 8, vec![layer; 2])
+        ropes: vec![RopeTable::plain(layout.head_dim)],
+        ..DecoderSpec::plain(32, hidden, vec![layer; 2])
     }
 }
